@@ -1,11 +1,11 @@
-"""LoRA on 100 samples of mixed length beside transformers' Trainer, one pass in batches of ten.
+"""LoRA on samples of mixed length beside transformers' Trainer, one pass.
 
 Same model, adapter (rank, targets, first numbers), optimizer, rate, and in each optimizer step the
-same ten samples, hence the same loss curve: no step's loss may lie further than 0.001 from the
-Trainer's, which is what other orders of sums amount to. The Trainer pads to
-``max_length`` (fixed) or to the longest of a batch (dynamic). Ours packs several samples into a
-row, attends within each sample alone and computes logits only where something is learned.
-``uniform-length`` also changes which samples meet, hence another curve: shown only.
+same samples, hence the same loss curve: no step's loss may lie further than 0.001 from the
+Trainer's, which is what other orders of sums amount to. The Trainer pads to ``max_length`` (fixed)
+or to the longest of a batch (dynamic); with samples sorted by length there is least to pad. Ours
+puts a batch into one row without padding, attends within each sample alone, and computes the logits
+of learned positions together with their loss.
 """
 
 from __future__ import annotations
@@ -14,104 +14,153 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, distances, rates
 from benchmarks.setting import Setting
 
-TITLE = "LoRA on 100 samples of mixed length"
-#: Ours first: name, and what it asks for.
-OURS = {
-    "packing apart, learned logits": {
-        "padding": "packing",
-        "packed_attention": "apart",
-        "logits": "learned",
-    },
-    "packing, learned logits": {"padding": "packing", "logits": "learned"},
-    "dynamic": {"padding": "dynamic"},
-    "uniform-length": {"padding": "uniform-length"},
-}
-MODEL, MAX_LENGTH, BATCH = "tiny-chatglm3", 512, 10
-_DYNAMIC = "Trainer, dynamic padding"
-_FAR = "greatest distance of a step's loss from the Trainer's with dynamic padding"
+TITLE = "LoRA on samples of mixed length"
 ADAPTER = {"rank": 8, "alpha": 16, "targets": "q_proj,k_proj,v_proj", "learning_rate": 2e-4}
+MAX_LENGTH = 512
+_ONE_ROW = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to train; ``asked`` is what ours is told, ``padding`` what the Trainer does."""
+
+    name: str
+    sorted: bool = False  # samples by length, instead of the order of the data
+    asked: Mapping[str, Any] | None = field(default=None, hash=False)
+    padding: str = "dynamic"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One way of ours beside others on the same samples in the same order."""
+
+    model: str
+    samples: int
+    batch: int
+    ours: Way
+    others: Mapping[Way, float | None]  # with the ratio that is wanted
+    same_curve: str  # the name of the other whose losses are to be ours
+
+
+_TRAINER, _SORTED = Way("Trainer, dynamic padding"), Way("Trainer, length-sorted", True)
+_MINE = Way("nightgrid, one row", asked=_ONE_ROW)
+_MINE_SORTED = Way("nightgrid, one row, length-sorted", True, _ONE_ROW)
+COMPARISONS = (
+    Comparison(
+        "tiny-chatglm3",
+        100,
+        10,
+        _MINE,
+        {
+            Way("Trainer, fixed padding", padding="fixed"): 3.0,
+            _TRAINER: 1.3,
+            Way(
+                "nightgrid, packing, learned logits",
+                asked={"padding": "packing", "logits": "learned"},
+            ): None,
+            Way("nightgrid, dynamic", asked={"padding": "dynamic"}): None,
+        },
+        _TRAINER.name,
+    ),
+    Comparison("tiny-chatglm3", 100, 10, _MINE_SORTED, {_SORTED: 2.0}, _SORTED.name),
+    Comparison("smollm2-135m-instruct", 12, 4, _MINE_SORTED, {_SORTED: 2.0}, _SORTED.name),
+)
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
+    lines: list[Line] = []
+    facts: dict[str, Any] = {}
+    for number, comparison in enumerate(COMPARISONS[: 1 if setting.smoke else None]):
+        turns, told = _compare(setting, comparison, setting.scratch / f"samples-{number}")
+        lines += _lines(comparison, turns)
+        facts |= {f"{comparison.model}, {comparison.ours.name}: {k}": v for k, v in told.items()}
+        facts["threads of each"] = sorted({e["threads"] for told in turns.values() for e in told})
+    return lines, facts
+
+
+def _compare(
+    setting: Setting, comparison: Comparison, files: Path
+) -> tuple[Mapping[str, list[dict[str, Any]]], dict[str, Any]]:
+    """Turns of all contenders, and facts of the samples."""
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.samples import encode_samples
 
-    count = 2 * BATCH if setting.smoke else 100
-    source = open_model(MODEL)
-    tokenizer = load_tokenizer(source)
-    examples = load_examples("advertisegen-synthetic")
-    samples = encode_samples(examples, count, tokenizer, source, MAX_LENGTH)
-    file = setting.scratch / "samples.json"
-    file.write_text(json.dumps([{"ids": s.ids, "labels": s.labels} for s in samples]))
+    count = 2 * comparison.batch if setting.smoke else comparison.samples
+    source = open_model(comparison.model)
+    examples = load_examples("advertisegen-synthetic")[:count]
+    encoded = encode_samples(examples, count, load_tokenizer(source), source, MAX_LENGTH)
+    order = list(range(count))
+    if comparison.ours.sorted:
+        order.sort(key=lambda index: (encoded[index].tokens, index))
+    samples = [encoded[index] for index in order]
+    told = [{"ids": sample.ids, "labels": sample.labels} for sample in samples]
+    texts = [{"content": examples[i].content, "summary": examples[i].summary} for i in order]
+    files.with_suffix(".json").write_text(json.dumps(told))
+    files.with_suffix(".jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    others = [_TRAINER] if setting.smoke else [*comparison.others]
     with contextlib.ExitStack() as stack:
-        started = [
-            setting.started(
-                stack,
-                f"Trainer, {padding} padding",
-                setting.peer,
-                "finetune_peer.py",
-                *(source.path, file, padding, MAX_LENGTH, BATCH, json.dumps(ADAPTER)),
+        started = []
+        for each in (*others, comparison.ours):
+            program = "finetune_peer.py" if each.asked is None else "finetune_nightgrid.py"
+            python = setting.peer if each.asked is None else sys.executable
+            asked = ADAPTER | {"max_length": MAX_LENGTH} | dict(each.asked or {})
+            arguments = (
+                (source.path, files.with_suffix(".json"), each.padding, MAX_LENGTH)
+                if each.asked is None
+                else (comparison.model, files.with_suffix(".jsonl"), count)
             )
-            for padding in (("dynamic",) if setting.smoke else ("fixed", "dynamic"))
-        ]
-        started += [
-            setting.started(
-                stack,
-                f"nightgrid, {name}",
-                sys.executable,
-                "finetune_nightgrid.py",
-                *(MODEL, "advertisegen-synthetic", count, BATCH),
-                json.dumps(ADAPTER | {"max_length": MAX_LENGTH} | asked),
+            given = ADAPTER if each.asked is None else asked
+            started.append(
+                setting.started(
+                    stack,
+                    each.name,
+                    python,
+                    program,
+                    *(*arguments, comparison.batch, json.dumps(given)),
+                )
             )
-            for name, asked in list(OURS.items())[: 1 if setting.smoke else None]
-        ]
         turns = setting.turns_of(started, warm_ups=1)
-    return _lines(turns), {
-        "threads of each": sorted({each["threads"] for told in turns.values() for each in told}),
-        "model": MODEL,
+    return turns, {
         "samples": count,
-        "tokens": sum(len(sample.ids) for sample in samples),
-        "longest sample": max(len(sample.ids) for sample in samples),
-        _FAR: {
-            name: max(distances(found, turns[_DYNAMIC]))
-            for name, found in turns.items()
-            if name not in (_DYNAMIC, "nightgrid, uniform-length")
-        },
+        "tokens": sum(sample.tokens for sample in samples),
+        "longest sample": max(sample.tokens for sample in samples),
+        "learned tokens": sum(sample.learned_tokens for sample in samples),
     }
 
 
-def _lines(turns: Mapping[str, list[dict[str, Any]]]) -> list[Line]:
-    ours = turns[f"nightgrid, {next(iter(OURS))}"]
-    goals = {
-        "Trainer, fixed padding": Goal(kind="at least", value=3.0),
-        _DYNAMIC: Goal(kind="at least", value=1.3),
-    }
+def _lines(comparison: Comparison, turns: Mapping[str, list[dict[str, Any]]]) -> list[Line]:
+    name = comparison.ours.name
+    ours, where = turns[name], f"{comparison.model}, {name.removeprefix('nightgrid, ')}"
     lines = [
         Line(
-            what=f"samples/s, {next(iter(OURS))}",
-            against=name,
+            what=f"samples/s, {where}",
+            against=other.name,
             unit="samples/s",
             ours=rates(ours),
-            theirs=rates(theirs),
-            goal=goals.get(name, Goal()),
-            cpu_ratio=cpu_ratio(ours, theirs),
-            note=f"{ours[0]['positions']:,} positions beside {theirs[0]['positions']:,}",
+            theirs=rates(turns[other.name]),
+            goal=Goal() if wanted is None else Goal(kind="at least", value=wanted),
+            cpu_ratio=cpu_ratio(ours, turns[other.name]),
+            note=f"{ours[0]['positions']:,} positions beside {turns[other.name][0]['positions']:,}",
         )
-        for name, theirs in turns.items()
-        if theirs is not ours
+        for other, wanted in comparison.others.items()
+        if other.name in turns
     ]
+    if comparison.same_curve not in turns:
+        return lines
     far = Line(
-        what=f"{_FAR}, {next(iter(OURS))}",
+        what=f"greatest distance of a step's loss from that of {comparison.same_curve}, {where}",
         against="",
         unit="",
-        ours=distances(ours, turns[_DYNAMIC]),
+        ours=distances(ours, turns[comparison.same_curve]),
         goal=Goal(kind="at most", value=1e-3),
         note=f"losses from {ours[0]['losses'][0]:.4f} to {ours[0]['losses'][-1]:.4f}",
     )

@@ -38,6 +38,7 @@ class Problem:
     path: str  # e.g. "experiments[0].axes.precision"
     message: str  # what is wrong, with the value
     hint: str = ""  # what would be right
+    steps: tuple[str | int, ...] = ()  # the path's keys and places; none where it has no path
 
     def __str__(self) -> str:
         where = self.file

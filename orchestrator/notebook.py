@@ -103,7 +103,8 @@ class Grid(GridValue):
             emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
             name: of the run that would go on; None: the grid's.
             overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
-        results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+            results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else
+                ``./results``.
             retry_failed: also run what failed earlier.
             force: run everything, measured already or not.
 
@@ -118,12 +119,13 @@ class Grid(GridValue):
 
         options = RunOptions(
             results=Path(results) if results is not None else default_results_dir(),
+            results_named=results is not None,
             name=name,
             emulate=emulate,
             retry_failed=retry_failed,
             force=force,
         )
-        return _as(ShownPlan, plan_grid(self, options))
+        return _as(ShownPlan, plan_grid(self, options)[0])
 
 
 def run(
@@ -136,6 +138,7 @@ def run(
     overrides: Sequence[str] = (),
     results: str | os.PathLike[str] | None = None,
     results_address: str = "",
+    log_to: Sequence[str] = (),
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     force: bool = False,
@@ -162,8 +165,9 @@ def run(
         in_process: one job at a time in this very process, without Ray.
         name: of the run, which resumes one of that name; None: the grid's.
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
-        results: directory of runs; None: NIGHTGRID_RESULTS, else ``./results``.
+        results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else ``./results``.
         results_address: a bucket to which a copy goes, ``s3://BUCKET/PREFIX``.
+        log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
@@ -193,6 +197,8 @@ def run(
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
         results_address=results_address or default_address(),
+        results_named=results is not None or bool(results_address),
+        log_to=tuple(log_to),
         name=name,
         overrides=tuple(overrides),
         emulate=emulate,

@@ -42,8 +42,8 @@ class DatasetParameters(WorkloadParameters):
     revision: str = setting(
         "",
         role="work",
-        description="Branch, tag or commit of a dataset of the Hugging Face hub. Left out: the "
-        "newest.",
+        description="Branch, tag or commit of a dataset of the Hugging Face hub; a job has the "
+        "commit that it means when the job is planned. Left out: the newest.",
     )
 
     subset: str = setting(

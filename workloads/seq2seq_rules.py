@@ -13,7 +13,10 @@ _OVERFLOWING = frozenset({"t5", "mt5", "umt5", "longt5"})
 #: Values of techniques for which samples have to be one row of tokens.
 _OF_ONE_ROW = {
     ("padding", "packing"): "packs a source and its target into no row",
-    ("logits", "learned"): "computes the logits of all positions of a target, and learns them all",
+    **dict.fromkeys(
+        [("logits", "learned"), ("logits", "chunked")],
+        "computes the logits of all positions of a target, and learns them all",
+    ),
     ("batching", "continuous"): "generates in static batches",
 }
 

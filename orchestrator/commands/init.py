@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.host import output
 
 if TYPE_CHECKING:
+    from orchestrator.errors import Problem
     from workloads.devices import DeviceSpec
 
 EPILOG = """\
@@ -22,7 +22,6 @@ examples:
 
 #: The work that most first grids ask for, where the model allows it.
 _USUAL = "text-generation"
-_PRECISION = re.compile(r"\.precision\[(\d+)\]$")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,11 +83,10 @@ def run(args: argparse.Namespace) -> int:
             parse_grid(text.encode(), str(args.file))
             break
         except GridError as error:  # some precisions are nothing for this workload
-            refused = {_PRECISION.search(problem.path) for problem in error.problems}
-            if None in refused or len(refused) == len(precisions):
+            refused = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
+            if not all(map(_of_a_precision, error.problems)) or len(refused) == len(precisions):
                 raise
-            places = {int(found[1]) for found in refused if found is not None}
-            precisions = [each for place, each in enumerate(precisions) if place not in places]
+            precisions = [each for place, each in enumerate(precisions) if place not in refused]
     try:
         with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -103,6 +101,11 @@ def run(args: argparse.Namespace) -> int:
     output.say(f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}")
     output.say(f"next: nightgrid plan {args.file}")
     return 0
+
+
+def _of_a_precision(problem: Problem) -> bool:
+    """Tell if a problem is one of a single value of the axis of precisions."""
+    return problem.steps[-2:-1] == ("precision",) and isinstance(problem.steps[-1], int)
 
 
 def _fitting(model: str) -> Sequence[str]:

@@ -12,19 +12,21 @@ from orchestrator.results.directory import default_address, default_results_dir,
 
 
 def add_results_argument(
-    parser: argparse.ArgumentParser, what: str = "where runs lie", *, addresses: bool = False
+    parser: argparse.ArgumentParser, what: str = "where runs lie", *, of_a_grid: bool = False
 ) -> None:
-    """``--results DIR``: ``what`` lies there. Addresses are taken as ``ResultsOption`` says."""
+    """``--results DIR``: ``what`` lies there. ``of_a_grid``: a grid may name others, and addresses
+    are taken as ``ResultsOption`` says."""
+    first = "the grid's `results:`, else " if of_a_grid else ""
     parser.add_argument(
         "--results",
         metavar="DIR",
         default=default_results_dir(),
-        help=f"{what} (default: $NIGHTGRID_RESULTS, else ./results)"
-        + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if addresses else ""),
-        **({"action": ResultsOption} if addresses else {"type": Path}),
+        help=f"{what} (default: {first}$NIGHTGRID_RESULTS, else ./results)"
+        + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if of_a_grid else ""),
+        **({"action": ResultsOption} if of_a_grid else {"type": Path}),
     )
-    if addresses:
-        parser.set_defaults(results_address=default_address())
+    if of_a_grid:
+        parser.set_defaults(results_address=default_address(), results_named=False)
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +50,7 @@ def results_here(args: argparse.Namespace) -> Path:
 
 class ResultsOption(argparse.Action):
     """``--results DIR``, or an address of an object store: then ``results_address`` has that, and
-    ``results`` the directory of the results themselves."""
+    ``results`` the directory of the results themselves. Either is named, whatever the grid says."""
 
     def __call__(
         self,
@@ -60,6 +62,7 @@ class ResultsOption(argparse.Action):
         text = str(values)
         namespace.results = default_results_dir() if is_address(text) else Path(text)
         namespace.results_address = text if is_address(text) else ""
+        namespace.results_named = True
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from orchestrator.grid.shipped import found
 from orchestrator.host import output
 
 if TYPE_CHECKING:
+    from orchestrator.domain.history import PastRow
     from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.plan import Plan
 
@@ -42,7 +43,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         metavar="SPEC",
         help="emulated nodes: 2x8 is two nodes of eight cards; also 2x8:GPU or 1x8:HPU,1x2:CPU",
     )
-    add_results_argument(parser, "where runs keep their rows", addresses=True)
+    add_results_argument(parser, "where runs keep their rows", of_a_grid=True)
     parser.add_argument(
         "--run",
         metavar="NAME",
@@ -83,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
-    """The plan for the command line's grid, nodes and results.
+def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
+    """The plan for the command line's grid, nodes and results, and the earlier rows of its run.
 
     Raises:
         GridError: the grid is refused.
@@ -96,6 +97,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
     options = RunOptions(
         results=args.results,
+        results_named=args.results_named,
         name=args.run_name,
         overrides=tuple(args.overrides),
         emulate=args.emulate,
@@ -128,8 +130,8 @@ def _in_a_short_life() -> Iterator[None]:
 @_in_a_short_life()
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    plan = plan_of(args)
-    lines, found = _until(args, plan)
+    plan, history = plan_of(args)
+    lines, found = _until(args, plan, history)
     if args.json:
         from orchestrator.watching.plan_text import plan_json
 
@@ -144,17 +146,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _until(args: argparse.Namespace, plan: Plan) -> tuple[list[str], Forecast | None]:
+def _until(
+    args: argparse.Namespace, plan: Plan, history: list[PastRow]
+) -> tuple[list[str], Forecast | None]:
     """Consequences of a deadline for a run that starts now."""
     at = ends_at(args)
     if at is None:
         return [], None
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.grid.reader import load_grid
-    from orchestrator.runtime.grid_plan import earlier_rows, forecast_of
+    from orchestrator.runtime.grid_plan import forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
-    history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
     found = forecast_of(plan, history, deadline)
     return list(deadline_lines(deadline, found)), found

@@ -59,8 +59,9 @@ The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second
 every job still gets its row. A third ends at once.
 A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
 once the head answers, and goes on with the run; --no-restart: it is not.
-Where results go: --results, else $NIGHTGRID_RESULTS, else ./results; inside a Ray job, whose
-working directory is thrown away, ~/nightgrid-results on the node that drives the run. With
+Where results go: --results, else the grid's `results:`, else $NIGHTGRID_RESULTS, else ./results;
+inside a Ray job, whose working directory is thrown away, ~/nightgrid-results on the node that
+drives the run. With
 --results s3://BUCKET/PREFIX (or gs://…) they go there as well, and a copy follows to the bucket.
 """
 
@@ -210,11 +211,16 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     from orchestrator.errors import GridError
     from orchestrator.runtime.grid_plan import grid_of
+    from orchestrator.runtime.options import with_results_of
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
     source, options = _asked(args, charge)
     grid = grid_of(source, options)
+    there = options.results
+    options = replace(with_results_of(grid, options), results_named=True)
+    if args.grid is None:  # a run is gone on with where it lies, whatever its grid names
+        options = replace(options, results=there)
     try:
         outcome, page, document = _measure_and_report(
             grid, options, as_json=args.json, verbose=args.verbose
@@ -252,6 +258,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
     options = RunOptions(
         results=args.results,
         results_address=args.results_address,
+        results_named=args.results_named,
         log_to=tuple(args.log_to),
         name=args.run_name,
         overrides=tuple(args.overrides),

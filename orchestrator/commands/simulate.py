@@ -61,14 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.grid.reader import load_grid
     from orchestrator.planning.planner import estimator_for
-    from orchestrator.runtime.grid_plan import earlier_rows
     from orchestrator.scheduling.schedule import ScheduleSettings
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
-    plan = plan_of(args)
-    history = earlier_rows(args.results, args.run_name or load_grid(args.grid).name)
+    plan, history = plan_of(args)
     estimates = estimator_for(history, plan.nodes)
     settings = SimulationSettings(
         seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)

@@ -19,6 +19,7 @@ from orchestrator.commands.options import (
 )
 from orchestrator.grid.shipped import found
 from orchestrator.host import output
+from orchestrator.results.directory import is_address
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.submission import Submission
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results",
         metavar="DIR",
         help="where rows go, on the node that drives the run "
-        "(default: NIGHTGRID_RESULTS, else ~/nightgrid-results there)",
+        "(default: the grid's `results:`, else NIGHTGRID_RESULTS, else ~/nightgrid-results there)",
     )
     parser.add_argument(
         "--run", dest="run_name", metavar="NAME", help="of one grid (default: its own name)"
@@ -96,11 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
     from orchestrator.on_ray.submission import JobServer
-    from orchestrator.watching.notify import concealed, is_address
+    from orchestrator.watching.notify import concealed
+    from orchestrator.watching.notify import is_address as is_hook_address
 
     if len(args.grids) > 1 and (args.run_name or args.submission_id):
         args.refuse("--run and --submission-id name one run; send grids one by one to name each")
-    if any(map(is_address, args.notify)):
+    if any(map(is_hook_address, args.notify)):
         output.say_aside(
             "note: whoever may list the cluster's jobs can read the address after --notify; "
             "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
@@ -140,17 +142,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submission(args: argparse.Namespace, path: Path) -> Submission:
+    from orchestrator.errors import SubmitError
     from orchestrator.grid.reader import load_grid
     from orchestrator.on_ray.submission import Submission, new_submission_id
 
     grid = load_grid(path, overrides=args.overrides)
+    if not args.results and grid.results and not _lasts(grid.results):
+        raise SubmitError(
+            f"{path}: `results: {grid.results}` lies in the directory of a Ray job, which is "
+            "thrown away with the job: write an absolute path or an address, or give --results"
+        )
     name = args.run_name or grid.name
     submission = Submission(
         grid=path,
         working_dir=args.working_dir,
         run=name,
         submission_id=args.submission_id or new_submission_id(name),
-        results=args.results,
+        results=args.results or grid.results or None,
         arguments=(
             *(f"--set={text}" for text in args.overrides),
             *args.handed_on,
@@ -163,6 +171,10 @@ def _submission(args: argparse.Namespace, path: Path) -> Submission:
     )
     _ = submission.entrypoint  # refused if the grid is outside of what is uploaded
     return submission
+
+
+def _lasts(results: str) -> bool:
+    return is_address(results) or results.startswith(("/", "~"))
 
 
 def deadline_words(args: argparse.Namespace) -> list[str]:

@@ -39,7 +39,8 @@ class JobFields(Settings):
         always_in_id=True,
         min_length=1,
         description=f"An embedded model ({', '.join(MODELS)}), a directory that transformers or "
-        "diffusers loads, a Hugging Face Hub id, or random:chatglm3-6b (random:DIR): a known shape "
+        "diffusers loads, an id of the Hugging Face hub (org/name, org/name@REVISION: a job has "
+        "the commit that it means), or random:chatglm3-6b (random:DIR): a known shape "
         "with random weights, made on the card, before anything is downloaded.",
     )
     dataset: str = setting(

@@ -25,6 +25,8 @@ Labelled: TypeAlias = "Job | Measurement | Named"
 MOST_NAMED = 3
 #: Digits of a job's id where no setting tells two jobs apart.
 ID_DIGITS = 6
+#: Of a model's commit, all of which its rows have.
+COMMIT_LENGTH, COMMIT_DIGITS = 40, 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,11 @@ def _names(jobs: Sequence[Labelled]) -> _Names:
 
 
 def _last(value: str) -> str:
-    """The last part of a path; any other name as it is."""
+    """The last part of a path, and a model of a hub with the first digits of its commit; any other
+    name as it is."""
+    name, at, commit = value.partition("@")
+    if len(commit) == COMMIT_LENGTH:
+        return name + at + commit[:COMMIT_DIGITS]
     path = value.startswith(("/", "./", "../", "~/"))
     return os.path.basename(os.path.normpath(value)) if path else value
 

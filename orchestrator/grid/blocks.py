@@ -94,6 +94,11 @@ class GridFile(BaseModel):
         description="Also the name of its run: letters, digits, '.', '_' and '-', at most 64.",
     )
     description: str = Field(default="", description="For readers of the report.")
+    results: str = Field(
+        default="",
+        description="Where runs keep their rows: a directory, such as one that all servers share, "
+        "or s3://BUCKET/PREFIX or gs://… for a copy there. --results wins.",
+    )
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Settings of every experiment that does not say other."
     )

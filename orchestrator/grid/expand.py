@@ -14,10 +14,12 @@ from orchestrator.grid.fields import FIELD_NAMES, Vocabulary, shown
 from orchestrator.grid.strict_yaml import Document
 from orchestrator.planning.engine_choice import has_a_choice
 from orchestrator.planning.needs import things
+from workloads.errors import WorkloadError
 
 _accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
-_FIXED = _FIELDS - {"engine"}  # an engine decides which settings a job has
+#: An engine decides which settings a job has, and a dataset what a revision means.
+_FIXED = _FIELDS - {"engine", "dataset"}
 
 
 class Expander:
@@ -29,6 +31,7 @@ class Expander:
         self.problems: list[Problem] = []
         self.repeated: dict[tuple[str, str], int] = {}  # (experiment, first experiment) -> jobs
         self._parameters: dict[tuple[object, ...], Parameters] = {}
+        self._revisions: dict[tuple[str, str], str] = {}  # of datasets: as written, and pinned
 
     def expand(self, experiments: Sequence[Experiment]) -> tuple[Job, ...]:
         """The jobs of all experiments in file order, each once."""
@@ -91,7 +94,8 @@ class Expander:
                 key = (*values, *map(type, values))
                 parameters = known.get(key)
                 if parameters is None:
-                    parameters = known[key] = self._workload_parameters(experiment, settings)
+                    parameters = self._workload_parameters(experiment, settings)
+                    parameters = known[key] = self._pinned(experiment, settings, parameters)
                 yield _job(experiment, settings, parameters)
 
     def _products(
@@ -137,6 +141,26 @@ class Expander:
                 self._complain(experiment, (), fault.message, "")
             made = self._parameters[key] = tuple(sorted(validated.items()))
         return made
+
+    def _pinned(
+        self, experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters
+    ) -> Parameters:
+        """The parameters with the commit of a dataset of the hub in the place of its revision."""
+        pin, dataset, given = self.vocabulary.pin_revision, settings["dataset"], dict(parameters)
+        if pin is None or "revision" not in given:
+            return parameters
+        pair = (str(dataset), str(given["revision"]))
+        if pair not in self._revisions:
+            try:
+                self._revisions[pair] = pin(*pair)
+            except WorkloadError as error:
+                self._revisions[pair] = pair[1]
+                path = experiment.origins.get(("dataset", dataset), experiment.path)
+                hint = "a `revision:` that is a commit is not looked up"
+                self._complain(experiment, path, f"dataset {error}", hint)
+        if self._revisions[pair] == pair[1]:
+            return parameters
+        return tuple(sorted((given | {"revision": self._revisions[pair]}).items()))
 
 
 def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:

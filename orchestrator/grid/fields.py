@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
+from workloads.errors import WorkloadError
 from workloads.settings import declarations
 
 FIELD_NAMES = tuple(JobFields.model_fields)
@@ -39,6 +40,7 @@ class Vocabulary:
     ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
     ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
     None leaves names unchecked, for a machine that is not the one where the grid will run.
+    ``pin_model`` gives a model's name its commit, ``pin_revision`` that of a dataset's revision.
     """
 
     workloads: Mapping[str, Any]
@@ -48,6 +50,8 @@ class Vocabulary:
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
     find_calibration: Callable[[str], object] | None = None
+    pin_model: Callable[[str], str] | None = None
+    pin_revision: Callable[[str, str], str] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -61,6 +65,7 @@ class Vocabulary:
         if not check_data:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
         from workloads.data.catalog import find_dataset
+        from workloads.hub_revisions import pinned_model, pinned_revision
         from workloads.models.catalog import find_model
         from workloads.onnx_graphs.calibrations import find_calibration
         from workloads.training.adapters import find_adapter
@@ -73,6 +78,8 @@ class Vocabulary:
             find_dataset=find_dataset,
             find_adapter=find_adapter,
             find_calibration=find_calibration,
+            pin_model=pinned_model,
+            pin_revision=pinned_revision,
         )
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
@@ -131,6 +138,11 @@ class Vocabulary:
                     return _validated(model, name, value)
             return value, None
         _, fault = _validated(JobFields, name, value)
+        if fault is None and name == "model" and self.pin_model is not None:
+            try:
+                value = self.pin_model(str(value))
+            except WorkloadError as error:
+                return value, Fault(str(error))
         return value, fault or self._unknown_name(workload, name, value)
 
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
@@ -158,8 +170,6 @@ class Vocabulary:
         find = {"model": model, "dataset": self.find_dataset}.get(name)
         if find is None:
             return None
-        from workloads.errors import WorkloadError
-
         try:
             find(str(value))
         except WorkloadError as error:

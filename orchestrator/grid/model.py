@@ -27,6 +27,7 @@ class Grid:
 
     name: str
     description: str = ""
+    results: str = ""  # a directory or the address of an object store; "": none is named
     planned: tuple[Job, ...]  # each once, in the order of the file
     open_engines: frozenset[str] = frozenset()  # experiments that name none: the plan chooses
     notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice

@@ -112,6 +112,7 @@ class GridReader:
         grid = Grid(
             name=top.get("name", ""),
             description=top.get("description", ""),
+            results=top.get("results", ""),
             planned=planned,
             open_engines=frozenset(e.name for e in experiments if not e.engine_named),
             notes=(*self.old_names, *expander.notes()),

@@ -65,6 +65,7 @@ class Document:
             path=path_text(path),
             message=message,
             hint=hint,
+            steps=path,
         )
 
 

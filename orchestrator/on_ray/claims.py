@@ -2,7 +2,8 @@
 
 A node counts as joined when Ray has given its cards to our agent and the agent's process server
 listens. It has left when Ray says so, or when its agent or server died: then every worker on it is
-gone too, and if the node itself lives, it is claimed anew.
+gone too, and if the node itself lives, it is claimed anew. Of a node that others had cards of, the
+rest is claimed once it is free, as a node of its own with the same name: no gang spans the two.
 
 All that needs Ray's control store is asked beside the loop (``control_store.py``). While it is
 silent no node is found and none is declared dead, the nodes that are ours work on, and no patience
@@ -83,6 +84,12 @@ class Claim:
     def joined(self) -> bool:
         """Return whether its cards can be used."""
         return self.opened_channel is not None
+
+    @property
+    def ray_id(self) -> str:
+        """Id of the node in Ray; further cards of a node that were claimed later are a node of
+        their own here, with an id of its own."""
+        return str(self.ray_node["NodeID"])
 
     @property
     def agent(self) -> Any:
@@ -208,8 +215,8 @@ class Claims:
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
         self.held.keep(ray_nodes)
-        for node_id, claim in list(self.by_node.items()):
-            if node_id not in ray_nodes:
+        for claim in list(self.by_node.values()):
+            if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
@@ -229,9 +236,9 @@ class Claims:
         for node in wanted:
             if not self.held.in_turn and node.node_id not in self.by_node:
                 self.held.add(node, taken=False)
-            elif node.node_id not in self.by_node and self._retry_at.get(node.node_id, 0) <= now:
+            elif (new := self._new_claim_on(node)) and self._retry_at.get(new.node_id, 0) <= now:
                 cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
-                self._claim(node, ray_nodes[node.node_id], cards_here)
+                self._claim(new, ray_nodes[node.node_id], cards_here)
         self.held.say()
         if self.joined() or self.held:
             self._empty_since = now
@@ -239,6 +246,20 @@ class Claims:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
+
+    def _new_claim_on(self, node: Node) -> Node | None:
+        """The node to claim: this one, or, where only some of its cards are ours, a node of the
+        others, which whoever had them may have given back; None where there is nothing to claim."""
+        ours = [claim for claim in self.by_node.values() if claim.ray_id == node.node_id]
+        if node.node_id not in self.by_node:
+            return node
+        if not self.held.in_turn:
+            return None
+        have = sum(len(claim.node.card_indices) for claim in ours)
+        if not node.accelerator.spec.ray_indices or have >= len(node.card_indices):
+            return None  # or one is being claimed, which counts with all cards
+        ids = (f"{node.node_id}+{number}" for number in range(1, len(node.card_indices)))
+        return replace(node, node_id=next(name for name in ids if name not in self.by_node))
 
     def _mind_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
@@ -293,7 +314,8 @@ class Claims:
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, serve), lambda value: self._opened(claim, value)
+            lambda: start_agent(self._run, node, claim.ray_id, serve),
+            lambda value: self._opened(claim, value),
         )
 
     def _opened(self, claim: Claim, value: Any) -> None:
@@ -306,9 +328,10 @@ class Claims:
         elif value is None:
             if current:
                 del self.by_node[node.node_id]
-                self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self.held.add(node, taken=True)
                 self._retry_at[node.node_id] = self._clock() + RETRY_S
+                if node.node_id == claim.ray_id:
+                    self._trouble = f"{node.name} has no free {node.accelerator} card"
+                    self.held.add(node, taken=True)
         else:
             claim.opened = value
             if current:
@@ -333,7 +356,8 @@ class Claims:
             except ValueError as error:
                 self._failed(claim, "cannot read which cards are ours", error)
                 return
-            claim.node = node_of(claim.ray_node, node.name, node.accelerator, indices)
+            there = node_of(claim.ray_node, node.name, node.accelerator, indices)
+            claim.node = replace(there, node_id=node.node_id)
         claim.found = value
         self.held.remove(node.node_id)
         claim.opened_channel = AgentChannel(

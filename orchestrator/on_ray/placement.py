@@ -24,17 +24,18 @@ class Opened:
     serve: Any
 
 
-def start_agent(run: str, node: Node, serve: Sequence[Any]) -> Opened | None:
-    """Claim a node's free cards, and start the agent that holds them; None if none is free."""
+def start_agent(run: str, node: Node, ray_id: str, serve: Sequence[Any]) -> Opened | None:
+    """Claim a node's free cards, and start the agent that holds them; None if none is free.
+    ``ray_id`` is the node's id in Ray."""
     from ray.util import placement_group
 
-    bundle = _free_bundle(node)
+    bundle = _free_bundle(node, ray_id)
     if not bundle:
         return None
     group = placement_group(
         [bundle],
         strategy="STRICT_PACK",
-        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
+        bundle_label_selector=[{"ray.io/node-id": ray_id}],
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = f"{run} agent of {node.name} {time.monotonic_ns()}"
@@ -78,12 +79,12 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
     return agent.options(**options).remote()
 
 
-def _free_bundle(node: Node) -> dict[str, float]:
+def _free_bundle(node: Node, ray_id: str) -> dict[str, float]:
     """The cards of the node that Ray has free; empty when there are none."""
     from ray._private.state import available_resources_per_node
 
     spec = node.accelerator.spec
-    free = int(available_resources_per_node().get(node.node_id, {}).get(spec.ray_resource, 0))
+    free = int(available_resources_per_node().get(ray_id, {}).get(spec.ray_resource, 0))
     if not spec.ray_indices and free < len(node.card_indices):
         return {}
     return {spec.ray_resource: free} if free else {}

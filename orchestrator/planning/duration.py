@@ -36,6 +36,14 @@ class Startup:
     kind: str = PRIVATE  # a Ray of its own; else the cluster's, or none
     earlier_s: tuple[float, ...] = ()  # of earlier runs that came to their cards in the same way
     processors: int = 1  # on which emulated cards take turns
+    load: float = 0.0  # programs that compute on these processors now
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which one more program takes longer there than alone, while the load stays. The
+        load counts programs of a lower priority, too, and those that wait for a disk: so its root.
+        """
+        return sqrt(max(1.0, (self.load + 1) / self.processors))
 
     def span(self, cards: int) -> Span:
         """Range of the time to the first job, on so many cards."""
@@ -58,9 +66,17 @@ def duration(
     planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, startup: Startup
 ) -> Span:
     """Range of the seconds that these jobs take on these nodes, from the command to the last
-    row."""
+    row. What computes on this host is slowed down by what does so already, which rows of it tell
+    themselves; it may be over soon, so the shortest time stays."""
     working = work(planned, nodes, estimator, startup.processors)
-    return working if working == NOTHING else startup.span(_cards(nodes)) + working
+    if working == NOTHING:
+        return NOTHING
+    slow = (1.0, startup.slowdown, startup.slowdown)
+    start = startup.span(_cards(nodes))
+    if not startup.earlier_s:  # which were taken under loads of their own
+        start = start.times(*slow)
+    here = any(node.emulated or node.accelerator.spec.host for node in nodes)
+    return start + (working.times(*slow) if here and not estimator.knows_rows else working)
 
 
 def work(

@@ -62,7 +62,7 @@ def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
     flags = [f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged]
     why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
     told = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
-    return (f"{told} ({units.listed(flags)}), as in: {why}.",)
+    return (f"{told} ({units.listed(flags)}), as in: {why}. --force measures again.",)
 
 
 def _nothing_measured(summary: Summary) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
 
 
 def spread_between_runs(run: Path) -> Spread:
-    """By how much the runs of a results directory differ in the speed of the cards of this one;
+    """Spread of the speed of this run's cards over the runs of its results directory;
     none where too few have passports of them."""
     now = read_passports(run)
     cards = {each.card for each in now}

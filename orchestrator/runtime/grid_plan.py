@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.errors import ClusterError
-from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.options import RunOptions, with_results_of
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
@@ -35,9 +35,11 @@ MOST_STARTS = 10
 _RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
 
 
-def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Plan:
-    """Plan a grid as ``run_grid`` would: on the nodes of the cluster at ``options.address``, else
-    on those of ``planned_nodes``.
+def plan_grid(
+    source: Grid | str | os.PathLike[str], options: RunOptions
+) -> tuple[Plan, list[PastRow]]:
+    """Plan a grid as ``run_grid`` would, on the nodes of the cluster at ``options.address``, else
+    on those of ``planned_nodes``; and the earlier rows of its run.
 
     Raises:
         GridError: the grid is refused.
@@ -56,14 +58,17 @@ def plan_grid(source: Grid | str | os.PathLike[str], options: RunOptions) -> Pla
         there = nodes_at(options.address)
         nodes_for = lambda accelerators: there  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for)
-    return make_plan(
+    options = with_results_of(grid, options)
+    history = earlier_rows(options.results, options.name or grid.name)
+    plan = make_plan(
         grid,
         nodes_for(grid.accelerators()),
-        earlier_rows(options.results, options.name or grid.name),
+        history,
         retry_failed=options.retry_failed,
         force=options.force,
         startup=startup_of(options),
     )
+    return plan, history
 
 
 def startup_of(options: RunOptions) -> Startup:
@@ -82,6 +87,7 @@ def startup_of(options: RunOptions) -> Startup:
         kind=kind,
         earlier_s=_earlier_starts(options.results, kind),
         processors=len(usable_cores()),
+        load=0.0 if kind == duration.CLUSTER else os.getloadavg()[0],
     )
 
 

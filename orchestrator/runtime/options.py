@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results import paths
-from orchestrator.results.directory import default_results_dir
+from orchestrator.results.directory import default_results_dir, is_address
 from workloads import files
 
 if TYPE_CHECKING:
+    from orchestrator.grid.model import Grid
     from orchestrator.runtime.supervised import Charge
 
 #: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
@@ -27,6 +28,7 @@ class RunOptions:
 
     results: Path = field(default_factory=default_results_dir)
     results_address: str = ""  # of an object store, to which a copy goes
+    results_named: bool = False  # by whoever asks for the run; else a grid may name others
     log_to: tuple[str, ...] = ()  # trackers that get every row: NAME or NAME=DESTINATION
     name: str | None = None  # of the run; None: the grid's
     overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
@@ -46,6 +48,15 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
+
+
+def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
+    """``options`` with the results that the grid names, unless whoever asks for the run did."""
+    if options.results_named or not grid.results:
+        return options
+    if is_address(grid.results):
+        return replace(options, results_address=grid.results)
+    return replace(options, results=Path(grid.results).expanduser(), results_address="")
 
 
 def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> str:

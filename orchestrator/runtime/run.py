@@ -27,7 +27,13 @@ from orchestrator.runtime.earlier import (
 )
 from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, startup_of
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
-from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
+from orchestrator.runtime.options import (
+    RunOptions,
+    kept_options,
+    seed_of,
+    with_cards_of,
+    with_results_of,
+)
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -86,6 +92,7 @@ def run_grid(
     from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
+    options = with_results_of(grid, options)
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
@@ -158,8 +165,10 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
     """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
     from orchestrator.errors import GridError, Problem
+    from workloads.models.hub import split
 
-    models = sorted({job.model for job in grid.jobs()}) if named else []
+    known = {job.model for job in grid.jobs()} if named else set()
+    models = sorted(known | {split(model)[0] for model in known})
     problems = [
         Problem(
             file=grid.file,

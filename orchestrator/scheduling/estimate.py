@@ -151,6 +151,11 @@ class Estimator:
                 estimator._learn(row.job_id, row, row.batch_size, load_s, run_s)
         return estimator
 
+    @property
+    def knows_rows(self) -> bool:
+        """Return whether it has learnt from any row."""
+        return bool(self._runs)
+
     def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
         """A job of the grid has been measured as ``job``, whose batch size is known by now."""
         size = job.batch_size if isinstance(job.batch_size, int) else None

@@ -77,6 +77,23 @@ def test_a_grid_becomes_rows_a_table_and_a_page(nightgrid: Callable[..., tuple[i
     assert json.loads((run / "status.json").read_text())["counts"] == {"SUCCEEDED": 2}
 
 
+def test_a_grid_names_its_results_and_the_command_line_wins(
+    nightgrid: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory in the grid is where rows go, where the plan looks for them, and where the run is
+    gone on with; ``--results`` names another."""
+    grid = f"results: shared/nights\n{GRID}"
+    code, _ = nightgrid(grid)
+    assert code == 0 and len(rows(results="shared/nights")) == 2 and not Path("results").exists()
+    plan = ["plan", str(tmp_path / "grid.yaml"), "--emulate", "1x1"]
+    assert main(plan) == 0 and "0 run, 2 reuse" in capsys.readouterr().out
+    assert main([*plan, "--results", "elsewhere"]) == 0
+    assert "2 run, 0 reuse" in capsys.readouterr().out
+    Path("shared").rename("moved")
+    assert main(["run", "--resume", "--results", "moved/nights", "--in-process"]) == 0
+    assert "0 run, 2 reuse" in capsys.readouterr().out and not Path("shared").exists()
+
+
 def test_the_second_run_measures_nothing(nightgrid: Callable[..., tuple[int, str]]) -> None:
     """No row is added, nothing is started, and the exit code is that of the run as it stands."""
     nightgrid(GRID)

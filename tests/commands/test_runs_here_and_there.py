@@ -219,3 +219,8 @@ def test_several_grids_are_sent_in_their_order(
         main(["submit", "a.yaml", "b.yaml", "--run", "c", *THERE])
     with pytest.raises(SystemExit):
         main(["submit", "a.yaml", "a.yaml", *THERE])
+    (tmp_path / "a.yaml").write_text("results: /shared\n" + GRID.format(name="a"))
+    say("submit", "a.yaml", *THERE)
+    assert SENT[-1].metadata["results"] == "/shared" and "--results /shared" in SENT[-1].entrypoint
+    (tmp_path / "a.yaml").write_text("results: nights\n" + GRID.format(name="a"))
+    assert "thrown away with the job" in say("submit", "a.yaml", *THERE, code=5)

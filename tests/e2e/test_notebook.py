@@ -72,9 +72,10 @@ def test_what_is_offered_is_there() -> None:
 
 def test_run_offers_what_the_command_offers() -> None:
     """Every field of ``RunOptions`` is an argument of ``run``, so that none is forgotten, but for
-    those that only the command has: its supervisor, and how its deadline was given."""
+    those that only the command has: its supervisor, and how its deadline and results were
+    given."""
     arguments = set(inspect.signature(run).parameters) - {"grid"}
-    only_the_command = {"charge", "budget"}
+    only_the_command = {"charge", "budget", "results_named"}
     assert arguments | only_the_command == {field.name for field in fields(RunOptions)}
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from orchestrator import __version__
 from orchestrator.domain.failure import Failure
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
@@ -15,14 +18,16 @@ from orchestrator.on_ray.claims import (
     AGENT_PATIENCE_S,
     BEREFT_PATIENCE_S,
     ORPHANED_AGENT_PATIENCE_S,
+    RETRY_S,
     SILENCE_PATIENCE_S,
     Claim,
     Claims,
 )
-from orchestrator.on_ray.control_store import ControlStore
+from orchestrator.on_ray.control_store import ControlStore, RayNode
 from orchestrator.on_ray.placement import Opened
 from orchestrator.scheduling.run_queue import Standing, Ticket
 from orchestrator.scheduling.schedule import ScheduleSettings
+from orchestrator.worker.host_facts import HostFacts
 
 HPU_1 = {
     "NodeID": "id-1",
@@ -143,10 +148,24 @@ def case() -> Case:
     return Case()
 
 
-def claimed(case: Case) -> Claim:
+def facts(cards: tuple[str, ...]) -> HostFacts:
+    """Facts of an agent that has these cards."""
+    return HostFacts(
+        hostname="host",
+        address="127.0.0.3",
+        cores=2,
+        threads=1,
+        version=__version__,
+        server="socket",
+        log_dir="logs",
+        cards=cards,
+    )
+
+
+def claimed(case: Case, node: RayNode = HPU_1) -> Claim:
     """The claim on a node that the store has told of."""
     case.claims.poll()
-    case.store.answer({"id-1": HPU_1})
+    case.store.answer({"id-1": node})
     (claim,) = case.claims.by_node.values()
     return claim
 
@@ -351,6 +370,39 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
             about_nodes = case.store.asked[0][0].__name__ == "nodes"
             case.store.answer(nodes if about_nodes else None)
     assert case.held == [("hpu-1",), ()] and case.claims.held.waits_for == ""
+
+
+def test_cards_of_a_node_that_others_give_back_are_claimed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three cards two were free; the third is asked for every few seconds and becomes a node of
+    its own, which goes with Ray's node."""
+    case = Case()
+    real = HPU_1 | {"Resources": {"HPU": 3.0}}
+    first = claimed(case, real)
+    first.node = replace(first.node, card_indices=(0, 2))
+    first.opened_channel = Channel(case.clock)  # type: ignore[assignment]
+    case.store.asked.clear()
+
+    def look() -> None:
+        case.pass_s(RETRY_S + 1, silent=False)
+        case.store.answer({"id-1": real})
+
+    look()
+    case.store.answer(None)  # it is not free yet
+    assert case.claims.by_node == {"id-1": first} and not case.claims.held
+    look()
+    assert list(case.claims.by_node) == ["id-1", "id-1+1"]
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    monkeypatch.setattr(claims, "AgentChannel", lambda *_, **__: Channel(case.clock))
+    case.store.answer(Opened(group=None, agent=MagicMock(), serve=facts(cards=("1",))))
+    later = case.claims.by_node["id-1+1"]
+    assert later.joined and later.node.card_indices == (1,) and later.node.name == "hpu-1"
+    look()
+    assert len(case.claims.joined()) == 2 and not case.store.asked  # all three are ours
+    case.pass_s(2, silent=False)
+    case.store.answer({})
+    assert case.claims.by_node == {} and len(case.left) == 2
 
 
 def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

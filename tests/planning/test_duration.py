@@ -104,6 +104,20 @@ def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> N
     assert whole.middle_s == 40.0 + work(jobs, [REAL], Estimator(), 1).middle_s
 
 
+def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> None:
+    """Seven programs on two processors: twice the time for an eighth, unless they end; of the work
+    on real cards, which are not theirs, only the start."""
+    jobs, quiet, busy = planned(job("x")), Startup(processors=2), Startup(processors=2, load=7.0)
+    emulated = [node(cards=1, emulated=True)]
+    alone, beside = (duration(jobs, emulated, Estimator(), each) for each in (quiet, busy))
+    assert beside == alone.times(1, 2, 2)
+    known = knowing(past(job("x"), 20.0))  # on the same host
+    alone, beside = (duration(jobs, emulated, known, each) for each in (quiet, busy))
+    assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
+    alone, beside = (duration(jobs, [REAL], Estimator(), each) for each in (quiet, busy))
+    assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
+
+
 def test_a_plan_that_runs_nothing_takes_no_time() -> None:
     """No Ray is started for it either."""
     jobs = [replace(each, action=Action.REUSE) for each in planned(job("x"))]

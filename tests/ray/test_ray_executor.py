@@ -391,10 +391,11 @@ def test_a_worker_can_be_stopped_while_it_starts(bench: Bench) -> None:
     assert len(ends) == 1
 
 
-def test_a_card_of_another_packages_device_registers_and_works(
+def test_a_node_of_another_packages_device_joins_works_and_takes_everything_along(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """Its node tells Ray of its own resource and of no other; an attempt on one card succeeds."""
+    """It joins late and tells Ray of its own resource and of no other; an attempt on one card
+    succeeds. When the node is killed, the next one is LOST, its worker stopped, the node left."""
     with outside_device.installed(tmp_path):
         kind = Accelerator("XPU")
         bench.cluster.add(emulated_node("xpu-1", kind, (0, 1), 2))
@@ -407,27 +408,17 @@ def test_a_card_of_another_packages_device_registers_and_works(
         assert worker.info.visible_cards == "1"
         outcome = bench.ended(bench.run((node.cards[1],), [worker], "ok")).outcome
         assert outcome.state is State.SUCCEEDED
-        bench.stop(worker)
+        attempt_id = bench.run((node.cards[1],), [worker], "sleep:600")
+        bench.wait_for_phase(worker.worker_id, "measure")
         bench.cluster.remove("xpu-1")
+        outcome = bench.ended(attempt_id, timeout_s=60).outcome
+        assert outcome.state is State.LOST and outcome.failure is not None
+        assert outcome.failure.failure_class is FailureClass.NODE_LOST
+        stopped = bench.stopped(worker.worker_id, timeout_s=60)
+        assert stopped.failure is not None
+        assert stopped.failure.failure_class is FailureClass.NODE_LOST
         bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id, 60)
-
-
-def test_a_node_that_goes_away_takes_everything_along(bench: Bench) -> None:
-    """A node joins late, works, and is killed: attempt LOST, worker stopped, node left."""
-    bench.cluster.add(emulated_node("hpu-9", Accelerator.HPU, (0, 1), 2))
-    node = bench.node("hpu-9")
-    (worker,) = bench.start(node.cards[0])
-    attempt_id = bench.run((node.cards[0],), [worker], "sleep:600")
-    bench.wait_for_phase(worker.worker_id, "measure")
-    bench.cluster.remove("hpu-9")
-    outcome = bench.ended(attempt_id, timeout_s=60).outcome
-    assert outcome.state is State.LOST and outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.NODE_LOST
-    stopped = bench.stopped(worker.worker_id, timeout_s=60)
-    assert stopped.failure is not None
-    assert stopped.failure.failure_class is FailureClass.NODE_LOST
-    bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id, timeout_s=60)
-    assert gone_soon(worker.info.pid)
+        assert gone_soon(worker.info.pid)
     # the rest of the cluster works on
     card = bench.node("cpu-1").cards[0]
     workers = bench.start(card)

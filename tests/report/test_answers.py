@@ -98,10 +98,12 @@ def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
     (told,) = answers(summary)
     assert told == (
         "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 disturbed), as in: it waited "
-        "for a processor for 76% of its timed part; the most is 5%."
+        "for a processor for 76% of its timed part; the most is 5%. --force measures again."
     )
     for text in (printed(summary), to_markdown(summary)):
         assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text
+    page = render(summary, [*rows, failed])
+    assert page.index('id="tables"') < page.index('id="flagged"') < page.index('id="causes"')
 
 
 def test_versions_and_cards_are_printed_when_asked_for() -> None:

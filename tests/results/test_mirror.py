@@ -133,12 +133,13 @@ def test_a_run_with_an_address_has_rows_and_page_in_both_places(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`nightgrid run --results s3://…`: here first, where results go without it."""
+    """`nightgrid run` of a grid with ``results: s3://…``: here first, where results go without
+    it."""
     tiny_workload.register(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
-    (tmp_path / "grid.yaml").write_text(NOTEBOOK_GRID)
-    assert main(["run", "grid.yaml", "--in-process", "--results", address, "--quiet"]) == 0
+    (tmp_path / "grid.yaml").write_text(f'results: "{address}"\n{NOTEBOOK_GRID}')
+    assert main(["run", "grid.yaml", "--in-process", "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "copied to s3://nights/" in printed and "endpoint" not in printed
     [here] = (tmp_path / "results").iterdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import MODEL, losses, request, train, trained
+from finetuning_cases import MODEL, losses, parameters, request, train, trained
 from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Result
@@ -59,6 +59,32 @@ def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
     assert result.parameter_count == lora.parameter_count
     assert lora.parameter_count is not None and result.weight_bytes is not None
     assert result.weight_bytes < 0.8 * 2 * lora.parameter_count
+
+
+def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
+    """Embeddings, norms and output layer stay in the job's 16 bits, and only the adapter learns:
+    QLoRA's weights take less memory than LoRA's."""
+    import torch
+
+    from workloads.devices import device_for
+    from workloads.finetuning_method import method_for
+    from workloads.models.loading import load_causal_model, open_model
+    from workloads.training import methods
+    from workloads.weights import stored_bytes
+
+    held = {}
+    for name in ("lora", "qlora"):
+        model = load_causal_model(
+            open_model("tiny-chatglm3"),
+            **methods.loading_arguments(name, "bf16", device_for("cpu")),
+        )
+        method = method_for(parameters(method=name), probe=False)
+        model = methods.apply(model, method, "bf16", "cpu").model
+        wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
+        assert wide == {n for n, p in model.named_parameters() if p.requires_grad}
+        assert wide and all("lora_" in n for n in wide)
+        held[name] = sum(stored_bytes(parameter) for parameter in model.parameters())
+    assert held["qlora"] < 0.8 * held["lora"]
 
 
 @pytest.mark.parametrize("method", ["qat", "qat-lora"])

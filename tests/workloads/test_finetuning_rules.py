@@ -55,6 +55,8 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
             "another attention",
         ),
         ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
+        ({"logits": "chunked", "autocast": "bf16"}, "logits", "outside of autocast"),
+        ({"logits": "chunked", "method": "qat-lora"}, "logits", "which QAT converts whole"),
     ],
 )
 def test_a_contradiction_is_wrong_on_every_device(

@@ -146,6 +146,8 @@ def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> N
     assert not list(text_refusals(asked(f"random:{shape}", input_tokens=224)))
     [refusal] = text_refusals(asked(f"random:{shape}", input_tokens=225))
     assert refusal.setting == "input_tokens" and "257 tokens" in refusal.reason
+    [refusal] = text_refusals(asked("tiny-chatglm3", input_tokens=9000))  # that of no files yet
+    assert "8,192 positions" in refusal.reason
     [refusal] = text_refusals(asked(str(shape)))
     assert refusal.reason.endswith("has no tokenizer") and "tokenizer.json" in refusal.hint
     config = config_of("chatglm3-6b") | {"max_position_embeddings": 256}

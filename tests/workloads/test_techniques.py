@@ -42,7 +42,7 @@ def full() -> Result:
         {"padding": "packing", "gradient_accumulation": 2},
         {"optimizer": "adamw-fused"},
         {"logits": "learned"},
-        {"padding": "packing", "packed_attention": "apart"},
+        {"logits": "chunked", "padding": "packing", "packed_attention": "apart"},
         {"logits": "learned", "padding": "packing", "gradient_accumulation": 2},
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),
@@ -71,8 +71,9 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     fixed, packed = (trained(learning_rate=1e-2, padding=how) for how in ("fixed", "packing"))
     assert all(s.computed_tokens == 4 * 160 for s in fixed.samples)
     assert computed(packed) <= computed(baseline) < computed(fixed)
-    wide = trained(padding="packing", max_length=1024)
-    assert all(s.computed_tokens == s.input_tokens for s in wide.samples)
+    apart = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
+    flat = trained(learning_rate=1e-2, **apart)
+    assert all(s.computed_tokens == s.input_tokens for s in flat.samples)
 
 
 @pytest.mark.slow
@@ -242,6 +243,39 @@ def test_packing_keeps_every_sample_whole(samples: list[TrainingSample], capacit
     assert all(set(labels) == {NOT_LEARNED} for _, labels in filling)
     real = sorted(part for part in found if part not in filling)
     assert real == sorted((list(s.ids), s.labels) for s in samples)
+
+
+@settings(deadline=None)
+@given(
+    learned=st.lists(st.booleans(), min_size=2, max_size=300),
+    scale=st.floats(0.1, 1e4),
+    biased=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_the_loss_in_chunks_is_that_of_all_logits(
+    learned: list[bool], scale: float, biased: bool, seed: int
+) -> None:
+    """And so are its gradients, of states, of the last layer and of its bias, whatever part of the
+    positions is learned and whatever is done with the loss."""
+    import torch
+
+    from workloads.training.chunked_loss import ChunkedLoss
+    from workloads.training.losses import next_token_loss
+
+    torch.manual_seed(seed)
+    head = torch.nn.Linear(6, 11, bias=biased)
+    states = torch.randn(1, len(learned), 6, requires_grad=True)
+    labels = torch.randint(11, (1, len(learned))).where(torch.tensor(learned), NOT_LEARNED)
+    inputs = [states, *head.parameters()]
+    whole = next_token_loss(head(states), labels)
+    chunked = ChunkedLoss(head)(states, labels)
+    torch.testing.assert_close(chunked, whole)
+    for one, other in zip(
+        torch.autograd.grad(chunked * scale, inputs),
+        torch.autograd.grad(whole * scale, inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
 
 
 @settings(deadline=None)

@@ -251,7 +251,7 @@ class Generator:
         return read
 
     def _read_layers(self, state: Slots, prompts: Prompts) -> torch.Tensor:
-        """Output of the last layer for these prompts; their keys and values are in the slots."""
+        """Output of the last layer for these prompts; their keys and values go to the slots."""
         decoder, rows = self.decoder, prompts.rows
         hidden = decoder.embedding[prompts.ids]
         cos, sin = (table[: prompts.longest, None] for table in (decoder.cos, decoder.sin))

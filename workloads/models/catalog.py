@@ -1,8 +1,8 @@
 """Catalog of models: names resolved without loading anything, and without torch.
 
 A name is an embedded model's, a directory of a checkpoint (ChatGLM3 in either of its layouts), or a
-hub id (``org/name``). Planning asks for every name of a grid, so an answer takes milliseconds and
-a hub that cannot be reached costs a couple of seconds once, never a hang.
+hub id (``org/name``, ``org/name@REVISION``). Planning asks for every name of a grid, so an answer
+takes milliseconds and a hub that cannot be reached costs a couple of seconds once, never a hang.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MADE: dict[str, str] = {
     TINY_DIFFUSION: "workloads.models.tiny_stable_diffusion",
 }
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from workloads.models.checkpoint_kind import PIPELINE_INDEX
 
 DEADLINE_S = 4.0
 _TRUE = {"1", "true", "yes", "on"}
-_NO_CONFIG = "has no such model (or it has no config.json)"
+NO_CONFIG = "has no such model (or it has no config.json)"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+#: How the reasons begin why a hub said nothing at all.
+UNREACHED = ("cannot be reached", "did not answer")
 
 
 def offline() -> bool:
@@ -43,14 +47,29 @@ def cache_directory() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+def endpoint() -> str:
+    """The address of the hub."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def split(model_id: str) -> tuple[str, str]:
+    """The repository and the revision of ``org/name@revision``; "" where it names none."""
+    repository, _, revision = model_id.partition("@")
+    return repository, revision
+
+
 def cached_snapshot(model_id: str) -> Path | None:
-    """The complete snapshot of a model in the local cache, or None."""
-    folder = cache_directory() / f"models--{model_id.replace('/', '--')}"
-    main = folder / "refs" / "main"
+    """The complete snapshot of a model in the local cache, that of its revision if it names one; or
+    None."""
+    repository, revision = split(model_id)
+    folder = cache_directory() / f"models--{repository.replace('/', '--')}"
     names = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        names = [files.read_text(main, limit_bytes=4096).strip()]
-    names += sorted(p.name for p in (folder / "snapshots").glob("*") if p.name not in names)
+        names = [files.read_text(folder / "refs" / (revision or "main"), limit_bytes=4096).strip()]
+    if revision:
+        names.append(revision)
+    else:
+        names += sorted(p.name for p in (folder / "snapshots").glob("*") if p.name not in names)
     for name in names:
         snapshot = folder / "snapshots" / name
         try:
@@ -87,14 +106,17 @@ def fetch_config(model_id: str) -> dict[str, Any]:
         raise DataMissing(
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
         )
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    at, token = f"{endpoint}/{model_id}/resolve/main", os.environ.get("HF_TOKEN")
+    repository, revision = split(model_id)
+    at, token = (
+        f"{endpoint()}/{repository}/resolve/{revision or 'main'}",
+        os.environ.get("HF_TOKEN"),
+    )
     outcome = configuration_at(f"{at}/config.json", token)
-    if outcome == _NO_CONFIG:
+    if outcome == NO_CONFIG:
         pipeline = configuration_at(f"{at}/{PIPELINE_INDEX}", token)
         outcome = outcome if isinstance(pipeline, str) else pipeline
     if isinstance(outcome, str):
-        raise DataMissing(f"{model_id} is not in the local cache, and {endpoint} {outcome}")
+        raise DataMissing(f"{model_id} is not in the local cache, and {endpoint()} {outcome}")
     _fetched[model_id] = outcome
     return outcome
 
@@ -140,7 +162,7 @@ def _meaning(code: int) -> str:
     if code in (401, 403):
         return f"answers {code}: no such model, or it needs access (set HF_TOKEN)"
     if code == 404:
-        return _NO_CONFIG
+        return NO_CONFIG
     return f"answers with HTTP {code}"
 
 
@@ -157,13 +179,16 @@ def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) 
     if with_code:
         patterns.append("*.py")
     try:
+        repository, revision = split(model_id)
+        which: dict[str, Any] = {"revision": revision or None, "cache_dir": cache_directory()}
         if pipeline:
             from diffusers import DiffusionPipeline
 
-            return Path(DiffusionPipeline.download(model_id))
-        path = snapshot_download(model_id, allow_patterns=patterns)
+            return Path(DiffusionPipeline.download(repository, **which))
+        which |= {"endpoint": endpoint()}
+        path = snapshot_download(repository, allow_patterns=patterns, **which)
         if not any(Path(path).glob("*.safetensors")):
-            path = snapshot_download(model_id, allow_patterns=["*.bin"])
+            path = snapshot_download(repository, allow_patterns=["*.bin"], **which)
     except Exception as error:  # the client has no one base class over all of 0.36 to 1.x
         raise DataMissing(f"{model_id} cannot be fetched from the hub: {error}") from error
     return Path(path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
-from workloads.models.catalog import find_model
+from workloads.models.catalog import MADE, ModelEntry, find_model
 from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.models.hub import fetched_config
 from workloads.refusal import Asked, Refusal
 
 
@@ -25,15 +28,27 @@ def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
 
 
 def text_refusals(asked: Asked) -> Iterator[Refusal]:
-    """Objections to a job over texts; none where the model's files are not here yet."""
+    """Objections to a job over texts; where the model's files are not here yet, by its config
+    alone, or none."""
     try:
         entry = find_model(asked.model, weights=False)
-        directory = Path(entry.location)
-        if entry.checkpoint.pipeline or not os.path.isfile(directory / "config.json"):
+        if entry.checkpoint.pipeline:
             return
-        config = read_config(directory)
+        directory = Path(entry.location)
+        if os.path.isfile(directory / "config.json"):
+            yield from _file_refusals(asked, entry, directory)
+            config = read_config(directory)
+        elif entry.name in MADE:
+            config = importlib.import_module(MADE[entry.name]).config()
+        else:
+            config = fetched_config(entry.name) or {}
     except (WorkloadError, OSError):
         return  # whoever looks for the model says so
+    yield from _position_refusals(asked, entry, config)
+
+
+def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
+    """Objections by the files of a model."""
     parameters = asked.parameters
     if not has_tokenizer(directory) and not parameters.get("tokenizer"):
         if entry.kind != "random":
@@ -65,6 +80,13 @@ def text_refusals(asked: Asked) -> Iterator[Refusal]:
                 hint="name the model as it was before `nightgrid protect`, or another engine",
                 unsupported=True,
             )
+
+
+def _position_refusals(
+    asked: Asked, entry: ModelEntry, config: Mapping[str, Any]
+) -> Iterator[Refusal]:
+    """More tokens than the model has positions."""
+    parameters = asked.parameters
     positions = config.get("max_position_embeddings") or config.get("seq_length")
     wanted = (parameters.get("input_tokens") or 0) + (parameters.get("output_tokens") or 0)
     if isinstance(positions, int) and wanted > positions and not entry.checkpoint.encoder_decoder:

@@ -13,14 +13,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from workloads.errors import BadConfiguration
+from workloads.models import hub
 
 #: Names of models that may run their own code, separated like the directories of PATH.
 VARIABLE = "NIGHTGRID_REMOTE_CODE"
 
 
 def allowed(model: str) -> bool:
-    """Tell if the model of this name, as the job writes it, may run its own code here."""
-    return model in os.environ.get(VARIABLE, "").split(os.pathsep)
+    """Tell if the model of this name, as the job writes it, may run its own code here. A repository
+    of the hub that is named stands for the commit that the plan found, too."""
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    repository, revision = hub.split(model)
+    pinned = hub.COMMIT.fullmatch(revision) and not os.path.exists(model)
+    return model in named or bool(pinned and repository in named)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ A task may have further ones:
 Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
 
     positions      (labels) -> the positions whose logits the loss needs
-    pack           (samples, SampleFormat) -> Inputs of several samples a row
+    pack           (samples, SampleFormat, one_row=False) -> Inputs of several samples a row
     check_packing  (model, device); raises if packed samples meet in this model
 """
 

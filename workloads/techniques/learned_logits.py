@@ -3,7 +3,8 @@
 The last layer of a language model is one product with the whole vocabulary, for every position,
 and the loss makes several passes over what comes out. Yet a prompt's tokens are not learned, and
 padding is not. With *learned* only the positions go through the last layer at which some sample of
-the micro-batch has something to learn; the loss is the same sum.
+the micro-batch has something to learn; the loss is the same sum. With *chunked* those of a hundred
+positions at a time, whose part of the loss and of the gradients is computed before the next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from workloads.errors import Unsupported
+from workloads.parallel.layout import tensor_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -26,12 +28,13 @@ class LearnedLogits(Technique):
     order: ClassVar[int] = 100
     needs: ClassVar[tuple[str, ...]] = ("positions",)
 
-    logits: Literal["all", "learned"] = setting(
+    logits: Literal["all", "learned", "chunked"] = setting(
         "all",
         role="choice",
         always_in_id=True,
         description="Positions that go through the model's last layer: all, or those at which a "
-        "sample of the micro-batch has something to learn. Shapes then change from step to step.",
+        "sample of the micro-batch has something to learn. Shapes then change from step to step. "
+        "chunked: each learned position alone, some at a time together with their loss.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
@@ -49,11 +52,41 @@ class LearnedLogits(Technique):
                 reason="with torch_compile every new number of positions would be compiled",
                 hint="write logits: all, or torch_compile: false",
             )
+        if self.logits == "chunked":
+            yield from self._chunked_refusals(asked)
+
+    def _chunked_refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if asked.parameters.get("autocast", "none") != "none":
+            yield Refusal(
+                setting="logits",
+                reason="chunked computes the last layer in the precision of its weights, outside "
+                "of autocast",
+                hint="write logits: learned, or autocast: none",
+            )
+        if str(asked.parameters.get("method", "")).startswith("qat"):
+            yield Refusal(
+                setting="logits",
+                reason="chunked leaves the last layer out of the model, which QAT converts whole",
+                hint="write logits: learned",
+            )
+        divided = str(asked.parameters.get("strategy") or "").startswith(("zero", "tensor"))
+        if asked.cards > 1 and (divided or tensor_size(asked.parameters, asked.cards) > 1):
+            yield Refusal(
+                setting="logits",
+                reason="chunked reads the whole last layer, of which each card has a part here",
+                hint="write strategy: ddp, or logits: learned",
+                unsupported=True,
+            )
 
     def on_model(self, training: Training) -> None:
         if self.logits == "all":
             return
         inner = _innermost(training.model)
+        if self.logits == "chunked":
+            from workloads.training.chunked_loss import without_last_layer
+
+            training.loss = without_last_layer(inner, training.device.torch_device)
+            return
         if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
             raise Unsupported(
                 f"logits learned: {type(inner).__name__} always computes the logits of all "

@@ -49,7 +49,8 @@ class Padding(Technique):
         role="choice",
         always_in_id=True,
         description="For packing: masked computes attention over whole rows under a mask, apart "
-        "over each packed sample by itself, in as many calls as there are samples.",
+        "over each packed sample by itself, in as many calls as there are samples; these then lie "
+        "in one row, however long, so that nothing is padded.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
@@ -69,7 +70,8 @@ class Padding(Technique):
             data.collate = lambda samples: collate(samples, data.form, fixed=True)
         elif self.padding == "packing":
             pack = data.task.function("pack")
-            data.collate = lambda samples: pack(samples, data.form)
+            one_row = self.packed_attention == "apart"
+            data.collate = lambda samples: pack(samples, data.form, one_row=one_row)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 

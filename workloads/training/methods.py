@@ -87,10 +87,9 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
     names = _layer_names(model)
     detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
     if method == "qlora":
-        from peft import prepare_model_for_kbit_training
-
-        # Norms, embeddings and output layer become fp32; checkpointing is a technique of its own.
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        # All stays as loaded. peft's prepare_model_for_kbit_training would turn embeddings and
+        # output layer to fp32, with which QLoRA takes more memory than LoRA.
+        model.requires_grad_(False)
     if method.startswith("qat"):
         _fake_quantize(model)
         detail += f", rounded to int4 in groups of {QAT_GROUP} under int8 activations"

@@ -63,9 +63,13 @@ def collate(samples: Sequence[TrainingSample], form: SampleFormat, fixed: bool =
     return padded(samples, form.pad_token_id, form.max_length if fixed else None)
 
 
-def pack(samples: Sequence[TrainingSample], form: SampleFormat) -> Inputs:
-    """Several samples a row, of at most ``max_length``."""
-    return packed(samples, form.pad_token_id, form.max_length)
+def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool = False) -> Inputs:
+    """Several samples a row, of at most ``max_length``; or all in ``one_row``, which pads nothing.
+
+    How long that is matters to nobody who attends to each sample by itself: places start again.
+    """
+    length = sum(len(sample.ids) for sample in samples) if one_row else form.max_length
+    return packed(samples, form.pad_token_id, length)
 
 
 def padded(

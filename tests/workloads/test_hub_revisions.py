@@ -1,0 +1,146 @@
+"""Names of the hub, brought to commits: in plan, identity and cache, with and without a hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_hub import LocalHub, local_hub
+
+from orchestrator.domain.job import Job
+from orchestrator.domain.labels import labels_of
+from orchestrator.errors import GridError
+from orchestrator.grid.reader import load_grid
+from workloads.data.catalog import Reading, load_dataset
+from workloads.errors import DataMissing
+from workloads.hub_revisions import commit_of, pinned_model
+from workloads.models import hub as client
+from workloads.models.loading import open_model
+from workloads.models.remote_code import allowed, permitted
+
+GRID = """\
+name: hub
+experiments:
+  - name: one
+    workload: finetuning
+    accelerator: CPU
+    model: {model}
+    dataset: {dataset}
+    axes: {{batch_size: [1, 2]}}
+"""
+
+
+def model_files(size: int) -> dict[str, bytes]:
+    """A model's files that are never loaded."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": bytes(size)}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """A hub on loopback with an empty cache here."""
+    import huggingface_hub.constants as constants
+
+    with local_hub() as started:
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", started.url)
+        template = started.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("HF_ENDPOINT", started.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        client.configuration_at.cache_clear()
+        yield started
+
+
+def planned(tmp_path: Path, model: str, dataset: str = "advertisegen-synthetic") -> list[Job]:
+    """The jobs of a grid with this model and data."""
+    file = tmp_path / "grid.yaml"
+    file.write_text(GRID.format(model=model, dataset=dataset))
+    client.configuration_at.cache_clear()  # as in a process of its own
+    return list(load_grid(file).jobs())
+
+
+def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """The commit is in the model's name, in the job's identity and, shortened, in its label; when
+    the branch has moved, the jobs are others, and what was planned loads what was planned."""
+    first = hub.commit("models", "org/tiny", model_files(8))
+    jobs = planned(tmp_path, "org/tiny")
+    assert {job.model for job in jobs} == {f"org/tiny@{first}"}
+    for same in (f"org/tiny@{first}", "org/tiny@main"):
+        assert [job.job_id for job in planned(tmp_path, same)] == [job.job_id for job in jobs]
+    second = hub.commit("models", "org/tiny", model_files(16))
+    moved = planned(tmp_path, "org/tiny")
+    assert {job.model for job in moved} == {f"org/tiny@{second}"}
+    assert {job.job_id for job in moved}.isdisjoint(job.job_id for job in jobs)
+    labels = {str(label) for label in labels_of([jobs[0], moved[0]]).values()}
+    assert labels == {f"org/tiny@{first[:7]}", f"org/tiny@{second[:7]}"}
+    source = open_model(jobs[0].model)
+    assert Path(source.path).name == first
+    assert (Path(source.path) / "model.safetensors").stat().st_size == 8
+    with permitted(["org/tiny"]):
+        assert allowed(jobs[0].model) and not allowed("org/other")
+
+
+def test_without_a_hub_the_cache_tells_the_commit(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the hub is not to be asked, or cannot be reached; a model that is not there is named
+    with the place that was looked in."""
+    commit = hub.commit("models", "org/tiny", model_files(8))
+    open_model(pinned_model("org/tiny"))
+    asked = len(hub.asked)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert pinned_model("org/tiny") == pinned_model(f"org/tiny@{commit}") == f"org/tiny@{commit}"
+    assert {job.model for job in planned(tmp_path, "org/tiny")} == {f"org/tiny@{commit}"}
+    for missing in ("org/other", "org/tiny@v2"):
+        with pytest.raises(DataMissing, match=rf"{missing} is not in the local cache .*OFFLINE"):
+            pinned_model(missing)
+    assert len(hub.asked) == asked
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    client.configuration_at.cache_clear()
+    assert pinned_model("org/tiny") == f"org/tiny@{commit}"
+    with pytest.raises(DataMissing, match=r"not in the local cache .* cannot be reached"):
+        pinned_model("org/other")
+
+
+def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """At its line, for a model and for a dataset."""
+    hub.commit("models", "org/tiny", model_files(8))
+    with pytest.raises(GridError, match=r"org/tiny@v9: .*has no model of this name and revision"):
+        planned(tmp_path, "org/tiny@v9")
+    with pytest.raises(
+        GridError, match=r"dataset org/none: .*has no dataset of this name"
+    ) as found:
+        planned(tmp_path, "org/tiny", "org/none")
+    assert [problem.line for problem in found.value.problems] == [7]
+
+
+def test_a_dataset_of_the_hub_is_read_at_its_commit(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its revision in the job is a commit, and what is read is what that commit has, though the
+    branch has moved; with a split."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    hub.commit("models", "org/tiny", model_files(8))
+    lines = [json.dumps({"instruction": f"{n}?", "output": "one"}) for n in range(4)]
+    first = hub.commit("datasets", "org/asked", {"train.jsonl": "\n".join(lines).encode()})
+    jobs = planned(tmp_path, "org/tiny", "org/asked")
+    assert {dict(job.parameters)["revision"] for job in jobs} == {first}
+    assert commit_of("datasets", "org/asked", first) == first
+    hub.commit("datasets", "org/asked", {"train.jsonl": lines[0].encode()})
+    assert dict(planned(tmp_path, "org/tiny", "org/asked")[0].parameters)["revision"] != first
+    read = load_dataset("org/asked", Reading(split="train[1:]", revision=first))
+    assert [example.content for example in read.examples] == ["1?", "2?", "3?"]

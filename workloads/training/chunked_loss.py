@@ -1,0 +1,124 @@
+"""Cross entropy of next tokens, from the states below the last layer, in chunks of positions.
+
+Logits of all learned positions are the largest tensor of a step, and the loss makes several of that
+size. Here a chunk's logits become its part of the loss and of the gradients at once, so that only
+one chunk's exist, and stay in a processor's cache while they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from workloads.errors import Unsupported
+from workloads.training.samples import NOT_LEARNED
+
+#: Positions of a chunk; a product with so many rows is as fast as one with all of them.
+CHUNK = 128
+
+
+class _Summed(torch.autograd.Function):
+    """The summed cross entropy of states [positions, width] under a last layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute loss and gradients, which ``backward`` only has to scale."""
+        wanted = ctx.needs_input_grad[:3]
+        inputs = (states, weight, bias)
+        # In float32: a loss scale comes later, and 16 bits would have lost what it is to save.
+        gradients = [
+            torch.zeros_like(one, dtype=torch.float32) if one is not None and asked else None
+            for one, asked in zip(inputs, wanted, strict=True)
+        ]
+        of_states, of_weight, of_bias = gradients
+        summed = torch.zeros((), dtype=torch.float32, device=states.device)
+        for start in range(0, len(states), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            logits = linear(states[chunk], weight, bias).float()
+            target = targets[chunk, None]
+            largest, of_target = logits.amax(1, keepdim=True), logits.gather(1, target)
+            exponentials = logits.sub_(largest).exp_()
+            normalizer = exponentials.sum(1, keepdim=True)
+            summed += (normalizer.log() + largest - of_target).sum()
+            if not any(wanted):
+                continue
+            probabilities = exponentials.div_(normalizer)
+            minus_one = torch.full_like(normalizer, -1.0)
+            difference = probabilities.scatter_add_(1, target, minus_one).to(weight.dtype)
+            if of_states is not None:
+                of_states[chunk] = difference @ weight
+            if of_weight is not None:
+                of_weight += difference.T @ states[chunk]
+            if of_bias is not None:
+                of_bias += difference.sum(0)
+        ctx.dtypes = [None if one is None else one.dtype for one in inputs]
+        ctx.gradients = gradients
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale what ``forward`` has found."""
+        scaled = [
+            None if one is None else (one * outer[0]).to(dtype)
+            for one, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None)
+
+
+def without_last_layer(model: Any, device: str) -> ChunkedLoss:
+    """Leave the last layer out of a model's forward pass; the loss that takes what is below it.
+
+    Raises:
+        Unsupported: the last layer is not a plain product, or its logits are changed afterwards.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or type(head.weight) is not torch.nn.Parameter:
+        kind = type(head).__name__
+        raise Unsupported(f"logits chunked: the last layer is no plain product, but a {kind}")
+    ids = torch.tensor([[3, 4, 5, 6]], device=device)
+    was_training = model.training
+    model.eval()  # dropout would make a difference of its own
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+        head.forward = torch.nn.Identity().forward  # type: ignore[method-assign]
+        states = model(input_ids=ids, use_cache=False).logits
+    model.train(was_training)
+    if not torch.equal(linear(states, head.weight, head.bias), logits):
+        del head.forward
+        raise Unsupported(
+            f"logits chunked: {type(model).__name__} changes the logits that its last layer "
+            "gives; write logits: learned"
+        )
+    return ChunkedLoss(head)
+
+
+class ChunkedLoss:
+    """The loss of states that a last layer would make logits of."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        self._head = head
+
+    def __call__(
+        self, states: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Cross entropy of each next token, summed over the labelled ones.
+
+        Args:
+            states: [rows, positions, width], where others get logits.
+            labels: [rows, positions], not shifted.
+            kept: not used; the states are of all positions.
+        """
+        targets = labels[:, 1:]
+        learned = targets != NOT_LEARNED
+        found: torch.Tensor = _Summed.apply(
+            states[:, :-1][learned], self._head.weight, self._head.bias, targets[learned]
+        )
+        return found
