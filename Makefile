@@ -35,7 +35,7 @@ $(VENV)/.installed-real: $(PINS)
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed-test: $(PINS)
-	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,real,report,deepspeed,dev --with-real-model
+	$(PYTHON) tools/install.py --venv $(VENV) --extras quant,onnx,real,report,deepspeed,dev --with-real-model
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-real
 
 demo: $(VENV)/.installed-demo
@@ -72,6 +72,7 @@ rehearsal-night: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/ray/test_ray_submission.py \
 		-k "next_submission or busy_cluster"
+	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/workloads/onnx_graphs
 
 rehearsal-inputs: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/hostile/hostile.py --inputs 10000 --output rehearsal/inputs

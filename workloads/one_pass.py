@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.data.catalog import Dataset
-from workloads.engines.base import Generated, GenerationEngine
+from workloads.engines.base import Generated, GenerationEngine, figures_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def result_of(
         random_weights=engine.random_weights,
         synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
-        metrics=metrics or {},
+        metrics={**figures_of(engine), **(metrics or {})},
         details={**engine.details, **details},
     )
 

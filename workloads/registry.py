@@ -152,7 +152,16 @@ def metrics_of(workload: str) -> Mapping[str, Metric]:
     """The declarations of all figures that rows of a workload may have, by name; empty for a
     workload that is not installed."""
     entry = WORKLOADS.get(workload)
-    return {} if entry is None else _metrics_of(workload, entry.tasks, entry.metrics)
+    if entry is None:
+        return {}
+    return _metrics_of(workload, entry.tasks, (*entry.metrics, *_of_engines(entry.ability)))
+
+
+@cache
+def _of_engines(ability: str | None) -> tuple[Metric, ...]:
+    """Figures of the engines that have an ability."""
+    able = (spec for spec in ENGINES.values() if ability is not None and ability in spec.abilities)
+    return tuple(metric for spec in able for metric in spec.metrics)
 
 
 @cache

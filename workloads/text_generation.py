@@ -22,7 +22,7 @@ from workloads.api import END_TOKEN_IDS, Item, JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
-from workloads.engines.base import EngineLoader, Generated, GenerationEngine
+from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
 from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
@@ -135,6 +135,7 @@ def run(request: Request, context: JobContext) -> Result:
         synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         metrics={
+            **figures_of(engine),
             **figures(measured.samples),
             **quality,
             **(engine.source.metrics() if load_s else {}),

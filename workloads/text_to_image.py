@@ -21,6 +21,7 @@ from typing import Any
 from workloads.api import JobContext, MeasureSettings, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
+from workloads.engines.base import figures_of
 from workloads.errors import BadConfiguration
 from workloads.images.pipeline import ImagePipeline
 from workloads.images.png import one_colour, png_of
@@ -87,6 +88,7 @@ def run(request: Request, context: JobContext) -> Result:
         synthetic_data=dataset.synthetic,
         precision_detail=pipeline.weights.detail,
         image=png_of(first) if first is not None else None,
+        metrics=figures_of(pipeline),
         details=details,
     )
 

@@ -38,9 +38,9 @@ class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
     ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
-    ``find_dataset`` and ``find_adapter`` raise when there is no such thing; None leaves names
-    unchecked, for a machine that is not the one where the grid will run. ``pin_model`` gives a
-    model's name its commit, ``pin_revision`` that of a dataset's revision.
+    ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
+    None leaves names unchecked, for a machine that is not the one where the grid will run.
+    ``pin_model`` gives a model's name its commit, ``pin_revision`` that of a dataset's revision.
     """
 
     workloads: Mapping[str, Any]
@@ -49,6 +49,7 @@ class Vocabulary:
     find_configuration: Callable[[str], object] | None = None  # of a model without weights
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
+    find_calibration: Callable[[str], object] | None = None
     pin_model: Callable[[str], str] | None = None
     pin_revision: Callable[[str, str], str] | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
@@ -66,6 +67,7 @@ class Vocabulary:
         from workloads.data.catalog import find_dataset
         from workloads.hub_revisions import pinned_model, pinned_revision
         from workloads.models.catalog import find_model
+        from workloads.onnx_graphs.calibrations import find_calibration
         from workloads.training.adapters import find_adapter
 
         return cls(
@@ -75,6 +77,7 @@ class Vocabulary:
             find_configuration=partial(find_model, weights=False),
             find_dataset=find_dataset,
             find_adapter=find_adapter,
+            find_calibration=find_calibration,
             pin_model=pinned_model,
             pin_revision=pinned_revision,
         )

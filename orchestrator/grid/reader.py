@@ -295,7 +295,11 @@ class GridReader:
 
     def _exists(self, thing: Thing) -> bool:
         kind, name = thing
-        finders = {"adapter": self.vocabulary.find_adapter, "model": self.vocabulary.find_model}
+        finders = {
+            "adapter": self.vocabulary.find_adapter,
+            "model": self.vocabulary.find_model,
+            "calibration": self.vocabulary.find_calibration,
+        }
         find = finders.get(kind)
         if find is None:
             return True  # cannot be told on this machine

@@ -166,8 +166,12 @@ def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:
     """Each message names the workloads that take such a model."""
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
-        (bert, "text-generation", "write workload: pretraining"),
-        (llama, "pretraining", "write workload: finetuning or text-generation or verification"),
+        (bert, "text-generation", "write workload: pretraining or text-encoding"),
+        (
+            llama,
+            "pretraining",
+            "write workload: finetuning or onnx-calibration or text-generation or verification",
+        ),
     ):
         with pytest.raises(GridError) as found:
             parse_grid(grid(model, workload), "g")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.results.schema import SCHEMA_VERSION, required, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
 from workloads.api import Item, MeasureSettings, Sample
+from workloads.engines import ENGINES
 from workloads.metrics import METRICS
 from workloads.tasks import TASKS
 
@@ -55,7 +56,8 @@ def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[
 
 _FIGURES = (
     "By name; each is declared in one place: beside the task whose workload reports it "
-    "(`workloads/tasks`), or, if it is derived from raw samples, in a file of its own "
+    "(`workloads/tasks`), in the engine whose models report it (`workloads/engines`), or, if "
+    "it is derived from raw samples, in a file of its own "
     "(`workloads/metrics`). Rows of version 0.1.0 have some of them, as text, in `details`."
 )
 
@@ -64,7 +66,8 @@ def _figures() -> str:
     lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
     derived = [METRICS[name] for name in METRICS.own]
     of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
-    for metric in dict.fromkeys(of_tasks + derived):
+    of_engines = [metric for engine in ENGINES.values() for metric in engine.metrics]
+    for metric in dict.fromkeys(of_tasks + of_engines + derived):
         ranks = "" if metric.figure else metric.ranks
         cells = (metric.unit, metric.better or "", ranks, metric.description)
         lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")

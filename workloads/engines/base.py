@@ -26,6 +26,7 @@ from workloads.devices import device_spec
 if TYPE_CHECKING:
     from workloads.api import Request
     from workloads.devices.base import Device
+    from workloads.metrics import Metric
     from workloads.models.loading import ModelSource
     from workloads.refusal import Asked, Refusal
     from workloads.settings import Settings
@@ -120,6 +121,8 @@ class EngineSpec:
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.
     counts_compilations: bool = True
+    #: Figures that its loaded models report (``figures_of``), beside those of tasks.
+    metrics: tuple[Metric, ...] = ()
 
     def runs_on(self, device: str) -> bool:
         """Tell if it runs on a device, by its name."""
@@ -161,6 +164,12 @@ class EngineSpec:
         """Kind of process that runs this engine in a mode; "" for an ordinary one."""
         own = self.name if self.own_process else ""
         return "/".join(part for part in (own, apart, mode) if part and part != ORDINARY_MODE)
+
+
+def figures_of(loaded: object) -> Mapping[str, float]:
+    """Figures that a loaded model reports of itself, by the names that its engine declares."""
+    figures: Mapping[str, float] = getattr(loaded, "figures", {})
+    return figures
 
 
 def older(version: str, limit: str) -> bool:

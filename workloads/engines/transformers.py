@@ -104,6 +104,9 @@ SPEC = EngineSpec(
             refuse=_refuse_generation,
             settings=GenerationSettings,
         ),
+        "encode": Ability(
+            function="workloads.encoding.transformers_encoder:load", tasks=("masked-lm",)
+        ),
         "train": Ability(function="workloads.training.loop:run"),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.data.examples import Turn
@@ -24,6 +24,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     context_length: int | None
     details: Mapping[str, str]
+    figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
 
     @property
     def random_weights(self) -> bool:

@@ -48,6 +48,7 @@ class ImagePipeline:
     weights: ModelWeights
     random_weights: bool
     details: Mapping[str, str]
+    figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
     clock: Callable[[], float]
     #: Arguments of every call that the library wants besides, from the number of texts.
     arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}

@@ -1,0 +1,181 @@
+"""Text generation by graphs: one model of one layer is exported once, and all tests share it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers.exporters.exporter_onnx")
+
+import onnx
+from generation_cases import Worker, request, write_dataset
+from transformers import AutoConfig
+
+from workloads.devices import device_for
+from workloads.errors import BadConfiguration, DataMissing
+from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.onnx_graphs import calibration, decoder, proof
+from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.session import Execution, Graph
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> str:
+    """The first layer of the embedded model, as a checkpoint of its own."""
+    source = open_model("tiny-chatglm3")
+    config = AutoConfig.from_pretrained(source.path)
+    config.num_hidden_layers = 1
+    to = tmp_path_factory.mktemp("models") / "one-layer"
+    load_causal_model(source, config=config, dtype=torch.float32).save_pretrained(to)
+    load_tokenizer(source).save_pretrained(to)
+    return str(to)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def job(model: str, dataset: str):
+    """Runs a job of text generation with this model."""
+
+    def run(**changes):
+        given = {"model": model, "engine": "onnxruntime", "output_tokens": STEPS, **changes}
+        return Worker().run(dataset, **given)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(job):
+    """The graph in fp32."""
+    return job()
+
+
+def texts(result) -> list[tuple[int, ...]]:
+    return [item.output_ids for item in result.items]
+
+
+def test_a_graph_writes_what_generate_writes(job, plain) -> None:
+    """Padded prompts of unlike length, two at a time: the same tokens, past no end."""
+    reference = job(engine="transformers")
+    assert texts(plain) == texts(reference)
+    assert plain.samples[0].output_tokens == reference.samples[0].output_tokens
+    assert plain.samples[0].computed_tokens == reference.samples[0].computed_tokens
+    assert len(plain.samples[0].step_s) == len(reference.samples[0].step_s)
+
+
+def test_a_row_tells_of_the_graph(plain) -> None:
+    """Export apart, bytes, nodes before and after, the difference from torch, versions."""
+    figures = plain.metrics
+    assert figures["export_s"] > 0 and figures["session_start_s"] > 0
+    assert figures["largest_output_difference"] < 1e-4 * figures["output_spread"]
+    assert figures["graph_bytes"] == plain.weight_bytes > 4 * plain.parameter_count
+    told = plain.details
+    assert told["providers"] == "CPUExecutionProvider"
+    exported = sum(int(pair.split()[1]) for pair in told["operators_exported"].split(", "))
+    assert figures["graph_nodes_exported"] == exported > figures["graph_nodes_run"]
+    assert "com.microsoft.QuickGelu 0 → 1" in told["operators_changed_by_optimization"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_of_fp32", "spreads"),
+    [({"precision": "fp16"}, 0.53, 0.02), ({"precision": "int8"}, 0.90, 0.5)],
+)
+def test_other_precisions_are_made_of_the_same_graph(
+    job, plain, settings, bytes_of_fp32, spreads
+) -> None:
+    """Fewer bytes, another graph, and the difference in the row."""
+    found = job(**settings)
+    assert found.weight_bytes < bytes_of_fp32 * plain.weight_bytes
+    figures = found.metrics
+    assert 0 < figures["largest_output_difference"] < spreads * figures["output_spread"]
+    assert figures["export_s"] == plain.metrics["export_s"]  # there was no second export
+
+
+def test_levels_of_optimization_compute_the_same(job, plain) -> None:
+    """none runs the nodes as they were exported; all has fewer, and writes the same."""
+    found = job(graph_optimization="none")
+    assert found.metrics["graph_nodes_run"] == found.metrics["graph_nodes_exported"]
+    assert found.metrics["graph_nodes_run"] > plain.metrics["graph_nodes_run"]
+    assert texts(found) == texts(plain)
+
+
+def test_static_int8_starts_from_a_calibration(job, plain, model, dataset) -> None:
+    """A job measures the ranges and keeps them under a name; every product of weights but the
+    output layer's is then an integer product, its weights with a scale per channel."""
+    asked = {"model": model, "engine": "onnxruntime", "save_calibration": "texts"}
+    measured = calibration.run(
+        request(dataset, workload="onnx-calibration", prompts=4, output_tokens=3, **asked),
+        Worker().context(),
+    )
+    assert int(measured.details["passes"]) == 12
+    found = job(precision="int8", calibration="texts")
+    assert "QLinearMatMul 0 → 6" in found.details["operators_changed_by_optimization"]
+    assert found.metrics["largest_output_difference"] < found.metrics["output_spread"]
+    assert found.weight_bytes < 0.9 * plain.weight_bytes
+    with pytest.raises(DataMissing, match="did you mean texts"):
+        job(precision="int8", calibration="text")
+    origin = Path(measured.details["calibration"]) / "nightgrid.json"
+    origin.write_text(json.dumps(json.loads(origin.read_text()) | {"measured": "another"}))
+    with pytest.raises(BadConfiguration, match="measured another graph"):
+        job(precision="int8", calibration="texts")
+
+
+def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) -> None:
+    """The mask is cut out of the graph, as an export from one row would lose it: the padded batch
+    beside the graph tells, before anything is timed."""
+    (directory,) = cache.glob("onnx-decoder-*")
+    found = onnx.load(str(directory / GRAPH))
+    masked = next(node for node in found.graph.node if "attention_mask" in node.input)
+    ones = onnx.helper.make_node("Shape", ["attention_mask"], ["mask_shape"])
+    filled = onnx.helper.make_node(
+        "ConstantOfShape",
+        ["mask_shape"],
+        ["all_ones"],
+        value=onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1]),
+    )
+    place = list(found.graph.node).index(masked)
+    for node in found.graph.node:
+        for position, name in enumerate(node.input):
+            if name == "attention_mask":
+                node.input[position] = "all_ones"
+    found.graph.node.insert(place, filled)
+    found.graph.node.insert(place, ones)
+    onnx.save(found, str(tmp_path / GRAPH))
+    (tmp_path / "proof.safetensors").symlink_to(directory / "proof.safetensors")
+    graph = Graph(tmp_path / GRAPH, Execution(device=device_for("cpu"), graph_optimization="all"))
+    apart = decoder.differs(decoder.DecoderGraph.of(graph), tmp_path)
+    with pytest.raises(BadConfiguration, match="padded batch"):
+        apart.check("fp32", tmp_path / GRAPH)
+    whole = proof.Difference(largest=float("inf"), spread=1.0)  # numbers that overflowed
+    with pytest.raises(BadConfiguration, match="Nothing was timed"):
+        whole.check("fp16", tmp_path / GRAPH)
+
+
+def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
+    """A model stays loaded between jobs, which may compute with other numbers of threads."""
+    (directory,) = cache.glob("onnx-decoder-*")
+    graph = Graph(directory / GRAPH, Execution(device=device_for("cpu"), graph_optimization="all"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        graph.take_threads()
+        assert graph.threads == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
+    """Cut short, or a graph of something else."""
+    path = tmp_path / GRAPH
+    path.write_bytes(b"\x08\x0a")
+    with pytest.raises(DataMissing, match=r"cannot open .*graph\.onnx"):
+        Graph(path, Execution(device=device_for("cpu"), graph_optimization="all"))

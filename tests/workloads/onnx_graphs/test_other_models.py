@@ -1,0 +1,161 @@
+"""Graphs of encoders, encoder-decoders and U-Nets, each beside torch on the same work."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers.exporters.exporter_onnx")
+
+from diffusers import UNet2DConditionModel
+from generation_cases import PROMPTS, Worker, request, write_dataset
+from PIL import Image
+from transformers import AutoConfig
+
+from workloads import text_generation, text_to_image
+from workloads.encoding import run as encoding
+from workloads.engines import engine_refusals
+from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_model
+from workloads.models.masked_lm import load_masked_model
+from workloads.refusal import Asked
+
+#: Exports of a dozen CPU seconds, which `make rehearsal` takes and `make test` does not.
+ON_REQUEST = pytest.mark.skipif(
+    "NIGHTGRID_REHEARSAL" not in os.environ, reason="dear: set NIGHTGRID_REHEARSAL to export them"
+)
+#: What is not folded at export is exported sooner; ONNX Runtime folds it when it opens the graph.
+FAST = {"constant_folding": False}
+
+
+def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
+    """The first layers of an embedded model, as a checkpoint of its own."""
+    source = open_model(name)
+    config = AutoConfig.from_pretrained(source.path)
+    for each in layers:
+        setattr(config, each, 1)
+    load(source, config=config, dtype=torch.float32).save_pretrained(to)
+    load_tokenizer(source).save_pretrained(to)
+    return str(to)
+
+
+def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
+    """Padded batches of texts: equal logits of real tokens, and the same work in the row."""
+    model = one_layer("tiny-bert", load_masked_model, tmp_path / "bert", "num_hidden_layers")
+    data = write_dataset(tmp_path / "texts.jsonl")
+    found = {}
+    for engine in ("transformers", "onnxruntime"):
+        worker = Worker()
+        more = FAST if engine == "onnxruntime" else {}
+        job = request(data, workload="text-encoding", model=model, engine=engine, texts=8, **more)
+        result = encoding.run(job, worker.context())
+        ((encoder, _),) = worker.loaded.values()
+        batch = encoder.prepare([encoder.ids(text, 128) for text in PROMPTS])
+        real = batch.attention_mask.bool()
+        found[engine] = (result, encoder.logits(batch)[real])
+    (plain, logits), (graph, drawn) = found["transformers"], found["onnxruntime"]
+    torch.testing.assert_close(drawn, logits, rtol=1e-4, atol=1e-4)
+    timed = [(each.items, each.input_tokens, each.computed_tokens) for each in plain.samples]
+    assert timed == [(e.items, e.input_tokens, e.computed_tokens) for e in graph.samples]
+    assert sum(each.items for each in graph.samples) == 8
+    assert graph.metrics["largest_output_difference"] < 1e-4 * graph.metrics["output_spread"]
+
+
+@ON_REQUEST
+def test_an_encoder_decoder_writes_what_generate_writes(cache, tmp_path: Path) -> None:
+    """Sources of unlike length, padded on the right; the encoder's time stands apart."""
+    layers = ("num_layers", "num_decoder_layers")
+    model = one_layer("tiny-t5", load_seq2seq_model, tmp_path / "t5", *layers)
+    data = write_dataset(tmp_path / "sources.jsonl")
+    plain, graph = (
+        text_generation.run(
+            request(data, model=model, engine=engine, output_tokens=8, **more), Worker().context()
+        )
+        for engine, more in (("transformers", {}), ("onnxruntime", FAST))
+    )
+    assert [each.output_ids for each in graph.items] == [each.output_ids for each in plain.items]
+    computed = [each.computed_tokens for each in plain.samples]
+    assert [each.computed_tokens for each in graph.samples] == computed
+    assert all(0 < each.encoder_s < each.wall_s for each in graph.samples)
+    assert graph.metrics["largest_output_difference"] < 1e-4 * graph.metrics["output_spread"]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> str:
+    """The embedded pipeline with a U-Net of one level, which is exported in a third of the time."""
+    to = tmp_path / "pipeline"
+    shutil.copytree(open_model("tiny-stable-diffusion").path, to)
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        block_out_channels=(16,),
+        layers_per_block=1,
+        sample_size=8,
+        down_block_types=("DownBlock2D",),
+        up_block_types=("CrossAttnUpBlock2D",),
+        mid_block_type=None,
+        cross_attention_dim=32,
+        attention_head_dim=4,
+        norm_num_groups=8,
+    )
+    unet.save_pretrained(to / "unet")
+    return str(to)
+
+
+@ON_REQUEST
+def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
+    """The U-Net's graph in place of its module: the same image, but for rounding to pixels."""
+    painted = {}
+    for engine in ("diffusers", "onnxruntime"):
+        job = request(
+            "image-prompts",
+            workload="text-to-image",
+            model=pipeline,
+            engine=engine,
+            steps=2,
+            images=2,
+            warmup_batches=0,
+            **({} if engine == "diffusers" else FAST),
+        )
+        result = text_to_image.run(replace(job, residency_key=engine), Worker().context())
+        painted[engine] = numpy.asarray(Image.open(io.BytesIO(result.image)), dtype=float)
+    assert numpy.abs(painted["diffusers"] - painted["onnxruntime"]).max() <= 1
+    assert "nchwc.Conv 0 → " in result.details["operators_changed_by_optimization"]
+    assert result.metrics["largest_output_difference"] < 1e-3 * result.metrics["output_spread"]
+
+
+@pytest.mark.parametrize(
+    ("ability", "changes", "setting"),
+    [
+        ("generate", {"device": "hpu"}, "engine"),
+        ("generate", {"parameters": {"adapter": "mine"}}, "adapter"),
+        ("generate", {"parameters": {"attention": "eager"}}, "attention"),
+        ("generate", {"parameters": {"tensor_parallel": 2}}, "tensor_parallel"),
+        ("generate", {"parameters": {"fusions": True, "constant_folding": False}}, "fusions"),
+        ("generate", {"parameters": {"calibration": "texts"}}, "calibration"),
+        ("images", {"parameters": {"torch_compile": True}}, "torch_compile"),
+        ("calibrate-activations", {"precision": "int8"}, "precision"),
+    ],
+)
+def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -> None:
+    """Each refusal names its setting; on Gaudi there is no provider."""
+    asked = {
+        "model": "tiny-chatglm3",
+        "dataset": "advertisegen-synthetic",
+        "precision": "fp32",
+        "device": "cpu",
+        "batch_size": 1,
+        "cards": 1,
+        "parameters": {},
+        "engine": "onnxruntime",
+    }
+    assert not list(engine_refusals(Asked(**asked), ability))
+    (refusal,) = engine_refusals(Asked(**(asked | changes)), ability)
+    assert refusal.setting == setting and refusal.reason

@@ -1,0 +1,1 @@
+"""Encoders that read texts in one pass, whichever engine runs them."""

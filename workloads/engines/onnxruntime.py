@@ -1,0 +1,235 @@
+"""ONNX Runtime: a model is exported as a graph once, and graphs are run without torch's layers.
+
+The export lies in the node's cache, under a key of the model's files, the versions of the libraries
+and the options; its time stands apart in the row (``export_s``). There is no provider for Gaudi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from workloads.engines.base import Ability, EngineSpec, Package
+from workloads.metrics import Metric
+from workloads.refusal import Asked, Refusal
+from workloads.settings import Settings, setting
+from workloads.support import Support, supported, unsupported
+
+#: ONNX Runtime's provider of each device.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class ExportSettings(Settings):
+    """Settings of graphs as they are exported."""
+
+    constant_folding: bool = setting(
+        True,
+        role="choice",
+        loads=True,
+        description="Fold constants and remove dead nodes at export (onnxscript's optimizer).",
+    )
+    fusions: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Replace attention, norms and rotary positions by ONNX Runtime's own operators "
+        "at export, where they are recognised.",
+    )
+    reordering: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Move slices forward over element-wise operators, which then compute less.",
+    )
+
+
+class GraphSettings(ExportSettings):
+    """Settings of graphs as they are run."""
+
+    graph_optimization: Literal["none", "basic", "extended", "all"] = setting(
+        "all",
+        role="choice",
+        loads=True,
+        description="Level of ONNX Runtime's own optimisation when a graph is opened: basic folds "
+        "constants and batch norms and removes what is not needed, extended fuses operators, all "
+        "chooses layouts besides.",
+    )
+    calibration: str | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        consumes="calibration",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Static int8 with the ranges of activations that a job of onnx-calibration "
+        "measured and keeps under this name (save_calibration); left out, int8 is dynamic: ranges "
+        "are taken anew from each batch.",
+    )
+
+
+def _refuse(asked: Asked) -> Iterator[Refusal]:
+    """Settings that make no graph."""
+    parameters = asked.parameters
+    if parameters.get("adapter"):
+        yield Refusal(
+            setting="adapter",
+            reason="a graph is exported from plain weights, and this version merges no adapters",
+            hint="use the engine transformers",
+            unsupported=True,
+        )
+    if (attention := parameters.get("attention") or "sdpa") != "sdpa":
+        yield Refusal(
+            setting="attention",
+            reason=f"graphs are exported from sdpa, not from {attention}",
+            hint="leave attention out; fusions: true takes ONNX Runtime's own",
+            unsupported=True,
+        )
+    if parameters.get("fusions") and not parameters.get("constant_folding", True):
+        yield Refusal(
+            setting="fusions",
+            reason="fusions are found in folded graphs only",
+            hint="leave constant_folding out",
+        )
+    if parameters.get("calibration") and asked.precision != "int8":
+        yield Refusal(
+            setting="calibration",
+            reason=f"ranges of activations are for int8, not for {asked.precision}",
+            hint="write precision: int8, or leave calibration out",
+        )
+
+
+def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+    """A graph is compiled by no one else, and chooses its own layout."""
+    yield from _refuse(asked)
+    for setting_name in ("torch_compile", "channels_last"):
+        if asked.parameters.get(setting_name):
+            yield Refusal(
+                setting=setting_name,
+                reason="it is one of torch's modules, and the U-Net is a graph",
+                hint="use the engine diffusers",
+                unsupported=True,
+            )
+
+
+def _refuse_calibration(asked: Asked) -> Iterator[Refusal]:
+    """Ranges are those of the plain graph."""
+    yield from _refuse(asked)
+    if asked.precision != "fp32":
+        yield Refusal(
+            setting="precision",
+            reason=f"ranges are measured on the graph in fp32, not in {asked.precision}",
+            hint="write precision: fp32",
+        )
+
+
+def _precisions() -> dict[tuple[str, str], Support]:
+    found = {}
+    for device in PROVIDERS:
+        found["fp32", device] = supported("float32 weights and products in an ONNX graph")
+        found["fp16", device] = supported(
+            "a float32 graph converted to float16; operators without such kernels convert back"
+        )
+        found["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
+        found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
+        found["int4", device] = unsupported("this version makes no 4-bit graphs; write int8")
+    found["int8", "cpu"] = supported(
+        "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
+        "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
+    )
+    found["int8", "cuda"] = unsupported(
+        "the CUDA provider has no integer products of linear layers, which would run on the host"
+    )
+    return found
+
+
+_INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
+
+SPEC = EngineSpec(
+    name="onnxruntime",
+    summary="ONNX Runtime: graphs exported once, optimised and run with bound inputs and outputs.",
+    devices=tuple(PROVIDERS),
+    abilities={
+        "generate": Ability(
+            function="workloads.onnx_graphs.decoder:load",
+            tasks=("causal-lm", "seq2seq-lm"),
+            refuse=_refuse,
+            settings=GraphSettings,
+        ),
+        "encode": Ability(
+            function="workloads.onnx_graphs.encoder:load",
+            tasks=("masked-lm",),
+            refuse=_refuse,
+            settings=GraphSettings,
+        ),
+        "images": Ability(
+            function="workloads.onnx_graphs.denoiser:load",
+            refuse=_refuse_images,
+            settings=GraphSettings,
+        ),
+        "calibrate-activations": Ability(
+            function="workloads.onnx_graphs.calibration:run",
+            tasks=("causal-lm",),
+            refuse=_refuse_calibration,
+            settings=ExportSettings,
+        ),
+    },
+    install=_INSTALL,
+    packages=(
+        Package(name="onnxruntime", module="onnxruntime"),
+        Package(name="onnx", module="onnx"),
+        Package(name="onnxscript", module="onnxscript"),
+    ),
+    precisions=_precisions(),
+    metrics=(
+        Metric(
+            name="export_s",
+            title="export",
+            unit="s",
+            description="Time that the export of the graph took, whenever it was; not in load_s "
+            "where the node's cache had it.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="session_start_s",
+            title="session start",
+            unit="s",
+            description="Time that ONNX Runtime took to open the graph and optimise it.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="graph_bytes",
+            title="graph",
+            unit="bytes",
+            description="Bytes of the graph's files, weights included.",
+            better="lower",
+        ),
+        Metric(
+            name="graph_nodes_exported",
+            title="nodes exported",
+            unit="nodes",
+            description="Nodes of the graph as it was exported.",
+        ),
+        Metric(
+            name="graph_nodes_run",
+            title="nodes run",
+            unit="nodes",
+            description="Nodes of the graph as ONNX Runtime runs it, after its optimisation.",
+            better="lower",
+        ),
+        Metric(
+            name="largest_output_difference",
+            title="largest output difference",
+            description="Largest difference of any output of the graph (logits, or predicted "
+            "noise) from torch's in fp32, on a padded batch before anything is timed.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="output_spread",
+            title="spread of outputs",
+            description="Standard deviation of torch's outputs there, to see the difference "
+            "against.",
+        ),
+    ),
+)

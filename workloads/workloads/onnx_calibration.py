@@ -1,0 +1,47 @@
+"""Calibration of a graph: the range of every activation, which static int8 starts from."""
+
+from __future__ import annotations
+
+from workloads.metrics import SAMPLES
+from workloads.parameters import DatasetParameters
+from workloads.settings import setting
+from workloads.workloads.base import WorkloadSpec
+
+
+class OnnxCalibrationParameters(DatasetParameters):
+    """The measuring pass of a graph over texts, before static int8."""
+
+    save_calibration: str = setting(
+        "activations",
+        role="work",
+        produces="calibration",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Name under which the ranges are kept, for `calibration: NAME`.",
+    )
+    prompts: int = setting(
+        32,
+        role="work",
+        length=True,
+        ge=1,
+        le=10000,
+        description="How many prompts of the dataset the graph reads.",
+    )
+    output_tokens: int = setting(
+        8,
+        role="work",
+        length=True,
+        ge=1,
+        le=4096,
+        description="How many tokens after each prompt.",
+    )
+
+
+SPEC = WorkloadSpec(
+    name="onnx-calibration",
+    function="workloads.onnx_graphs.calibration:run",
+    parameters=OnnxCalibrationParameters,
+    summary="Ranges of a graph's activations on texts, which static int8 in ONNX starts from.",
+    ability="calibrate-activations",
+    tasks=("causal-lm",),
+    throughput=SAMPLES,
+)
