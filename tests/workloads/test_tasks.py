@@ -170,7 +170,8 @@ def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:
         (
             llama,
             "pretraining",
-            "write workload: finetuning or onnx-calibration or text-generation or verification",
+            "write workload: finetuning or onnx-calibration or quantization or text-generation or "
+            "verification",
         ),
     ):
         with pytest.raises(GridError) as found:
