@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finetuning_cases import asked, refuse, train, trained
+from finetuning_cases import asked, refuse, train, trained, training_of
 from generation_cases import Worker
 from generation_cases import request as generation
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ from workloads.generation import sparse
 from workloads.models.loading import load_causal_model, open_model
 from workloads.refusal import Refusal
 from workloads.registry import find_workload
-from workloads.techniques.sparsity import share_at
+from workloads.techniques.sparsity import Sparsity, _Pruned, share_at
 from workloads.training import pruning, weight_sharing
 
 PLAIN: dict[str, Any] = {
@@ -152,6 +152,24 @@ def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
         Worker().context(),
     )
     assert made.details["sparsity"] == result.details["sparsity"]
+
+
+def test_a_momentum_from_before_brings_no_weight_back() -> None:
+    """Whatever an optimizer does with a masked weight, the technique's step ends with a zero."""
+    layer = torch.nn.Linear(8, 8, bias=False)
+    mask = pruning.two_of_four_mask(layer.weight)
+    technique = Sparsity(sparsity="2:4")
+    technique._state.append(_Pruned(bytes_before=0, masks={layer.weight: mask}))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+        assert bool((layer.weight[~mask] != 0).all())
+        technique.after_step(training_of(layer), step)
+        assert bool((layer.weight[~mask] == 0).all()) and bool(layer.weight[mask].any())
+    technique._state[0].mask_averages(optimizer)
+    (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]
+    assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 
 
 def test_prune_share_and_code() -> None:
