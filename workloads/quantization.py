@@ -91,9 +91,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     began, cpu_began = context.clock(), context.cpu_clock()
     made, extra = source, {}
     if parameters.method == "auto-round":
-        made = replace(
-            source, path=str(learn_rounding(plain, tokenizer, parameters, texts, ending))
-        )
+        learned = learn_rounding(plain, tokenizer, parameters, texts, ending)
+        made = replace(source, path=str(learned), opening=None)  # what it wrote lies in the clear
     else:
         extra = {"quantization_config": _config(parameters, dtype)}
     del plain

@@ -19,6 +19,7 @@ from workloads import quantization, text_generation
 from workloads.api import Request, Result
 from workloads.devices import device_for
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.checkpoint_files import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.registry import find_workload
 
@@ -148,6 +149,21 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
         ({"method": "gptq", "numbers": "int4"}, "method", "without wheels"),
         ({"method": "auto-round"}, "numbers", "stores int4"),
         ({"iters": 3}, "iters", "learns nothing"),
+        (
+            {"method": "auto-round", "numbers": "int4", "bias_correction": True},
+            "bias_correction",
+            "would not be in it",
+        ),
+        (
+            {"method": "auto-round", "numbers": "int4", "model": "random:tiny-chatglm3"},
+            "model",
+            "no weights to read back",
+        ),
+        (
+            {"method": "auto-round", "numbers": "int4", "model": "sealed"},
+            "model",
+            "sealed is protected, and auto-round writes",
+        ),
         ({"group_size": 32}, "group_size", "no groups"),
         ({"numbers": "int4", "group_size": 40}, "group_size", "groups of 40 do not divide the"),
         ({"samples": 100_000, "length": 4096}, "samples", "tokens, and what"),
@@ -159,9 +175,17 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
         ({"device": "hpu"}, "numbers", "no kernels for"),
     ],
 )
-def test_what_cannot_be_quantised_is_refused(given: Any, setting: str, reason: str) -> None:
+def test_what_cannot_be_quantised_is_refused(
+    given: Any, setting: str, reason: str, shared: Path
+) -> None:
     """In the plan; the setting is named, the reason, and what would be right."""
-    fields = {n: given[n] for n in ("precision", "cards", "batch_size", "device") if n in given}
+    if given.get("model") == "sealed" and not (shared / "sealed").exists():
+        (shared / "sealed").mkdir()
+        config = Path(open_model("tiny-chatglm3").path, "config.json").read_bytes()
+        (shared / "sealed/config.json").write_bytes(config)
+        (shared / f"sealed/model.safetensors{PROTECTED}").touch()
+    own_fields = ("model", "precision", "cards", "batch_size", "device")
+    fields = {n: given[n] for n in own_fields if n in given}
     own = {name: value for name, value in given.items() if name not in fields}
     parameters = find_workload("quantization").validate(own)
     job = replace(asked(**fields), parameters=parameters)

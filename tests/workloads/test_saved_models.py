@@ -59,6 +59,20 @@ def test_a_saved_model_is_the_trained_one_and_generates(
     assert len(made.samples) > 0
 
 
+def test_what_a_library_wrote_of_random_weights_is_random(shared: Path, tmp_path: Path) -> None:
+    """The directory is kept as it is, and its config.json says that the weights are random."""
+    source = open_model("tiny-chatglm3")
+    model = load_causal_model(source)
+    del model.config.random_weights
+    model.save_pretrained(tmp_path)
+    assert "random_weights" not in json.loads((tmp_path / "config.json").read_text())
+    saved.save_trained(model, source, "by-library", {}, written=tmp_path)
+    assert find_model("by-library").random_weights
+    assert (shared / "by-library/model.safetensors").read_bytes() == (
+        tmp_path / "model.safetensors"
+    ).read_bytes()
+
+
 def test_an_unknown_name_says_how_to_save_one() -> None:
     """The message names the setting by which a job saves a model of that name."""
     with pytest.raises(DataMissing, match="save_model: tunde"):

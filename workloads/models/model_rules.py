@@ -35,16 +35,20 @@ def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
         yield Refusal(
             setting="save_model", reason=taken, hint="choose a name that nothing else has"
         )
-    try:
-        sealed = protected_files(Path(find_model(model, weights=False).location))
-    except (WorkloadError, OSError):
-        return
-    if sealed:
+    if is_protected(model):
         yield Refusal(
             setting="save_model",
             reason=f"{model} is protected, and what is saved would lie in the clear",
             hint="leave save_model out, or train from the weights in the clear",
         )
+
+
+def is_protected(model: str) -> bool:
+    """Tell if a model that lies here has protected weights."""
+    try:
+        return bool(protected_files(Path(find_model(model, weights=False).location)))
+    except (WorkloadError, OSError):
+        return False
 
 
 def text_refusals(asked: Asked) -> Iterator[Refusal]:

@@ -77,10 +77,18 @@ def save_trained(
             model.save_pretrained(directory, safe_serialization=True)
         else:
             shutil.copytree(written, directory, dirs_exist_ok=True)
+            if source.random_weights:
+                _mark_random(directory / "config.json")
         copy_tokenizer(Path(source.tokenizer_path), directory)
         write_origin(directory, origin)
 
     return keep("model", models_root() / name, fill)
+
+
+def _mark_random(file: Path) -> None:
+    config = json.loads(file.read_text(encoding="utf-8"))
+    text = json.dumps({**config, "random_weights": True}, indent=2, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def keep(what: str, final: Path, fill: Callable[[Path], None]) -> Path:

@@ -8,7 +8,8 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.finetuning_method import SAVE_MODEL
 from workloads.metrics import SAMPLES, Metric
-from workloads.models.model_rules import saving_refusals
+from workloads.models.model_rules import is_protected, saving_refusals
+from workloads.models.random_weights import PREFIX
 from workloads.models.targets import config_here, linear_shapes
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
@@ -84,6 +85,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     found = QuantizationParameters.model_validate(dict(asked.parameters))
     return (
         *_method(asked, found),
+        *_auto_round(asked, found),
         *_model(asked, found),
         *_texts(asked, found),
     )
@@ -129,6 +131,31 @@ def _method(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             reason=f"torchao and bitsandbytes have no kernels for {asked.on.title}",
             hint="quantise on a CPU or a CUDA card",
             unsupported=True,
+        )
+
+
+def _auto_round(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
+    """Its library writes the model to a directory, which is read back and kept as it is."""
+    if found.method != "auto-round":
+        return
+    if found.bias_correction:
+        yield Refusal(
+            setting="bias_correction",
+            reason="auto-round writes the model itself, and corrected biases would not be in it",
+            hint="leave it out, or write method: weight-only",
+        )
+    if asked.model.startswith(PREFIX):
+        yield Refusal(
+            setting="model",
+            reason=f"{asked.model} has no weights to read back from files, as auto-round does",
+            hint="name a checkpoint, or write method: weight-only",
+        )
+    if is_protected(asked.model):
+        yield Refusal(
+            setting="model",
+            reason=f"{asked.model} is protected, and auto-round writes weights in the clear",
+            hint="name the model as it was before `nightgrid protect`, or write method: "
+            "weight-only",
         )
 
 
