@@ -105,6 +105,18 @@ def test_a_row_tells_of_teacher_and_student() -> None:
     assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
 
 
+def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> None:
+    """A job that learns next to nothing under autocast has the same one before and after; a job
+    whose weights are shared in the end has that of the model it saves."""
+    still = {**SMALL, "steps": 1, "learning_rate": 1e-12}
+    metrics = train(**still, autocast="bf16").metrics
+    assert metrics["held_out_kl_before"] == metrics["held_out_kl"]
+    shared = train(**SMALL, cluster_bits=2, save_model="of-few-values").metrics
+    again = {**still, "student_layers": None, "model": "of-few-values"}
+    found = train(**again, teacher="tiny-chatglm3").metrics
+    assert found["held_out_kl_before"] == pytest.approx(shared["held_out_kl"], rel=1e-5)
+
+
 # ---------------------------------------------------------------- kept logits
 
 

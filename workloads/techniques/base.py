@@ -212,6 +212,9 @@ class Training:
     #: Loss on the examples that are held out, as the model is now, by an objective or the task's
     #: loss (None); asked for by all ranks together. None where none are held out.
     held_out_loss: HeldOutLoss | None = None
+    #: Name of a metric -> the objective by which the held-out examples are read for it, as for
+    #: ``held_out_loss``: after the last step, of the model as it then is.
+    held_out_metrics: dict[str, Objective] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)  # for the row
     origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None

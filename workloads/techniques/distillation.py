@@ -10,7 +10,7 @@ largest logits of each position are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -54,12 +54,12 @@ class Distillation(Technique):
             name="held_out_kl_before",
             title="held-out KL before",
             description="KL divergence of the student from the teacher at the learned tokens of "
-            "held-out examples, before training.",
+            "held-out examples, before the first step.",
         ),
         Metric(
             name="held_out_kl",
             title="held-out KL",
-            description="The same after the last step.",
+            description="The same of the model that training leaves.",
             better="lower",
         ),
         Metric(
@@ -311,7 +311,14 @@ class Distillation(Technique):
         for name, model in (("teacher", taught.teacher), ("student", training.model)):
             count = sum(parameter.numel() for parameter in model.parameters())
             training.metrics[f"{name}_parameters"] = float(count)
-        if training.held_out_loss is not None:
+        training.held_out_metrics["held_out_kl"] = taught.plain_divergence
+
+    def before_steps(
+        self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
+    ) -> None:
+        if training.held_out_loss is None:
+            return
+        for taught in self._taught:  # not earlier: passes are then as they are in the steps
             training.metrics["held_out_kl_before"] = training.held_out_loss(taught.plain_divergence)
             training.metrics["teacher_held_out_loss"] = training.held_out_loss(taught.own_loss)
 
@@ -324,8 +331,6 @@ class Distillation(Technique):
             share = taught.share()
             if share is not None:
                 training.metrics["teacher_share"] = share
-            if training.held_out_loss is not None:
-                training.metrics["held_out_kl"] = training.held_out_loss(taught.plain_divergence)
             if taught.kept is not None:
                 how = f"computed in {taught.kept.made_s:.3g} s" if taught.kept.made_s else "read"
                 training.details["teacher_logits"] = (

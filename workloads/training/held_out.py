@@ -55,7 +55,9 @@ def loss(
     make = batch_maker(in_order, samples, training.layout.data_rank)
     batches = -(-len(samples) // (data.batch_size * data.cards))
     summed = tokens = 0.0
+    compiled = training.model._compiled_call_impl
     training.model.eval()
+    training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
     try:
         for number in range(batches):
             step = make(number)
@@ -63,6 +65,7 @@ def loss(
             summed += mean * step.loss_tokens
             tokens += step.loss_tokens
     finally:
+        training.model._compiled_call_impl = compiled
         training.model.train()
     each = gather(summed / tokens)
     return math.fsum(each) / len(each)

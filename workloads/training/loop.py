@@ -131,6 +131,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if not request.probe:
         if training.held_out_loss is not None:
             metrics["held_out_loss"] = training.held_out_loss()
+            for name, objective in training.held_out_metrics.items():
+                metrics[name] = training.held_out_loss(objective)
         kept, converted = _finish(
             request, context, method, training, loaded.base.source, steps, make
         )
