@@ -133,6 +133,14 @@ def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.Mo
     assert second.details["teacher_logits"].endswith("read")
 
 
+def test_logits_of_another_arithmetic_are_not_read() -> None:
+    """Autocast and attention are part of what is kept: the second job computes its own."""
+    one = {**SMALL, "steps": 1, "held_out": 0, "max_length": 40, "teacher_logits": "kept"}
+    for given in ({}, {"autocast": "bf16"}, {"attention": "eager"}):
+        assert "computed in" in train(**one, **given).details["teacher_logits"], given
+    assert train(**one, autocast="bf16").details["teacher_logits"].endswith("read")
+
+
 def test_the_largest_64_of_each_position_are_kept() -> None:
     """No more, and learned positions alone."""
     result = train(**{**SMALL, "steps": 1, "held_out": 0}, teacher_logits="kept")

@@ -22,7 +22,7 @@ inside those methods, so that a plan knows all techniques without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -231,10 +231,16 @@ class Training:
         """Logits of a micro-batch by a model, at the positions that are needed (None: at all)."""
         if kept is not None:
             more["logits_to_keep"] = kept
+        with self.in_forward():
+            return model(**inputs.arguments(), **self.task.forward, **more).logits  # type: ignore[no-any-return]
+
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """Be where a forward pass is, autocast for instance."""
         with ExitStack() as around:
             for enter in self.around_forward:
                 around.enter_context(enter())
-            return model(**inputs.arguments(), **self.task.forward, **more).logits  # type: ignore[no-any-return]
+            yield
 
     def plain_loss(
         self, inputs: Inputs, logits: torch.Tensor, kept: torch.Tensor | None

@@ -414,9 +414,20 @@ class _Taught:
                 parts.append((values, found.indices[row, place].cpu().numpy().astype("int32")))
             return parts
 
-        dtype = str(self.teacher.dtype)
-        identity = f"{fingerprint(self.directory)} {dtype}"
+        identity = f"{fingerprint(self.directory)} {self.arithmetic()}"
         self.kept = keep_logits(samples, identity, largest, data.batch_size)
+
+    def arithmetic(self) -> str:
+        """All that the teacher's logits depend on beside its weights and the samples."""
+        import torch
+
+        kind = self.training.device.spec.torch_type
+        with self.training.in_forward():
+            mixed = torch.is_autocast_enabled(kind)
+            autocast = str(torch.get_autocast_dtype(kind)) if mixed else "none"
+        attention = getattr(self.teacher.config, "_attn_implementation", None)
+        products = torch.get_float32_matmul_precision()
+        return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
 
     def end_step(self, step: int) -> None:
         """Count the teacher's time; of the first step no beginning is known."""
