@@ -76,19 +76,23 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     tokenizer = load_tokenizer(source)
     dataset = load_dataset(request.dataset, parameters.reading())
     rest, held = split(dataset.examples, parameters.held_out, request.dataset)
-    texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+    texts = (
+        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+        if parameters.reads_texts
+        else []
+    )
     samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
     dtype = precisions.compute_dtype(request.precision)
     plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
     before = weights.inspect(plain, request.precision, device.name)
     plain_read = read(plain, samples, request.batch_size, device)
-    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
-    if parameters.bias_correction and not outputs:
-        raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
     load_s = context.clock() - began
 
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
+    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
+    if parameters.bias_correction and not outputs:
+        raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
     made, extra = source, {}
     if parameters.method == "auto-round":
         learned = learn_rounding(plain, tokenizer, parameters, texts, ending)
@@ -304,7 +308,8 @@ MeanOutput = tuple["torch.Tensor", "torch.Tensor"]
 def mean_outputs(
     model: Any, texts: Sequence[Sequence[int]], device: Device
 ) -> dict[str, MeanOutput]:
-    """The mean input of each linear layer with a bias over texts, and its output, by name."""
+    """The mean input of each linear layer with a bias over texts, and its output, by name; of
+    layers that the texts reach (a mixture's experts may see none)."""
     import torch
 
     layers = {
@@ -328,8 +333,9 @@ def mean_outputs(
             with torch.no_grad():
                 model(input_ids=torch.tensor([ids], device=device.torch_device), use_cache=False)
     found = {}
-    for name, layer in layers.items():
-        mean = (sums[name] / rows[name])[None].to(layer.weight.dtype)
+    for name, total in sums.items():
+        layer = layers[name]
+        mean = (total / rows[name])[None].to(layer.weight.dtype)
         with torch.no_grad():
             found[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
     return found

@@ -70,6 +70,7 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, sh
     saved = metrics["model_bytes_before"] - metrics["model_bytes_after"]
     assert saved > linear * (1 - share), "linear layers shrink by what their numbers say"
     assert 0.5 < metrics["token_agreement"] <= 1
+    assert [(s.items, s.input_tokens) for s in result.samples] == [(0, 0)], "no text was read"
     assert metrics["held_out_loss"] == pytest.approx(metrics["held_out_loss_before"], rel=0.2)
     made = text_generation.run(
         generation(
@@ -132,6 +133,23 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
     assert lost() < 1e-4 < before
     result = quantize(bias_correction=True)
     assert result.metrics["corrected_layers"] == len(means)
+    assert [(s.items, s.input_tokens) for s in result.samples] == [(4, 4 * 32)]
+
+
+def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> None:
+    """Texts that nothing reads are not asked for; a mixture's expert may see none."""
+    few = find_workload("quantization").validate({"samples": 100_000, "length": 4096})
+    assert not refuse(replace(asked(), parameters=few), "quantization")
+
+    class Mixture(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+            return self.used(input_ids[..., None].float())  # type: ignore[no-any-return]
+
+    assert quantization.mean_outputs(Mixture(), [[1, 2]], device_for("cpu")).keys() == {"used"}
 
 
 def test_a_method_whose_package_is_missing_says_how_to_get_it(
@@ -166,7 +184,11 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
         ),
         ({"group_size": 32}, "group_size", "no groups"),
         ({"numbers": "int4", "group_size": 40}, "group_size", "groups of 40 do not divide the"),
-        ({"samples": 100_000, "length": 4096}, "samples", "tokens, and what"),
+        (
+            {"samples": 100_000, "length": 4096, "bias_correction": True},
+            "samples",
+            "tokens, and what",
+        ),
         ({"held_out": 9999}, "held_out", "none would be left"),
         ({"save_model": "tiny-t5"}, "save_model", "embedded model"),
         ({"precision": "int8"}, "precision", "is quantised"),

@@ -79,6 +79,11 @@ class QuantizationParameters(DatasetParameters):
     )
     save_model: str | None = SAVE_MODEL
 
+    @property
+    def reads_texts(self) -> bool:
+        """Tell if the calibration texts have a part in it."""
+        return self.method == "auto-round" or self.bias_correction
+
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
@@ -206,6 +211,8 @@ def _texts(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             "calibrate with",
             hint=f"write less than {len(examples):,}",
         )
+        return
+    if not found.reads_texts:
         return
     there = 0
     for example in examples[: len(examples) - found.held_out]:
