@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads import text_generation
+from workloads.devices import device_for
 from workloads.errors import BadConfiguration
-from workloads.generation import sparse
+from workloads.generation import sparse, transformers_engine
 from workloads.models.loading import load_causal_model, open_model
 from workloads.refusal import Refusal
 from workloads.registry import find_workload
@@ -152,6 +153,38 @@ def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
         Worker().context(),
     )
     assert made.details["sparsity"] == result.details["sparsity"]
+
+
+def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A matrix of torch's sparse format counts 9/16 of its bytes, and the row tells of the pruning
+    and of the kernels. torch compresses on CUDA cards alone; the format itself needs none."""
+    conversion = pytest.importorskip("torch.sparse._semi_structured_conversions")
+
+    def compressed(weight: torch.Tensor) -> torch.Tensor:
+        packed, meta = conversion.sparse_semi_structured_from_dense_cutlass(weight)
+        left_out = dict.fromkeys(("packed_t", "meta_t", "compressed_swizzled_bitmask"))
+        made: torch.Tensor = torch.sparse.SparseSemiStructuredTensorCUTLASS(  # type: ignore[attr-defined]
+            weight.shape, packed=packed, meta=meta, **left_out
+        )
+        return made
+
+    train(**PLAIN, steps=1, sparsity="2:4", save_model="to-compress")
+    job = generation("advertisegen-synthetic", model="to-compress", precision="bf16")
+    dense = transformers_engine.load(job, device_for("cpu"))
+    took = sum(
+        layer.weight.numel() * 2
+        for layer in pruning.layers(dense.model).values()
+        if not (layer.out_features % 32 or layer.in_features % 64)
+    )
+    assert took
+    monkeypatch.setattr("torch.sparse.to_sparse_semi_structured", compressed)
+    job = replace(job, settings={**job.settings, "sparse_kernels": True})
+    found = transformers_engine.load(job, device_for("cpu"))
+    assert dense.weights.weight_bytes - found.weights.weight_bytes == took * 7 // 16
+    assert found.details["sparsity"] == dense.details["sparsity"]
+    assert "sparse kernels in" in found.details["sparse_kernels"]
 
 
 def test_a_momentum_from_before_brings_no_weight_back() -> None:

@@ -199,7 +199,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if request.settings.get("sparse_kernels"):
         from workloads.generation import sparse
 
-        details["sparsity"] = sparse.use_kernels(model)
+        details["sparse_kernels"] = sparse.use_kernels(model)
+        found_weights = replace(found_weights, weight_bytes=weights.held_bytes(model))
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,
