@@ -104,8 +104,21 @@ def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = F
 
 
 def remove_abandoned(final: Path) -> None:
-    """Remove what killed builders of ``final`` left beside it; a live one's is locked and stays."""
-    for leftover in final.absolute().parent.glob(f".{glob.escape(final.name)}.building-*"):
+    """Remove what killed builders of ``final`` left beside it; a live one's is locked and stays.
+
+    One that was killed while it replaced ``final`` has moved that aside: it gets its name back.
+    """
+    beside, name = final.absolute().parent, f".{glob.escape(final.name)}"
+    for old in beside.glob(f"{name}.replaced-*"):
+        building = old.with_name(old.name.replace(".replaced-", ".building-"))
+        with _locked_directory(building) as ours:
+            if building.exists() and not ours:
+                continue
+            if final.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(final)
+    for leftover in beside.glob(f"{name}.building-*"):
         with _locked_directory(leftover) as ours:
             if ours:
                 shutil.rmtree(leftover, ignore_errors=True)

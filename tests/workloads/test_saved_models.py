@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import torch
 from finetuning_cases import asked, refuse, train
 from generation_cases import Worker
 from generation_cases import request as generation
+from patience import patience
 
 from workloads import text_generation
 from workloads.errors import DataMissing
@@ -71,6 +75,47 @@ def test_what_a_library_wrote_of_random_weights_is_random(shared: Path, tmp_path
     assert (shared / "by-library/model.safetensors").read_bytes() == (
         tmp_path / "model.safetensors"
     ).read_bytes()
+
+
+def _killed_while_replacing(final: Path, renames: int) -> None:
+    """Keep a model again, and die by SIGKILL before the rename after so many."""
+    rename, done = Path.rename, []
+
+    def watched(self: Path, to: Path) -> Path:
+        if len(done) == renames:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.append(self)
+        return rename(self, to)
+
+    Path.rename = watched  # type: ignore[method-assign]
+    saved.keep("model", final, lambda to: _config(to, "new"))
+
+
+def _config(directory: Path, text: str) -> None:
+    (directory / "config.json").write_text(json.dumps({"said": text}))
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_room(
+    shared: Path, renames: int
+) -> None:
+    """The next that looks finds the model of before, and the next that keeps one leaves nothing
+    of the killed job's behind."""
+    final = shared / f"replaced-{renames}"
+    saved.keep("model", final, lambda to: _config(to, "old"))
+    job = multiprocessing.get_context("fork").Process(
+        target=_killed_while_replacing, args=(final, renames)
+    )
+    job.start()
+    job.join(patience(30))
+    assert job.exitcode == -signal.SIGKILL
+    assert final.exists() is (renames == 0)
+    assert saved.find_saved(final.name) == final
+    assert json.loads((final / "config.json").read_text()) == {"said": "old"}
+    saved.keep("model", final, lambda to: _config(to, "newer"))
+    assert json.loads((final / "config.json").read_text()) == {"said": "newer"}
+    beside = {path.name for path in shared.glob(f".{final.name}.*")}
+    assert beside == {f".{final.name}.lock"}
 
 
 def test_an_unknown_name_says_how_to_save_one() -> None:

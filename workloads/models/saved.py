@@ -9,6 +9,8 @@ complete; making the model again replaces it.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.cache import build_aside, cache_root, file_lock
+from workloads.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.errors import DataMissing
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def find_saved(name: str) -> Path | None:
     if os.sep in name or name.startswith("."):
         return None
     directory = models_root() / name
+    if not directory.exists() and any(models_root().glob(f".{glob.escape(name)}.replaced-*")):
+        with contextlib.suppress(OSError), file_lock(_lock_of(directory)):
+            remove_abandoned(directory)  # whoever replaced it was killed in between
     return directory if (directory / "config.json").is_file() else None
 
 
@@ -99,11 +104,16 @@ def keep(what: str, final: Path, fill: Callable[[Path], None]) -> Path:
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(final.with_name(f".{final.name}.lock")):
+        with file_lock(_lock_of(final)):
+            remove_abandoned(final)
             build_aside(final, fill, replace=True)
     except OSError as error:
         raise DataMissing(f"the {what} cannot be kept in {final}: {error}") from error
     return final
+
+
+def _lock_of(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
 
 
 def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
