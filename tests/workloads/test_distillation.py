@@ -169,7 +169,10 @@ def test_students_keep_layers_or_width() -> None:
 def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
     """The student of one job is the model of the next, which names its teacher."""
     train(**{**SMALL, "steps": 1}, save_model="student")
-    assert load_causal_model(open_model("student")).config.num_hidden_layers == 2
+    student, teacher = (load_causal_model(open_model(n)) for n in ("student", "tiny-chatglm3"))
+    assert student.config.num_hidden_layers == 2
+    assert student.generation_config.eos_token_id == teacher.generation_config.eos_token_id != 2
+    assert student.generation_config.to_diff_dict() == teacher.generation_config.to_diff_dict()
     again = {**SMALL, "steps": 1, "student_layers": None, "model": "student"}
     result = train(**again, teacher="tiny-chatglm3")
     assert result.details["teacher"] == "tiny-chatglm3, random weights"

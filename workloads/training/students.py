@@ -44,6 +44,9 @@ def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.
     if hidden is not None:
         _narrow(config, hidden)
     student = type(teacher)(config).to(teacher.dtype).to(teacher.device)
+    if getattr(teacher, "generation_config", None) is not None:
+        # It says what ends a text; a new model has one made from its config instead.
+        student.generation_config = copy.deepcopy(teacher.generation_config)
     if hidden is None:
         student.load_state_dict(_renumbered(teacher, kept))
         student.tie_weights()
