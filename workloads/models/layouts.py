@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from workloads.cache import cached_directory
 from workloads.models import chatglm3
-from workloads.models.checkpoint_files import architecture_of, read_config
+from workloads.models.checkpoint_files import PROTECTED, architecture_of, read_config
 
 Layout = Literal["native", "original"]
 
 #: Raise when conversion or restoration write something else: it is in the cache's keys.
 _RECIPE = 2
 
-_MODEL_FILES = (".json", ".model", ".safetensors", ".bin")
+_MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:

@@ -50,7 +50,9 @@ class ModelSource:
         return {"decryption_s": self.opening.seconds} if self.opening is not None else {}
 
 
-def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
+def open_model(
+    name: str, *, layout: Layout = "native", weights: bool = True, protected: bool = False
+) -> ModelSource:
     """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
@@ -59,10 +61,12 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         name: as in ``catalog.find_model``.
         layout: which of ChatGLM3's two layouts the engine loads; other models have one.
         weights: whether it must have them; else a configuration is enough.
+        protected: whether the caller loads protected weights, by this module's functions.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
-        BadConfiguration: it is a ChatGLM that cannot be had in that layout.
+        BadConfiguration: it is a ChatGLM that cannot be had in that layout, or protected and
+            not to be opened here.
     """
     entry = find_model(name, weights=weights)
     own_code = remote_code.allowed(name)
@@ -89,6 +93,11 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
+    opening = protection.opening_for(path)
+    if opening is not None and not protected:
+        raise BadConfiguration(
+            f"the weights in {path} are protected, and are read here in the clear only"
+        )
     tokenizer_path = path
     if not entry.checkpoint.pipeline:
         path = layouts.in_layout(path, layout)
@@ -99,7 +108,7 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,
-        opening=protection.opening_for(path),
+        opening=opening,
     )
 
 
@@ -178,12 +187,16 @@ def _from_memory(
     loader: Any, source: ModelSource, opening: protection.Opening, arguments: Mapping[str, Any]
 ) -> Any:
     import torch
+    from transformers import GenerationConfig
 
-    config = load_config(source)
+    config = arguments.get("config") or load_config(source)
     with torch.device("meta"):  # of automatic classes only the class they stand for takes tensors
         chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
     weights = opening.state_dict(Path(source.path))
-    return chosen.from_pretrained(None, config=config, state_dict=weights, **arguments)
+    model = chosen.from_pretrained(None, **{**arguments, "config": config, "state_dict": weights})
+    if (Path(source.path) / "generation_config.json").is_file():  # no path, so it was not read
+        model.generation_config = GenerationConfig.from_pretrained(source.path)
+    return model
 
 
 def check_attention(model: Any, asked: str) -> None:
