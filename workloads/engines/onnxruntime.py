@@ -80,7 +80,7 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
         yield Refusal(
             setting="attention",
             reason=f"graphs are exported from sdpa, not from {attention}",
-            hint="leave attention out; fusions: true takes ONNX Runtime's own",
+            hint="leave attention out; the setting fusions takes ONNX Runtime's own",
             unsupported=True,
         )
     if parameters.get("fusions") and not parameters.get("constant_folding", True):
@@ -130,7 +130,7 @@ def _precisions() -> dict[tuple[str, str], Support]:
         )
         found["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
         found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
-        found["int4", device] = unsupported("this version makes no 4-bit graphs; write int8")
+        found["int4", device] = unsupported("this version makes no 4-bit graphs")
     found["int8", "cpu"] = supported(
         "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
         "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"

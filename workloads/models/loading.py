@@ -8,11 +8,13 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, protection, random_weights, remote_code
@@ -193,9 +195,14 @@ def _from_memory(
     with torch.device("meta"):  # of automatic classes only the class they stand for takes tensors
         chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
     weights = opening.state_dict(Path(source.path))
-    model = chosen.from_pretrained(None, **{**arguments, "config": config, "state_dict": weights})
-    if (Path(source.path) / "generation_config.json").is_file():  # no path, so it was not read
-        model.generation_config = GenerationConfig.from_pretrained(source.path)
+    model = chosen.from_pretrained(
+        None,
+        trust_remote_code=source.remote_code,
+        **{**arguments, "config": config, "state_dict": weights},
+    )
+    ends = Path(source.path) / "generation_config.json"
+    if ends.is_file():  # without a path it is not read
+        model.generation_config = GenerationConfig.from_dict(json.loads(files.read_text(ends)))
     return model
 
 
