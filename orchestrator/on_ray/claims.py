@@ -38,6 +38,7 @@ from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.process_server import OPTIONAL
 from orchestrator.worker.redaction import redact
 from workloads.devices import host_device
 
@@ -108,6 +109,11 @@ class Claim:
         """The channel to its agent."""
         assert self.opened_channel is not None
         return self.opened_channel
+
+
+def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
+    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
+    return (*PRELOAD, *(name + OPTIONAL for name in packages))
 
 
 class Claims:
