@@ -17,10 +17,12 @@ from orchestrator.trackers.base import TrackedRun, Tracker
 
 @dataclass
 class Kept:
-    """A tracker in memory, which fails as often as it is told to."""
+    """A tracker in memory, which fails as often as it is told to, and with one job always."""
 
     runs: list[TrackedRun] = field(default_factory=list)
     failures: int = 0
+    refused: str = ""  # a job's id
+    refusals: int = 0
     came: threading.Event = field(default_factory=threading.Event)
     stuck: threading.Event | None = None
 
@@ -42,6 +44,9 @@ class Kept:
     def write(self, tracked: TrackedRun) -> None:
         if self.stuck is not None:
             self.stuck.wait()
+        if tracked.tags["nightgrid.job_id"] == self.refused:
+            self.refusals += 1
+            raise ValueError("not this one")
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no")
@@ -85,6 +90,31 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
     assert attempts(kept) == [row(0).job_id, row(1).job_id]
 
 
+@pytest.mark.parametrize("refused", [0, 2])
+def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
+    """It is tried a few times, set aside and named at the end; the others are written, those that
+    come later, too."""
+    kept = Kept(refused=row(refused).job_id)
+    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
+    log.start()
+    for number in (1, 2, 3):
+        log.take(row(number))
+    told = log.close()
+    assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
+    assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
+    assert kept.refusals == row_log.MOST_FAILURES
+
+
+def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
+    """With the reason; no row is set aside for it."""
+    tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
+    log = RowLog(store, tracker, "there", again_s=3600)
+    log.start()
+    assert log.close().startswith(
+        "some rows were not logged: Kept at there: it says division by zero; nightgrid export"
+    )
+
+
 def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
     store: Store,
 ) -> None:
@@ -92,7 +122,7 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
     log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
     log.start()
     assert log.close() == (
-        "some rows were not logged: Kept at there: it says no; "
+        f"some rows were not logged: 1 set aside ({row(0).job_id}): Kept at there: it says no; "
         "nightgrid export there --to kept --run night brings them"
     )
 
