@@ -25,7 +25,7 @@ from orchestrator.runtime.earlier import (
     final_states,
     owner_of,
 )
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, startup_of
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, start_of
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
 from orchestrator.runtime.options import (
     RunOptions,
@@ -309,7 +309,7 @@ def _drive(
         run=store.run,
         plan=plan,
         started_at=time.monotonic() - _under_way_s(options),
-        start=startup_of(options).kind,
+        start=start_of(options),
     )
 
     def to_measurement(record: RecordRow) -> Measurement:
@@ -370,9 +370,7 @@ def _drive(
             view=CleanView(view),
             publish=publish,
             logged=lambda row: [log.take(row) for log in logs],
-            trouble=lambda: next(
-                filter(None, (getattr(each, "trouble", "") for each in outer)), ""
-            ),
+            trouble=lambda: next(filter(None, map(_trouble, outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
