@@ -87,7 +87,7 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
-    from orchestrator.runtime.row_log import RowLog
+    from orchestrator.runtime.row_log import RowLog, close_all
     from orchestrator.trackers import tracker_of
     from workloads.models import protection, remote_code
 
@@ -130,9 +130,15 @@ def run_grid(
             with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
                 for log in logs:
                     log.start()
-                result = _drive(options, session, plan, store, deadline, seed, say, mirror, logs)
-                for log in logs:
-                    say(log.close(hurry=deadline is not None or not result.finished))
+                hurry = True
+                try:
+                    result = _drive(
+                        options, session, plan, store, deadline, seed, say, mirror, logs
+                    )
+                    hurry = deadline is not None or not result.finished
+                finally:
+                    for told in close_all(logs, hurry=hurry):
+                        say(told)
             forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)

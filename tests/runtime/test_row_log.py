@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import tiny_workload
 from measurements import row
 
+from orchestrator import trackers
 from orchestrator.results.store import Store
-from orchestrator.runtime import row_log
-from orchestrator.runtime.row_log import RowLog
+from orchestrator.runtime import row_log, run
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.row_log import RowLog, close_all
 from orchestrator.trackers.base import TrackedRun, Tracker
 
 
@@ -138,3 +141,53 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     told = log.close(hurry=True)
     assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
     kept.stuck.set()
+
+
+def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
+    """The first writes its row only when the second has ended: one after the other they would
+    take the first one's whole time."""
+    slow, quick = Kept(stuck=threading.Event()), Kept()
+    logs = [RowLog(store, each.tracker(), "there") for each in (slow, quick)]
+    for log in logs:
+        log.start()
+
+    def after_the_second() -> None:
+        logs[1]._thread.join()
+        slow.stuck.set()
+
+    threading.Thread(target=after_the_second, daemon=True).start()
+    assert close_all(logs, hurry=False) == ["every row is in Kept at there"] * 2
+
+
+def test_a_run_that_fails_brings_its_rows_before_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that came before the failure are logged, in a hurry."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "name: night\nexperiments:\n"
+        "  - {name: e, workload: tiny, model: tiny-chatglm3, accelerator: HPU}\n"
+    )
+    kept = Kept()
+    said: list[str] = []
+    hurried: list[bool] = []
+
+    def failing(*arguments: object) -> None:
+        logs = arguments[-1]
+        assert isinstance(logs, list)
+        logs[0].take(row(1))
+        raise RuntimeError("the driver fails")
+
+    def closing(logs: list[RowLog], *, hurry: bool) -> list[str]:
+        hurried.append(hurry)
+        return close_all(logs, hurry=hurry)
+
+    tiny_workload.register(monkeypatch)
+    monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
+    monkeypatch.setattr(run, "_drive", failing)
+    monkeypatch.setattr(row_log, "close_all", closing)
+    options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
+    with pytest.raises(RuntimeError, match="the driver fails"):
+        run.run_grid(grid, options, said.append)
+    assert attempts(kept) == [row(1).job_id]
+    assert said[-1] == "every row is in Kept at there" and hurried == [True]
