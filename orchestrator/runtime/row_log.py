@@ -104,7 +104,7 @@ class RowLog:
                         self._destination, self._store.run, self._store.path
                     )
                     connected = True
-                    left = self._earlier() if left is None else left
+                    left = self._earlier(connection) if left is None else left
                     self._write(connection, left)
                     return
             except StoreError as error:
@@ -117,11 +117,13 @@ class RowLog:
             elif not self._written:  # else the connection worked until this row came
                 self._ending.wait(self._again_s)  # an end that comes meanwhile has one more try
 
-    def _earlier(self) -> deque[Measurement]:
-        """The rows of earlier drivers, which may have died before they were logged."""
+    def _earlier(self, connection: Connection) -> deque[Measurement]:
+        """The rows of earlier drivers that are not there: those may have died before."""
         from orchestrator.report.grouping import newest_final
+        from orchestrator.results.bulk import read_lean
 
-        return deque(newest_final(self._store.measurements(samples=False)))
+        rows = newest_final(read_lean(self._store).measurements)
+        return deque(row for row in rows if not connection.has(attempt_of(row)))
 
     def _put_back(self, left: deque[Measurement]) -> None:
         """Move the row that failed behind the others, or set it aside."""

@@ -11,11 +11,13 @@ import tiny_workload
 from measurements import row
 
 from orchestrator import trackers
+from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
+from orchestrator.results.stored_run import StoredRun
 from orchestrator.runtime import row_log, run
 from orchestrator.runtime.options import RunOptions
 from orchestrator.runtime.row_log import RowLog, close_all
-from orchestrator.trackers.base import TrackedRun, Tracker
+from orchestrator.trackers.base import TrackedRun, Tracker, tracked
 
 
 @dataclass
@@ -191,3 +193,24 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
         run.run_grid(grid, options, said.append)
     assert attempts(kept) == [row(1).job_id]
     assert said[-1] == "every row is in Kept at there" and hurried == [True]
+
+
+def test_rows_that_are_there_already_are_not_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that goes on with a large run converts only what the tracker lacks."""
+    with store:
+        store.append(row(1, run="night"))
+    converted: list[str] = []
+
+    def counting(each: Measurement) -> TrackedRun:
+        converted.append(each.job_id)
+        return tracked(each)
+
+    kept = Kept(runs=[tracked(row(0, run="night"))])
+    monkeypatch.setattr(row_log, "tracked", counting)
+    monkeypatch.delattr(StoredRun, "measurements")  # the reader that looks at every value
+    log = RowLog(store, kept.tracker(), "there")
+    log.start()
+    assert log.close() == "every row is in Kept at there"
+    assert converted == [row(1).job_id]
