@@ -376,7 +376,7 @@ def _drive(
             view=CleanView(view),
             publish=publish,
             logged=lambda row: [log.take(row) for log in logs],
-            trouble=lambda: next(filter(None, map(_trouble, outer)), ""),
+            trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
@@ -387,7 +387,7 @@ def _drive(
         ).drive()
 
 
-def _trouble(edge: object) -> str:
+def trouble_of(edge: object) -> str:
     """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
     told: str = getattr(edge, "trouble", "")
     return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from orchestrator import trackers
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.results.stored_run import StoredRun
-from orchestrator.runtime import row_log, run
+from orchestrator.runtime import driver, row_log, run
 from orchestrator.runtime.options import RunOptions
 from orchestrator.runtime.row_log import RowLog, close_all
 from orchestrator.trackers.base import TrackedRun, Tracker, tracked
@@ -146,18 +147,19 @@ def test_a_tracker_that_hangs_holds_up_nothing(
 
 
 def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
-    """The first writes its row only when the second has ended: one after the other they would
+    """The first writes its row only when the second is told the end: one after the other they would
     take the first one's whole time."""
     slow, quick = Kept(stuck=threading.Event()), Kept()
-    logs = [RowLog(store, each.tracker(), "there") for each in (slow, quick)]
+
+    class Second(RowLog):
+        def end(self) -> None:
+            super().end()
+            assert slow.stuck is not None
+            slow.stuck.set()
+
+    logs = [RowLog(store, slow.tracker(), "there"), Second(store, quick.tracker(), "there")]
     for log in logs:
         log.start()
-
-    def after_the_second() -> None:
-        logs[1]._thread.join()
-        slow.stuck.set()
-
-    threading.Thread(target=after_the_second, daemon=True).start()
     assert close_all(logs, hurry=False) == ["every row is in Kept at there"] * 2
 
 
@@ -174,11 +176,13 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
     said: list[str] = []
     hurried: list[bool] = []
 
-    def failing(*arguments: object) -> None:
-        logs = arguments[-1]
-        assert isinstance(logs, list)
-        logs[0].take(row(1))
-        raise RuntimeError("the driver fails")
+    class Failing:
+        def __init__(self, *, logged: Callable[[Measurement], object], **_: object) -> None:
+            self.logged = logged
+
+        def drive(self) -> None:
+            self.logged(row(1))
+            raise RuntimeError("the driver fails")
 
     def closing(logs: list[RowLog], *, hurry: bool) -> list[str]:
         hurried.append(hurry)
@@ -186,7 +190,7 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
 
     tiny_workload.register(monkeypatch)
     monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
-    monkeypatch.setattr(run, "_drive", failing)
+    monkeypatch.setattr(driver, "Driver", Failing)
     monkeypatch.setattr(row_log, "close_all", closing)
     options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
     with pytest.raises(RuntimeError, match="the driver fails"):

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.planning import duration
+from orchestrator.results import stored_run
 from orchestrator.runtime import grid_plan
 from orchestrator.runtime.options import RunOptions
-from orchestrator.runtime.run import _trouble
+from orchestrator.runtime.run import trouble_of
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,11 @@ def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
     monkeypatch.setenv("RAY_ADDRESS", variable)
     read: list[Path] = []
 
-    def earlier(results: Path, kind: str) -> tuple[float, ...]:
+    def no_runs(results: Path) -> list[str]:
         read.append(results)
-        return (1.0,)
+        return []
 
-    monkeypatch.setattr(grid_plan, "_earlier_starts", earlier)
+    monkeypatch.setattr(stored_run, "runs", no_runs)
     assert grid_plan.start_of(options) == kind
     assert not read
     assert grid_plan.startup_of(options).kind == kind
@@ -43,6 +44,6 @@ def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
 
 def test_what_cannot_be_in_trouble_is_in_none() -> None:
     """An executor or a mirror that is not there, too."""
-    assert [_trouble(each) for each in (None, object(), SimpleNamespace(trouble="away"))] == [
+    assert [trouble_of(each) for each in (None, object(), SimpleNamespace(trouble="away"))] == [
         *("", "", "away")
     ]
