@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy
@@ -22,10 +22,13 @@ from PIL import Image
 from transformers import AutoConfig
 
 from workloads import text_generation, text_to_image
+from workloads.answer_loss import Answered, loss_of
 from workloads.encoding import run as encoding
 from workloads.engines import engine_refusals
+from workloads.errors import Unsupported
 from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_model
 from workloads.models.masked_lm import load_masked_model
+from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.refusal import Asked
 
 #: Exports of a dozen CPU seconds, which `make rehearsal` takes and `make test` does not.
@@ -86,6 +89,14 @@ def test_an_encoder_decoder_writes_what_generate_writes(cache, tmp_path: Path) -
     assert [each.computed_tokens for each in graph.samples] == computed
     assert all(0 < each.encoder_s < each.wall_s for each in graph.samples)
     assert graph.metrics["largest_output_difference"] < 1e-4 * graph.metrics["output_spread"]
+
+
+def test_graphs_tell_no_loss_of_an_answer() -> None:
+    """Reading sources by a graph, there is no model of torch to ask: the row says so, as it does of
+    other engines without logits, and keeps what was timed."""
+    nothing = {each.name: None for each in fields(OnnxSeq2Seq) if each.name != "figures"}
+    with pytest.raises(Unsupported, match="tells no logits"):
+        loss_of(OnnxSeq2Seq(**nothing), [Answered(prompt=(1,), answer=(2,))])
 
 
 @pytest.fixture
