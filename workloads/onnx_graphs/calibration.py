@@ -20,7 +20,7 @@ from workloads.data.catalog import load_dataset
 from workloads.errors import DataMissing
 from workloads.onnx_graphs.calibrations import ORIGIN, RANGES, calibrations_root
 from workloads.onnx_graphs.decoder import OnnxDecoder, load
-from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of
 from workloads.onnx_graphs.variants import static_arguments, without_shapes_of_weights
 from workloads.workloads.onnx_calibration import OnnxCalibrationParameters
 
@@ -47,7 +47,7 @@ def run(request: Request, context: JobContext) -> Result:
         measure_ranges(graph, passes, directory / RANGES)
         origin = {
             "model": request.model,
-            "measured": engine.directory.name,
+            "measured": facts_of(engine.directory)[IDENTITY],
             "dataset": request.dataset,
             "prompts": parameters.prompts,
             "output_tokens": parameters.output_tokens,

@@ -18,7 +18,7 @@ from typing import Any
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.onnx_graphs.calibrations import find_calibration
-from workloads.onnx_graphs.export import GRAPH, facts_of, graphs_of, key_of, write_facts
+from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of, graphs_of, key_of, write_facts
 
 #: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")
@@ -42,7 +42,7 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
     if not calibration:
         return _made(base, "int8-dynamic", (), _to_dynamic_int8)
     found = find_calibration(calibration)
-    if found.graph != base.name:
+    if found.graph != facts_of(base)[IDENTITY]:
         raise BadConfiguration(
             f"calibration {calibration!r} measured another graph "
             f"({found.origin.get('model')}); let a job of "

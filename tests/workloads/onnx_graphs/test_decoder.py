@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.onnx_graphs import calibration, decoder, proof
 from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.operators import operators_of
 from workloads.onnx_graphs.session import Execution, Graph
+from workloads.onnx_graphs.variants import in_precision
 
 STEPS = 12
 
@@ -108,9 +111,12 @@ def test_levels_of_optimization_compute_the_same(job, plain) -> None:
     assert texts(found) == texts(plain)
 
 
-def test_static_int8_starts_from_a_calibration(job, plain, model, dataset) -> None:
+def test_static_int8_starts_from_a_calibration(
+    job, plain, model, dataset, cache: Path, tmp_path: Path
+) -> None:
     """A job measures the ranges and keeps them under a name; every product of weights but the
-    output layer's is then an integer product, its weights with a scale per channel."""
+    output layer's is then an integer product, its weights with a scale per channel. A node that
+    exported the same weights to another path takes the ranges too."""
     asked = {"model": model, "engine": "onnxruntime", "save_calibration": "texts"}
     measured = calibration.run(
         request(dataset, workload="onnx-calibration", prompts=4, output_tokens=3, **asked),
@@ -121,6 +127,10 @@ def test_static_int8_starts_from_a_calibration(job, plain, model, dataset) -> No
     assert "QLinearMatMul 0 → 6" in found.details["operators_changed_by_optimization"]
     assert found.metrics["largest_output_difference"] < found.metrics["output_spread"]
     assert found.weight_bytes < 0.9 * plain.weight_bytes
+    (base,) = cache.glob("onnx-decoder-*")
+    elsewhere = shutil.copytree(base, tmp_path / "onnx-decoder-of-another-node")
+    of_other_node = in_precision(elsewhere, "int8", "texts")
+    assert operators_of(of_other_node / GRAPH)["QuantizeLinear"]
     with pytest.raises(DataMissing, match="did you mean texts"):
         job(precision="int8", calibration="text")
     origin = Path(measured.details["calibration"]) / "nightgrid.json"
