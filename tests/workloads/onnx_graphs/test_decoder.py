@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from workloads.devices import device_for
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.onnx_graphs import calibration, decoder, proof
+from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH
 from workloads.onnx_graphs.operators import operators_of
 from workloads.onnx_graphs.session import Execution, Graph
@@ -137,6 +139,16 @@ def test_static_int8_starts_from_a_calibration(
     origin.write_text(json.dumps(json.loads(origin.read_text()) | {"measured": "another"}))
     with pytest.raises(BadConfiguration, match="measured another graph"):
         job(precision="int8", calibration="texts")
+
+
+def test_a_probe_keeps_no_calibration(plain, model, dataset) -> None:
+    """It asks whether a job fits, and would replace ranges of many prompts by those of few."""
+    asked = {"model": model, "engine": "onnxruntime", "save_calibration": "probed"}
+    job = request(dataset, workload="onnx-calibration", prompts=1, output_tokens=1, **asked)
+    found = calibration.run(replace(job, probe=True), Worker().context())
+    assert found.details["passes"] == "1" and "calibration" not in found.details
+    with pytest.raises(DataMissing):
+        find_calibration("probed")
 
 
 def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) -> None:

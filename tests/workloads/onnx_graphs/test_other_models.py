@@ -30,6 +30,7 @@ from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_mo
 from workloads.models.masked_lm import load_masked_model
 from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.refusal import Asked
+from workloads.registry import find_workload, refusals
 
 #: Exports of a dozen CPU seconds, which `make rehearsal` takes and `make test` does not.
 ON_REQUEST = pytest.mark.skipif(
@@ -37,6 +38,17 @@ ON_REQUEST = pytest.mark.skipif(
 )
 #: What is not folded at export is exported sooner; ONNX Runtime folds it when it opens the graph.
 FAST = {"constant_folding": False}
+#: A job that all abilities take.
+ASKED = {
+    "model": "tiny-chatglm3",
+    "dataset": "advertisegen-synthetic",
+    "precision": "fp32",
+    "device": "cpu",
+    "batch_size": 1,
+    "cards": 1,
+    "parameters": {},
+    "engine": "onnxruntime",
+}
 
 
 def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
@@ -102,7 +114,11 @@ def test_graphs_tell_no_loss_of_an_answer() -> None:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     """The embedded pipeline with a U-Net of one level, which is exported in a third of the time."""
-    to = tmp_path / "pipeline"
+    return with_small_unet(tmp_path / "pipeline")
+
+
+def with_small_unet(to: Path, **more: int) -> str:
+    """A copy of the embedded pipeline with another U-Net."""
     shutil.copytree(open_model("tiny-stable-diffusion").path, to)
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
@@ -115,6 +131,7 @@ def pipeline(tmp_path: Path) -> str:
         cross_attention_dim=32,
         attention_head_dim=4,
         norm_num_groups=8,
+        **more,
     )
     unet.save_pretrained(to / "unet")
     return str(to)
@@ -157,16 +174,18 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
 )
 def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -> None:
     """Each refusal names its setting; on Gaudi there is no provider."""
-    asked = {
-        "model": "tiny-chatglm3",
-        "dataset": "advertisegen-synthetic",
-        "precision": "fp32",
-        "device": "cpu",
-        "batch_size": 1,
-        "cards": 1,
-        "parameters": {},
-        "engine": "onnxruntime",
-    }
-    assert not list(engine_refusals(Asked(**asked), ability))
-    (refusal,) = engine_refusals(Asked(**(asked | changes)), ability)
+    assert not list(engine_refusals(Asked(**ASKED), ability))
+    (refusal,) = engine_refusals(Asked(**(ASKED | changes)), ability)
     assert refusal.setting == setting and refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [({"cards": 2}, "cards"), *(({"batch_size": size}, "batch_size") for size in (2, "max"))],
+)
+def test_a_calibration_reads_one_prompt_on_one_card(changes, setting) -> None:
+    """What is asked beyond that would not be done, so the plan refuses it."""
+    spec = find_workload("onnx-calibration")
+    assert not refusals(spec, Asked(**ASKED))
+    (refusal,) = refusals(spec, Asked(**(ASKED | changes)))
+    assert refusal.setting == setting and refusal.hint
