@@ -23,9 +23,9 @@ from workloads.models.loading import load_causal_model, load_tokenizer, open_mod
 from workloads.onnx_graphs import calibration, decoder, proof
 from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH
-from workloads.onnx_graphs.operators import operators_of
+from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
-from workloads.onnx_graphs.variants import in_precision
+from workloads.onnx_graphs.variants import _to_fp16, in_precision, without_shapes_of_weights
 
 STEPS = 12
 
@@ -193,6 +193,22 @@ def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
         assert graph.threads == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypatch) -> None:
+    """A graph in memory has 2 GB at most, and the system's directory of temporary files may have
+    less: shapes are found from the file, and copies lie in the cache."""
+    (directory,) = cache.glob("onnx-decoder-*")
+
+    def too_large(*_, **__):
+        raise ValueError("the model exceeds 2 GB")
+
+    monkeypatch.setattr("onnxruntime.transformers.float16.infer_shapes", too_large)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    _to_fp16(directory / GRAPH, tmp_path / GRAPH)
+    assert share_in([tmp_path / GRAPH], "FLOAT16") > 0.9
+    with without_shapes_of_weights(directory / GRAPH) as copy:
+        assert copy.is_relative_to(cache)
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
