@@ -193,7 +193,7 @@ SPEC = EngineSpec(
             name="session_start_s",
             title="session start",
             unit="s",
-            description="Time that ONNX Runtime took to open the graph and optimise it.",
+            description="Time that ONNX Runtime took to open a model's graphs and optimise them.",
             better="lower",
             ranks="largest",
         ),

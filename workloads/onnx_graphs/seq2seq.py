@@ -154,7 +154,7 @@ def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) 
     pair = Pair(encoder=opened.also(ENCODER), decoder=opened.graph)
     apart = differs(pair, opened.directory)
     apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart)
+    figures, details = opened.told(apart, pair.encoder)
     facts = opened.facts
     return OnnxSeq2Seq(
         pair=pair,

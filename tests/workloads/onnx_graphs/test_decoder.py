@@ -23,6 +23,7 @@ from workloads.models.loading import load_causal_model, load_tokenizer, open_mod
 from workloads.onnx_graphs import calibration, decoder, proof
 from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.opened import Opened
 from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.onnx_graphs.variants import _to_fp16, in_precision, without_shapes_of_weights
@@ -209,6 +210,23 @@ def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypa
     assert share_in([tmp_path / GRAPH], "FLOAT16") > 0.9
     with without_shapes_of_weights(directory / GRAPH) as copy:
         assert copy.is_relative_to(cache)
+
+
+def test_the_start_of_a_session_is_that_of_all_graphs(plain, cache) -> None:
+    """An encoder-decoder opens two."""
+    (directory,) = cache.glob("onnx-decoder-*")
+    execution = Execution(device=device_for("cpu"), graph_optimization="all")
+    opened = Opened(
+        graph=Graph(directory / GRAPH, execution),
+        directory=directory,
+        base=directory,
+        execution=execution,
+        precision="fp32",
+        means="",
+    )
+    beside = opened.also(GRAPH)
+    figures, _ = opened.told(proof.Difference(largest=0.0, spread=1.0), beside)
+    assert figures["session_start_s"] == opened.graph.start_s + beside.start_s
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
