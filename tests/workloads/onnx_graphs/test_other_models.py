@@ -49,6 +49,7 @@ ASKED = {
     "parameters": {},
     "engine": "onnxruntime",
 }
+CALIBRATED = {"precision": "int8", "parameters": {"calibration": "texts"}}
 
 
 def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
@@ -137,6 +138,15 @@ def with_small_unet(to: Path, **more: int) -> str:
     return str(to)
 
 
+def test_a_denoiser_that_takes_guidance_is_refused(cache, tmp_path: Path) -> None:
+    """A distilled U-Net reads the strength of guidance, which the graph would not be given."""
+    model = with_small_unet(tmp_path / "distilled", time_cond_proj_dim=8)
+    asked = {"model": model, "engine": "onnxruntime", "steps": 1, "images": 2}
+    job = request("image-prompts", workload="text-to-image", **asked)
+    with pytest.raises(Unsupported, match="takes something else"):
+        text_to_image.run(job, Worker().context())
+
+
 @ON_REQUEST
 def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
     """The U-Net's graph in place of its module: the same image, but for rounding to pixels."""
@@ -168,6 +178,11 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
         ("generate", {"parameters": {"tensor_parallel": 2}}, "tensor_parallel"),
         ("generate", {"parameters": {"fusions": True, "constant_folding": False}}, "fusions"),
         ("generate", {"parameters": {"calibration": "texts"}}, "calibration"),
+        ("generate", {"model": "tiny-t5", **CALIBRATED}, "calibration"),
+        ("encode", {"model": "tiny-bert", **CALIBRATED}, "calibration"),
+        ("images", CALIBRATED, "calibration"),
+        ("generate", {"precision": "int8", "parameters": FAST}, "constant_folding"),
+        ("calibrate-activations", {"parameters": FAST}, "constant_folding"),
         ("images", {"parameters": {"torch_compile": True}}, "torch_compile"),
         ("calibrate-activations", {"precision": "int8"}, "precision"),
     ],
