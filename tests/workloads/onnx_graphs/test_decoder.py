@@ -26,7 +26,7 @@ from workloads.onnx_graphs.export import GRAPH
 from workloads.onnx_graphs.opened import Opened
 from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
-from workloads.onnx_graphs.variants import _to_fp16, in_precision, without_shapes_of_weights
+from workloads.onnx_graphs.variants import in_precision, without_shapes_of_weights
 
 STEPS = 12
 
@@ -206,8 +206,8 @@ def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypa
 
     monkeypatch.setattr("onnxruntime.transformers.float16.infer_shapes", too_large)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
-    _to_fp16(directory / GRAPH, tmp_path / GRAPH)
-    assert share_in([tmp_path / GRAPH], "FLOAT16") > 0.9
+    large = shutil.copytree(directory, tmp_path / "large")
+    assert share_in([in_precision(large, "fp16", "") / GRAPH], "FLOAT16") > 0.9
     with without_shapes_of_weights(directory / GRAPH) as copy:
         assert copy.is_relative_to(cache)
 
