@@ -85,8 +85,24 @@ def fingerprint(directory: Path) -> str:
     """Changes when a file of a model or an adapter does. Names, sizes and times stand for
     gigabytes of weights."""
     seen = hashlib.sha256(str(directory.resolve()).encode())
-    for file in sorted(directory.iterdir()):
-        if file.suffix in _MODEL_FILES and file.is_file():
-            facts = file.stat()
-            seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    for file in _model_files(directory):
+        facts = file.stat()
+        seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return seen.hexdigest()[:16]
+
+
+def content_digest(directory: Path) -> str:
+    """Changes when the content of a model's files does: equal copies on all nodes are one model.
+    This reads all of them."""
+    seen = hashlib.sha256()
+    for file in _model_files(directory):
+        seen.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                seen.update(block)
+    return seen.hexdigest()[:16]
+
+
+def _model_files(directory: Path) -> list[Path]:
+    files = (file for file in directory.iterdir() if file.suffix in _MODEL_FILES)
+    return sorted(file for file in files if file.is_file())
