@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 NIGHTGRID = $(VENV)/bin/nightgrid
 GAUDI_VENV ?= .venv-gaudi
-# Of the suite: one starts clusters and waits half of its time, in which the others compute.
-PROCESSES ?= 2
+# Of the suite, on two cores: one starts clusters and waits half of its time, in which the others compute.
+PROCESSES ?= 3
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
 .PHONY: help demo real test suite test-gaudi quick lint docs clean

@@ -110,6 +110,10 @@ class OneNode:
     def joined(self) -> list[Any]:
         return [self._claim]
 
+    def lose_if_silent(self, claim: Any, patience_s: float) -> bool:
+        """It speaks as long as its server lives."""
+        return False
+
     def close(self) -> None:
         """The processes end with their server."""
 

@@ -65,7 +65,7 @@ def reference_directory(
     """Directory of the node's cache for the reference of a model on the prompts of a dataset."""
     seen = [
         model,
-        fingerprint(Path(open_model(model).path)),
+        fingerprint(Path(open_model(model, protected=True).path)),
         fingerprint(find_adapter(parameters.adapter)) if parameters.adapter else "",
         dataset,
         *(reading.columns, reading.split, reading.revision, reading.subset),

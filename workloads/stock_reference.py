@@ -70,7 +70,7 @@ def _key(question: Question) -> str:
     import transformers
 
     seen = [transformers.__version__, asdict(question)]
-    seen.append(fingerprint(Path(open_model(question.model).path)))
+    seen.append(fingerprint(Path(open_model(question.model, protected=True).path)))
     if question.adapter:
         seen.append(fingerprint(find_adapter(question.adapter)))
     text = json.dumps(seen, sort_keys=True)

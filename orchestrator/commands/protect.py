@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     key = protection.read_key(args.key_file)
     began = time.perf_counter()
     try:
-        written = protection.protect(args.source, args.destination, key)
+        written, left_out = protection.protect(args.source, args.destination, key)
     except OSError as error:
         raise BadConfiguration(f"{args.source} cannot be protected: {error}") from error
     seconds = time.perf_counter() - began
@@ -58,11 +58,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         names = [file.name for file in sealed]
         found = {"path": str(args.destination), "protected": names, "bytes": size}
+        found |= {"left_out": left_out}
         output.say_json(found | {"took_s": seconds})
         return 0
     output.say(
         f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
         f"{size / 1e9:.2f} GB in {seconds:.1f} s"
     )
+    if left_out:
+        output.say(f"left out, since they are neither text nor safetensors: {', '.join(left_out)}")
     output.say(f"run it with  --key-file {args.key_file}; without that file nobody can open it")
     return 0

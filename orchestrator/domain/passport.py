@@ -99,12 +99,13 @@ def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tupl
 
 
 def spread_of_runs(passports: Iterable[Passport]) -> Spread:
-    """Spread of the cards' speed from run to run, by the figure that varies most; none where there
-    are fewer than ``LEAST_HISTORY`` runs.
+    """Spread of the cards' speed from run to run, by the figure that varies most; none where no
+    card was in ``LEAST_HISTORY`` runs.
 
     A run's speed is the median over its cards, each held against its own mean over all runs: other
     cards are no difference between runs, and one slow card is none either. The noise of passports
-    is in it, so it is not too small.
+    is in it, so it is not too small. Cards of fewer runs are left out: the only run of a card is
+    its mean, which would look like no spread at all.
     """
     alike: dict[object, list[Passport]] = {}
     for each in passports:
@@ -117,10 +118,12 @@ def spread_of_runs(passports: Iterable[Passport]) -> Spread:
             for each in own:
                 if (value := getattr(each, figure)) is not None and value > 0:
                     by_run.setdefault(each.run, []).append(math.log(value))
+            if len(by_run) < LEAST_HISTORY:
+                continue
             means = {run: statistics.fmean(values) for run, values in by_run.items()}
             for run, mean in means.items():
                 of_cards.setdefault(run, []).append(mean - statistics.fmean(means.values()))
-        if len(of_cards) >= LEAST_HISTORY:
+        if of_cards:
             speeds = [statistics.median(means) for means in of_cards.values()]
             found.append(Spread(deviation=statistics.stdev(speeds), values=len(speeds)))
     return max(found, key=lambda spread: spread.deviation)

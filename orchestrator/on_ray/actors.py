@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator import __version__
@@ -31,7 +30,7 @@ from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import open_log
+from orchestrator.worker.process_server import installed, open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
@@ -101,10 +100,15 @@ class NodeAgent:
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
         log = open_log(str(logs / log_name))
-        modules = [name for name in preload if find_spec(name.partition(".")[0])]
         try:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.worker.process_server", path, *modules],
+                [
+                    sys.executable,
+                    "-m",
+                    "orchestrator.worker.process_server",
+                    path,
+                    *installed(preload),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -38,6 +38,7 @@ from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.process_server import OPTIONAL
 from orchestrator.worker.redaction import redact
 from workloads.devices import host_device
 
@@ -50,7 +51,7 @@ PRELOAD = (
     "transformers.models.llama.modeling_llama",
     "orchestrator.worker.card_worker",
 )
-_CLAIM_PATIENCE_S = 60.0
+CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
@@ -108,6 +109,11 @@ class Claim:
         """The channel to its agent."""
         assert self.opened_channel is not None
         return self.opened_channel
+
+
+def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
+    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
+    return (*PRELOAD, *(name + OPTIONAL for name in packages))
 
 
 class Claims:
@@ -218,9 +224,10 @@ class Claims:
         for claim in list(self.by_node.values()):
             if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
-            elif not claim.joined and now - claim.since > _CLAIM_PATIENCE_S:
+            elif not claim.joined and now - claim.since > CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self.held.add(claim.node, taken=True)
+                if claim.node.node_id == claim.ray_id:  # its further cards are no node of Ray's
+                    self.held.add(claim.node, taken=True)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -242,10 +249,10 @@ class Claims:
         self.held.say()
         if self.joined() or self.held:
             self._empty_since = now
-        elif now - self._empty_since > _CLAIM_PATIENCE_S + RETRY_S:
+        elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
-            raise ClusterError(f"no card could be had for {_CLAIM_PATIENCE_S:.0f} s: {why}")
+            raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
     def _new_claim_on(self, node: Node) -> Node | None:
         """The node to claim: this one, or, where only some of its cards are ours, a node of the

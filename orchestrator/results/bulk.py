@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from itertools import repeat
@@ -113,7 +113,7 @@ def with_raw(store: Store, rows: Iterable[Measurement], *names: str) -> Iterator
     empty = {name: rules_of(Measurement)[name][0].default for name in names}
     for found, batch in raw_batches(store, rows, *names):
         there = [name for name in names if name in batch.schema.names]  # older rows lack some
-        columns = {name: map(attrgetter(name), found) for name in _FIELDS} | {
+        columns = {name: list(map(attrgetter(name), found)) for name in _FIELDS} | {
             name: [value_of(name, each) or empty[name] for each in batch[name].to_pylist()]
             for name in there
         }
@@ -172,20 +172,23 @@ def _rows(table: pa.Table, shared: dict[Any, Any]) -> list[Measurement]:
     return _records(Measurement, table.num_rows, values)
 
 
-def _records(kind: Any, count: int, columns: Mapping[str, Iterable[Any]]) -> list[Any]:
+def _records(kind: Any, count: int, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
     """Records with these values; a column that is missing has its default. Slot by slot, since the
     ``__init__`` of a frozen record takes five times as long.
 
     Raises:
-        ValueError: a column is missing that has no default.
+        ValueError: a column is missing that has no default, or has more or fewer values.
     """
     made = [object.__new__(kind) for _ in range(count)]
     for name, (field, _) in rules_of(kind).items():
-        values = columns.get(name)
-        if values is None:
-            default = _default_of(field)
-            if default is MISSING:
-                raise ValueError(f"{name} is missing")
+        values: Iterable[Any]
+        if name in columns:
+            values = columns[name]
+            if len(columns[name]) != count:
+                raise ValueError(f"{name} has {len(columns[name])} values, not {count}")
+        elif (default := _default_of(field)) is MISSING:
+            raise ValueError(f"{name} is missing")
+        else:
             values = repeat(default)
         deque(map(getattr(kind, name).__set__, made, values), maxlen=0)
     return made

@@ -71,18 +71,24 @@ def plan_grid(
     return plan, history
 
 
+def start_of(options: RunOptions) -> str:
+    """The way in which a run comes to its cards, as ``Startup.kind`` has it."""
+    from orchestrator.planning import duration
+
+    if options.in_process:
+        return duration.IN_PROCESS
+    if options.emulate is None and (options.address or os.environ.get("RAY_ADDRESS")):
+        return duration.CLUSTER
+    return duration.PRIVATE
+
+
 def startup_of(options: RunOptions) -> Startup:
     """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
     the newest runs of the same results that came to theirs so."""
     from orchestrator.host.processors import usable_cores
     from orchestrator.planning import duration
 
-    if options.in_process:
-        kind = duration.IN_PROCESS
-    elif options.emulate is None and (options.address or os.environ.get("RAY_ADDRESS")):
-        kind = duration.CLUSTER
-    else:
-        kind = duration.PRIVATE
+    kind = start_of(options)
     return duration.Startup(
         kind=kind,
         earlier_s=_earlier_starts(options.results, kind),

@@ -25,7 +25,7 @@ from orchestrator.runtime.earlier import (
     final_states,
     owner_of,
 )
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, startup_of
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, start_of
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
 from orchestrator.runtime.options import (
     RunOptions,
@@ -87,7 +87,7 @@ def run_grid(
     """
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
-    from orchestrator.runtime.row_log import RowLog
+    from orchestrator.runtime.row_log import RowLog, close_all
     from orchestrator.trackers import tracker_of
     from workloads.models import protection, remote_code
 
@@ -130,9 +130,15 @@ def run_grid(
             with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
                 for log in logs:
                     log.start()
-                result = _drive(options, session, plan, store, deadline, seed, say, mirror, logs)
-                for log in logs:
-                    say(log.close(hurry=deadline is not None or not result.finished))
+                hurry = True
+                try:
+                    result = _drive(
+                        options, session, plan, store, deadline, seed, say, mirror, logs
+                    )
+                    hurry = deadline is not None or not result.finished
+                finally:
+                    for told in close_all(logs, hurry=hurry):
+                        say(told)
             forget_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
@@ -309,7 +315,7 @@ def _drive(
         run=store.run,
         plan=plan,
         started_at=time.monotonic() - _under_way_s(options),
-        start=startup_of(options).kind,
+        start=start_of(options),
     )
 
     def to_measurement(record: RecordRow) -> Measurement:
@@ -370,9 +376,7 @@ def _drive(
             view=CleanView(view),
             publish=publish,
             logged=lambda row: [log.take(row) for log in logs],
-            trouble=lambda: next(
-                filter(None, (getattr(each, "trouble", "") for each in outer)), ""
-            ),
+            trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
@@ -383,7 +387,7 @@ def _drive(
         ).drive()
 
 
-def _trouble(edge: object) -> str:
+def trouble_of(edge: object) -> str:
     """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
     told: str = getattr(edge, "trouble", "")
     return told

@@ -111,14 +111,14 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import PRELOAD
+        from orchestrator.on_ray.claims import preload_with
         from orchestrator.on_ray.cluster import emulate
         from orchestrator.on_ray.executor import RayExecutor
 
         with (
             emulate(nodes),
             contextlib.closing(
-                RayExecutor(run=run, log_dir=log_dir, preload=(*PRELOAD, *modules))
+                RayExecutor(run=run, log_dir=log_dir, preload=preload_with(modules))
             ) as opened,
         ):
             yield opened
@@ -140,7 +140,7 @@ def cluster_session(
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import PRELOAD
+        from orchestrator.on_ray.claims import preload_with
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
 
@@ -152,7 +152,7 @@ def cluster_session(
             options=place,
         )
         opening = RayExecutor(
-            run=run, accelerators=accelerators, preload=(*PRELOAD, *modules), queue=queue
+            run=run, accelerators=accelerators, preload=preload_with(modules), queue=queue
         )
         with contextlib.closing(opening) as opened:
             yield opened

@@ -46,6 +46,7 @@ class Pool:
             str, JobRecord
         ] = {}  # jobs with too few cards to avoid all they should
         self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
+        self._down: set[str] = set()  # names of nodes that were lost and have not joined since
         self._later = later  # (seconds, what to do then)
 
     # ------------------------------------------------------------ jobs
@@ -119,6 +120,7 @@ class Pool:
         """A node is there; returns the leases that a lost node of the same id still held."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
         self.cards.add(node)
+        self._down.discard(node.name)
         losses = self._losses[node.name]
         if losses >= self._settings.node_failures:
             for slot in self.cards.servers[node.node_id].slots.values():
@@ -128,8 +130,15 @@ class Pool:
 
     def leave(self, node_id: str) -> list[Lease]:
         """A node is gone with its workers; returns the leases that have cards on it, which the
-        caller must end."""
-        self._losses[self.cards.servers[node_id].node.name] += 1
+        caller must end.
+
+        Cards of one host that were claimed apart are nodes of one name, which go together: that is
+        one loss.
+        """
+        name = self.cards.servers[node_id].node.name
+        if name not in self._down:
+            self._losses[name] += 1
+            self._down.add(name)
         slots = list(self.cards.servers[node_id].slots.values())
         reservations = {slot.reservation for slot in slots if slot.reservation is not None}
         self.cards.leave(node_id)

@@ -107,11 +107,16 @@ class Tracker:
             raise StoreError(f"{self.title} at {destination}: {told:.500}") from error
 
 
+def attempt_of(row: Measurement) -> str:
+    """The ``TrackedRun.attempt`` of a row."""
+    return f"{row.invocation_id}/{row.attempt_id}"
+
+
 def tracked(row: Measurement) -> TrackedRun:
     """A final row, for a tracker."""
     at = row.ended_at or row.recorded_at or 0.0
     return TrackedRun(
-        attempt=f"{row.invocation_id}/{row.attempt_id}",
+        attempt=attempt_of(row),
         name=f"{row.model} {row.precision} b={row.batch_size_requested}"[:_LONGEST],
         parameters=_parameters(row),
         metrics=_metrics(row),

@@ -6,6 +6,7 @@ client alone: it reaches servers; databases need the package ``mlflow`` itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -54,22 +55,28 @@ class _Client:
         return attempt in self._known
 
     def write(self, tracked: TrackedRun) -> None:
-        """Write one run. The attempt's tag goes last and alone: a run without it was cut short."""
+        """Write one run. The attempt's tag goes last and alone: a run without it was cut
+        short. One that fails is deleted, since the next try makes another."""
         from mlflow.entities import Metric, Param, RunTag
 
         start_ms, end_ms = round(tracked.started_at * 1000), round(tracked.ended_at * 1000)
         made = self._client.create_run(
             self._experiment_id, start_time=start_ms, run_name=tracked.name
         )
-        self._client.log_batch(
-            made.info.run_id,
-            metrics=[Metric(k, v, end_ms, 0) for k, v in tracked.metrics.items()],
-            params=[Param(k, v) for k, v in tracked.parameters.items()],
-            tags=[RunTag(k, v) for k, v in tracked.tags.items()],
-        )
-        self._client.set_tag(made.info.run_id, ATTEMPT_TAG, tracked.attempt)
-        status = "FINISHED" if tracked.succeeded else "FAILED"
-        self._client.set_terminated(made.info.run_id, status, end_ms)
+        try:
+            self._client.log_batch(
+                made.info.run_id,
+                metrics=[Metric(k, v, end_ms, 0) for k, v in tracked.metrics.items()],
+                params=[Param(k, v) for k, v in tracked.parameters.items()],
+                tags=[RunTag(k, v) for k, v in tracked.tags.items()],
+            )
+            self._client.set_tag(made.info.run_id, ATTEMPT_TAG, tracked.attempt)
+            status = "FINISHED" if tracked.succeeded else "FAILED"
+            self._client.set_terminated(made.info.run_id, status, end_ms)
+        except Exception:
+            with contextlib.suppress(Exception):  # the server may be away by now
+                self._client.delete_run(made.info.run_id)
+            raise
         self._known.add(tracked.attempt)
 
 

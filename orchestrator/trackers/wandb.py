@@ -26,6 +26,7 @@ class _Project:
         self._run = run
         self._directory = directory
         self._ledger = directory / "wandb" / LEDGER
+        self._ledger.parent.mkdir(parents=True, exist_ok=True)  # not every version makes it
         has_key = os.environ.get("WANDB_MODE") or wandb.login(prompt=False, verify=False)
         self._mode = None if has_key else "offline"  # None: as the environment says
         self._known = set(self._ledger.read_text().split()) if self._ledger.exists() else set()
@@ -59,7 +60,11 @@ class _Project:
                 x_disable_meta=True,
             ),
         )
-        run.summary.update({**tracked.metrics, "ended_at": tracked.ended_at})
+        try:
+            run.summary.update({**tracked.metrics, "ended_at": tracked.ended_at})
+        except Exception:
+            run.finish(exit_code=1)  # else it would stay open until this process ends
+            raise
         run.finish(exit_code=0 if tracked.succeeded else 1)
         with self._ledger.open("a") as ledger:
             ledger.write(f"{_id(tracked.attempt)}\n")

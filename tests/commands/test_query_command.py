@@ -15,6 +15,8 @@ from measurements import row
 
 from orchestrator.cli import main
 from orchestrator.results.store import Store
+from orchestrator.trackers import TRACKERS
+from orchestrator.trackers.base import tracked
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -278,6 +280,21 @@ def test_mlflow_gets_the_rows_of_a_run_as_they_come(
     assert sorted(run.data.tags["state"] for run in found) == ["SUCCEEDED", "UNSUPPORTED"]
     assert main(["export", tracking, "--to", "mlflow", "--results", str(tmp_path / "r")]) == 0
     assert "0 new jobs of live" in capsys.readouterr().out
+
+
+def test_a_run_that_mlflow_refuses_leaves_nothing_behind(tracking: str, tmp_path: Path) -> None:
+    """Each try makes a run before its values are refused: it must not stay there as running."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    connection = TRACKERS["mlflow"].connect(tracking, "odd", tmp_path)
+    refused = replace(tracked(row(0)), parameters={"no//name": "1"})
+    with pytest.raises(MlflowException, match="no//name"):
+        connection.write(refused)
+    assert not connection.has(refused.attempt)
+    client = MlflowClient(tracking_uri=tracking)
+    experiment = client.get_experiment_by_name("nightgrid/odd")
+    assert client.search_runs([experiment.experiment_id]) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from orchestrator.on_ray.calls import Calls
 from orchestrator.on_ray.claims import (
     AGENT_PATIENCE_S,
     BEREFT_PATIENCE_S,
+    CLAIM_PATIENCE_S,
     ORPHANED_AGENT_PATIENCE_S,
     RETRY_S,
     SILENCE_PATIENCE_S,
@@ -403,6 +404,35 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     case.pass_s(2, silent=False)
     case.store.answer({})
     assert case.claims.by_node == {} and len(case.left) == 2
+
+
+def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> None:
+    """Of three cards two are ours, and Ray does not give the third: it is asked for again, and
+    nobody is told of a node that others hold, as when the node itself cannot be had."""
+    real = HPU_1 | {"Resources": {"HPU": 3.0}}
+    first = claimed(case, real)
+    first.node = replace(first.node, card_indices=(0, 2))
+    first.opened_channel = Channel(case.clock)  # type: ignore[assignment]
+    case.store.asked.clear()
+
+    def look(seconds: float) -> None:
+        case.pass_s(seconds, silent=False)
+        [question] = [each for each in case.store.asked if each[0].__name__ == "nodes"]
+        case.store.asked.remove(question)
+        question[1]({"id-1": real})
+
+    look(1)
+    assert "id-1+1" in case.claims.by_node
+    look(CLAIM_PATIENCE_S + 1)
+    assert list(case.claims.by_node) == ["id-1"] and not case.claims.held
+    look(RETRY_S + 1)
+    assert "id-1+1" in case.claims.by_node and case.held == []
+    case.claims.lose(first, claims.node_lost("its agent died"))  # the later claim lives on
+    assert list(case.claims.by_node) == ["id-1+1"]
+    look(RETRY_S + 1)
+    assert list(case.claims.by_node) == ["id-1+1", "id-1"]
+    look(CLAIM_PATIENCE_S + 1)
+    assert case.held == [("hpu-1",)]
 
 
 def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

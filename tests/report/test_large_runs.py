@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from orchestrator.report.export import document, json_parts, to_json
 from orchestrator.report.grouping import Differences, Setting, varying_parameters
 from orchestrator.report.page import render
 from orchestrator.report.summary import summarize
-from orchestrator.results import bulk, fragments
+from orchestrator.results import arrays, bulk, fragments
 from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
 from orchestrator.results.store import Store
 from orchestrator.results.tables import from_table, to_table
@@ -164,6 +165,22 @@ def test_sound_rows_need_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(found, wanted, strict=True):
         for name in ("state", "accelerator", "nodes", "started_at", "cards", "emulated", "threads"):
             assert type(getattr(one, name)) is type(getattr(other, name))
+
+
+@pytest.mark.parametrize("wrong", [slice(1), slice(0)])
+def test_a_column_of_too_few_values_is_left_to_the_other_way(
+    monkeypatch: pytest.MonkeyPatch, wrong: slice
+) -> None:
+    """Rows are not made in which a field was never set."""
+    table = to_table(every_state(items=1)).drop_columns(["samples", "items"])
+    wanted = from_table(table)
+    real = arrays.as_list
+
+    def short(column: pa.Array) -> list[Any]:
+        return real(column)[wrong] if column.type == pa.int64() else real(column)
+
+    monkeypatch.setattr(arrays, "as_list", short)
+    assert list(measurements_of(table)) == wanted
 
 
 def test_rows_are_counted_by_the_names_of_their_files() -> None:

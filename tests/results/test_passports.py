@@ -147,6 +147,19 @@ def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
     assert spread_between_runs(tmp_path / "none") == ALIKE
 
 
+def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
+    """Neither do many that were in one run each, nor do they hide what those of all runs say."""
+    runs = "abcd"
+    once = [passport(n, 1e12 * (1 - n / 10), run=run) for n, run in enumerate(runs)]
+    assert spread_of_runs(once) == ALIKE
+    twice = [passport(n, 1e12 * (n + 1), run=runs[n + 1]) for n in range(3)]
+    assert spread_of_runs([*once, *twice]) == ALIKE
+    always = [passport(9, 9e11 if run == "b" else 1e12, run=run) for run in runs]
+    alone = spread_of_runs(always)
+    assert alone.values == 4 and alone.deviation == pytest.approx(-math.log(0.9) / 2)
+    assert spread_of_runs([*always, *once, *twice]) == alone
+
+
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:
     """In its line and below it; a status without the field is read as well."""
     from orchestrator.planning.plan import Plan

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import tiny_workload
 from measurements import row
 
+from orchestrator import trackers
+from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
-from orchestrator.runtime import row_log
-from orchestrator.runtime.row_log import RowLog
-from orchestrator.trackers.base import TrackedRun, Tracker
+from orchestrator.results.stored_run import StoredRun
+from orchestrator.runtime import driver, row_log, run
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.row_log import RowLog, close_all
+from orchestrator.trackers.base import TrackedRun, Tracker, tracked
 
 
 @dataclass
 class Kept:
-    """A tracker in memory, which fails as often as it is told to."""
+    """A tracker in memory, which fails as often as it is told to, and with one job always."""
 
     runs: list[TrackedRun] = field(default_factory=list)
     failures: int = 0
+    refused: str = ""  # a job's id
+    refusals: int = 0
     came: threading.Event = field(default_factory=threading.Event)
     stuck: threading.Event | None = None
 
@@ -42,6 +50,9 @@ class Kept:
     def write(self, tracked: TrackedRun) -> None:
         if self.stuck is not None:
             self.stuck.wait()
+        if tracked.tags["nightgrid.job_id"] == self.refused:
+            self.refusals += 1
+            raise ValueError("not this one")
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no")
@@ -85,6 +96,31 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
     assert attempts(kept) == [row(0).job_id, row(1).job_id]
 
 
+@pytest.mark.parametrize("refused", [0, 2])
+def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
+    """It is tried a few times, set aside and named at the end; the others are written, those that
+    come later, too."""
+    kept = Kept(refused=row(refused).job_id)
+    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
+    log.start()
+    for number in (1, 2, 3):
+        log.take(row(number))
+    told = log.close()
+    assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
+    assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
+    assert kept.refusals == row_log.MOST_FAILURES
+
+
+def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
+    """With the reason; no row is set aside for it."""
+    tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
+    log = RowLog(store, tracker, "there", again_s=3600)
+    log.start()
+    assert log.close().startswith(
+        "some rows were not logged: Kept at there: it says division by zero; nightgrid export"
+    )
+
+
 def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
     store: Store,
 ) -> None:
@@ -92,7 +128,7 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
     log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
     log.start()
     assert log.close() == (
-        "some rows were not logged: Kept at there: it says no; "
+        f"some rows were not logged: 1 set aside ({row(0).job_id}): Kept at there: it says no; "
         "nightgrid export there --to kept --run night brings them"
     )
 
@@ -108,3 +144,77 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     told = log.close(hurry=True)
     assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
     kept.stuck.set()
+
+
+def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
+    """The first writes its row only when the second is told the end: one after the other they would
+    take the first one's whole time."""
+    slow, quick = Kept(stuck=threading.Event()), Kept()
+
+    class Second(RowLog):
+        def end(self) -> None:
+            super().end()
+            assert slow.stuck is not None
+            slow.stuck.set()
+
+    logs = [RowLog(store, slow.tracker(), "there"), Second(store, quick.tracker(), "there")]
+    for log in logs:
+        log.start()
+    assert close_all(logs, hurry=False) == ["every row is in Kept at there"] * 2
+
+
+def test_a_run_that_fails_brings_its_rows_before_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that came before the failure are logged, in a hurry."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "name: night\nexperiments:\n"
+        "  - {name: e, workload: tiny, model: tiny-chatglm3, accelerator: HPU}\n"
+    )
+    kept = Kept()
+    said: list[str] = []
+    hurried: list[bool] = []
+
+    class Failing:
+        def __init__(self, *, logged: Callable[[Measurement], object], **_: object) -> None:
+            self.logged = logged
+
+        def drive(self) -> None:
+            self.logged(row(1))
+            raise RuntimeError("the driver fails")
+
+    def closing(logs: list[RowLog], *, hurry: bool) -> list[str]:
+        hurried.append(hurry)
+        return close_all(logs, hurry=hurry)
+
+    tiny_workload.register(monkeypatch)
+    monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
+    monkeypatch.setattr(driver, "Driver", Failing)
+    monkeypatch.setattr(row_log, "close_all", closing)
+    options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
+    with pytest.raises(RuntimeError, match="the driver fails"):
+        run.run_grid(grid, options, said.append)
+    assert attempts(kept) == [row(1).job_id]
+    assert said[-1] == "every row is in Kept at there" and hurried == [True]
+
+
+def test_rows_that_are_there_already_are_not_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that goes on with a large run converts only what the tracker lacks."""
+    with store:
+        store.append(row(1, run="night"))
+    converted: list[str] = []
+
+    def counting(each: Measurement) -> TrackedRun:
+        converted.append(each.job_id)
+        return tracked(each)
+
+    kept = Kept(runs=[tracked(row(0, run="night"))])
+    monkeypatch.setattr(row_log, "tracked", counting)
+    monkeypatch.delattr(StoredRun, "measurements")  # the reader that looks at every value
+    log = RowLog(store, kept.tracker(), "there")
+    log.start()
+    assert log.close() == "every row is in Kept at there"
+    assert converted == [row(1).job_id]

@@ -288,6 +288,34 @@ def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
     assert cluster.finals()["a"].state is State.SUCCEEDED
 
 
+def test_a_host_whose_cards_were_claimed_apart_is_lost_once() -> None:
+    """Three nodes of one name go with it; two such losses are two, and the third is the last."""
+    cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_failures=3)
+    apart = [
+        node("shaky", node_id=node_id, card_indices=(number,), server_cards=3)
+        for number, node_id in enumerate(("id", "id+1", "id+2"))
+    ]
+    for _ in range(3):
+        assert len(cards_of(cluster.join(*apart))) == 1
+        for each in apart:
+            cluster.leave(each.node_id)
+    assert not cards_of(cluster.join(*apart))
+    cluster.tick(100)
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_cards_that_are_lost_alone_again_and_again_have_to_wait() -> None:
+    """The other cards of their host are there all the time."""
+    cluster = Cluster(planned(job("wide", cards=2)), quarantine_s=100, node_failures=3)
+    cluster.join(node("shaky", node_id="id", card_indices=(0,), server_cards=4))
+    rest = node("shaky", node_id="id+1", card_indices=(2, 3), server_cards=4)
+    for _ in range(3):
+        assert len(cards_of(cluster.join(rest))) == 2
+        cluster.leave(rest.node_id)
+    assert not cards_of(cluster.join(rest))
+
+
 # ------------------------------------------------------------ cards that others have
 
 

@@ -28,8 +28,10 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import Card
+from orchestrator.on_ray.claims import PRELOAD, preload_with
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
+from orchestrator.worker.process_server import installed
 from orchestrator.worker.served_process import ServedProcess, end_process, wait_for_end
 
 JOB = a_job()
@@ -562,15 +564,23 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     shutil.rmtree(Path(opened.path).parent)
 
 
-def test_forked_workers_have_what_was_imported_once(tmp_path: Path) -> None:
-    """A preloaded module is there in each worker, and a broken one makes workers start afresh."""
-    forked = open_server(tmp_path, "json", "orchestrator.domain.attempt")
+def test_forked_workers_have_what_was_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A preloaded module is there in each worker, and a broken one makes workers start afresh; one
+    that only some jobs need does not."""
+    (tmp_path / "broken_package.py").write_text("raise OSError('libcudart.so.11: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    packages = preload_with(("broken_package", "no_such_package"))[len(PRELOAD) :]
+    assert installed(("no_such_module", *packages)) == ["broken_package?"]
+    forked = open_server(tmp_path, *packages, "json", "orchestrator.domain.attempt")
     first, second = forked.process(name="1"), forked.process(name="2")
     pid = info_of(first).pid
     assert pid != info_of(second).pid
     command = Path(f"/proc/{pid}/cmdline").read_text()
     assert "orchestrator.worker.process_server" in command
     close_server(forked)
+    assert "broken_package: libcudart.so.11: no such file; workers are" in capfd.readouterr().err
     fresh = open_server(tmp_path, "there_is_no_such_module")
     process = fresh.process()
     info = info_of(process)

@@ -23,7 +23,7 @@ from workloads.generation import sparse, transformers_engine
 from workloads.models.loading import load_causal_model, open_model
 from workloads.refusal import Refusal
 from workloads.registry import find_workload
-from workloads.techniques.sparsity import Sparsity, _Pruned, share_at
+from workloads.techniques.sparsity import Pruned, Sparsity, share_at
 from workloads.training import pruning, weight_sharing
 
 PLAIN: dict[str, Any] = {
@@ -192,7 +192,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
     layer = torch.nn.Linear(8, 8, bias=False)
     mask = pruning.two_of_four_mask(layer.weight)
     technique = Sparsity(sparsity="2:4")
-    technique._state.append(_Pruned(bytes_before=0, masks={layer.weight: mask}))
+    technique.in_training.append(Pruned(bytes_before=0, masks={layer.weight: mask}))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     for step in range(2):
         layer.weight.grad = torch.ones_like(layer.weight)
@@ -200,7 +200,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
         assert bool((layer.weight[~mask] != 0).all())
         technique.after_step(training_of(layer), step)
         assert bool((layer.weight[~mask] == 0).all()) and bool(layer.weight[mask].any())
-    technique._state[0].mask_averages(optimizer)
+    technique.in_training[0].mask_averages(optimizer)
     (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]
     assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 

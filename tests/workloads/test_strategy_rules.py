@@ -22,9 +22,9 @@ from workloads.refusal import Asked
 @pytest.mark.parametrize(
     ("changes", "setting", "words"),
     [
-        ({"cards": 1, "strategy": "ddp"}, "strategy", "there is one card"),
-        ({"cards": 1, "offload_optimizer": True}, "offload_optimizer", "there is one card"),
-        ({"cards": 1, "tensor_parallel": 2}, "tensor_parallel", "there is one card"),
+        ({"cards": 1, "strategy": "ddp"}, "strategy", "has one card"),
+        ({"cards": 1, "offload_optimizer": True}, "offload_optimizer", "has one card"),
+        ({"cards": 1, "tensor_parallel": 2}, "tensor_parallel", "has one card"),
         ({"cards": 4, "strategy": "tensor-parallel"}, "strategy", "6 attention heads cannot"),
         ({"cards": 4, "tensor_parallel": 3}, "tensor_parallel", "4 cards cannot be divided"),
         (
@@ -80,7 +80,7 @@ def test_without_a_strategy_any_number_of_cards_will_do(cards: int) -> None:
 
 @pytest.mark.parametrize(
     ("cards", "tensor", "words"),
-    [(1, 2, "there is one card"), (4, 4, "6 attention heads"), (4, 3, "cannot be divided")],
+    [(1, 2, "has one card"), (4, 4, "6 attention heads"), (4, 3, "cannot be divided")],
 )
 def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, words: str) -> None:
     """The same rules for the same splitting."""

@@ -82,7 +82,7 @@ def load(request: Request, device: Device) -> GraphEngine:
     )
     if lacking:
         raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
-    source = open_model(request.model)
+    source = open_model(request.model, protected=True)
     tokenizer = load_tokenizer(source)
     load_model = task_for(request.workload, source.entry).function("load")
     model = load_model(

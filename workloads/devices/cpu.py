@@ -6,17 +6,15 @@ a block is; ``malloc_trim`` gives it back between jobs, so that the next job's p
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import gc
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import Device
@@ -50,16 +48,19 @@ def _keep_freed_memory() -> None:
     is free. How often that is hangs on where small blocks happen to lie, so a training step paid
     for 2,500 to 16,000 new pages in one process or another: up to a fifth of its time.
     """
-    with _glibc() as glibc:
+    if (glibc := _glibc()) is not None:
         glibc.mallopt(_M_TRIM_THRESHOLD, -1)  # never by itself
         glibc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
 
 
-@contextlib.contextmanager
-def _glibc() -> Iterator[ctypes.CDLL]:
-    """The C library, within a block that ends where it is another one."""
-    with contextlib.suppress(OSError, AttributeError):
-        yield ctypes.CDLL("libc.so.6")
+def _glibc() -> Any | None:
+    """The C library; None where it is another one."""
+    import ctypes  # specs are read by every plan, and cost no library
+
+    try:
+        return ctypes.CDLL("libc.so.6")
+    except OSError:
+        return None
 
 
 def processor() -> str:
@@ -140,5 +141,5 @@ class CpuDevice(Device):
 
     def release_memory(self) -> None:
         gc.collect()
-        with _glibc() as glibc:
+        if (glibc := _glibc()) is not None:
             glibc.malloc_trim(0)

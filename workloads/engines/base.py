@@ -117,6 +117,8 @@ class EngineSpec:
     features: frozenset[str] = frozenset()
     #: Whether its library opens checkpoints itself; else the task loads the model.
     own_loader: bool = False
+    #: Whether it loads models from memory, so that protected ones (``protect``) can be opened.
+    opens_protected: bool = False
     #: Untimed passes over every shape that its own way to measure makes.
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.

@@ -60,5 +60,6 @@ SPEC = EngineSpec(
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),
     own_process=False,
+    opens_protected=True,
     precisions=_precisions(),
 )

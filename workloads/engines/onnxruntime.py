@@ -80,7 +80,7 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
         yield Refusal(
             setting="attention",
             reason=f"graphs are exported from sdpa, not from {attention}",
-            hint="leave attention out; fusions: true takes ONNX Runtime's own",
+            hint="leave attention out; the setting fusions takes ONNX Runtime's own",
             unsupported=True,
         )
     if parameters.get("fusions") and not parameters.get("constant_folding", True):
@@ -89,6 +89,8 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
             reason="fusions are found in folded graphs only",
             hint="leave constant_folding out",
         )
+    if asked.precision == "int8":
+        yield from _refuse_unfolded(asked)
     if parameters.get("calibration") and asked.precision != "int8":
         yield Refusal(
             setting="calibration",
@@ -97,9 +99,42 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
         )
 
 
+def _refuse_unfolded(asked: Asked) -> Iterator[Refusal]:
+    """Integers, or their ranges, of a graph in which weights are transposed at each run."""
+    if not asked.parameters.get("constant_folding", True):
+        yield Refusal(
+            setting="constant_folding",
+            reason="int8 stores the matrices of linear layers, which an unfolded graph transposes "
+            "first",
+            hint="leave constant_folding out",
+        )
+
+
+def _refuse_text(asked: Asked) -> Iterator[Refusal]:
+    """Calibrations are those of decoders; encoder-decoders have two graphs."""
+    from workloads.models.catalog import checkpoint_kind
+    from workloads.tasks import task_of
+
+    kind = checkpoint_kind(asked.model)
+    task = task_of(kind) if kind is not None else None
+    yield from (_refuse_dynamic if task is not None and task.encoder_decoder else _refuse)(asked)
+
+
+def _refuse_dynamic(asked: Asked) -> Iterator[Refusal]:
+    """Graphs of which no job measures ranges."""
+    yield from _refuse(asked)
+    if asked.parameters.get("calibration") and asked.precision == "int8":
+        yield Refusal(
+            setting="calibration",
+            reason="onnx-calibration measures decoders only",
+            hint="leave calibration out: ranges are then taken from each batch",
+            unsupported=True,
+        )
+
+
 def _refuse_images(asked: Asked) -> Iterator[Refusal]:
     """A graph is compiled by no one else, and chooses its own layout."""
-    yield from _refuse(asked)
+    yield from _refuse_dynamic(asked)
     for setting_name in ("torch_compile", "channels_last"):
         if asked.parameters.get(setting_name):
             yield Refusal(
@@ -113,6 +148,7 @@ def _refuse_images(asked: Asked) -> Iterator[Refusal]:
 def _refuse_calibration(asked: Asked) -> Iterator[Refusal]:
     """Ranges are those of the plain graph."""
     yield from _refuse(asked)
+    yield from _refuse_unfolded(asked)
     if asked.precision != "fp32":
         yield Refusal(
             setting="precision",
@@ -130,7 +166,7 @@ def _precisions() -> dict[tuple[str, str], Support]:
         )
         found["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
         found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
-        found["int4", device] = unsupported("this version makes no 4-bit graphs; write int8")
+        found["int4", device] = unsupported("this version makes no 4-bit graphs")
     found["int8", "cpu"] = supported(
         "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
         "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
@@ -151,13 +187,13 @@ SPEC = EngineSpec(
         "generate": Ability(
             function="workloads.onnx_graphs.decoder:load",
             tasks=("causal-lm", "seq2seq-lm"),
-            refuse=_refuse,
+            refuse=_refuse_text,
             settings=GraphSettings,
         ),
         "encode": Ability(
             function="workloads.onnx_graphs.encoder:load",
             tasks=("masked-lm",),
-            refuse=_refuse,
+            refuse=_refuse_dynamic,
             settings=GraphSettings,
         ),
         "images": Ability(
@@ -193,7 +229,7 @@ SPEC = EngineSpec(
             name="session_start_s",
             title="session start",
             unit="s",
-            description="Time that ONNX Runtime took to open the graph and optimise it.",
+            description="Time that ONNX Runtime took to open a model's graphs and optimise them.",
             better="lower",
             ranks="largest",
         ),

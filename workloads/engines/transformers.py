@@ -113,6 +113,7 @@ SPEC = EngineSpec(
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),
     own_process=False,
+    opens_protected=True,
     modes={
         "hpu": Modes(
             setting="hpu_mode",

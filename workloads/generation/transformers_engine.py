@@ -159,7 +159,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
         raise Unsupported(f"{request.precision}: {lacking}")
     attention = str(request.parameters.get("attention", "sdpa"))
     _check_attention(attention, device)
-    source = open_model(request.model)
+    source = open_model(request.model, protected=True)
     tokenizer = load_tokenizer(source)
     config = load_config(source)
     weights.check_shapes(config, request.precision, device.name)

@@ -21,7 +21,8 @@ WEIGHT_FILES = (
 PROTECTED = ".protected"
 #: Any of them makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-_TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
+#: Endings of what a model has beside its weights.
+TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
 _INDEX_BYTES = 256 * files.MIB
 #: Of what a model's directory has beside its weights: the largest tokenizers have a tenth of it.
 _SIDE_FILE_BYTES = 256 * files.MIB
@@ -52,7 +53,7 @@ def refuse_odd_files(directory: Path) -> None:
             continue
         except OSError as error:
             raise DataMissing(f"{entry} cannot be read: {error.strerror}") from error
-        if entry.suffix in _TEXT_FILES and found.st_size > _SIDE_FILE_BYTES:
+        if entry.suffix in TEXT_FILES and found.st_size > _SIDE_FILE_BYTES:
             size = f"{found.st_size:,} bytes"
             raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
 
@@ -77,9 +78,9 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
     Raises:
         DataMissing: there are none, or a shard that the index names is not there.
     """
-    if sealed := protected_files(directory):
+    if protected_files(directory):
         if protected:
-            return sealed
+            return _protected_weights(directory)
         raise DataMissing(
             f"the weights in {directory} are protected, and are read here in the clear only"
         )
@@ -100,6 +101,23 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
         f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "
         "of shards"
     )
+
+
+def _protected_weights(directory: Path) -> list[Path]:
+    """The protected files that make up the model: no other, and all of them."""
+    index, single = WEIGHT_FILES[0]
+    there = os.path.isfile(directory / index)
+    names = index_shards(directory / index) if there else [single]
+    wanted = [directory / f"{name}{PROTECTED}" for name in names]
+    found = protected_files(directory)
+    if odd := sorted({*wanted} ^ {*found}):
+        missing = odd[0] not in found
+        raise DataMissing(
+            f"{directory} lacks {odd[0].name}: copy it again"
+            if missing
+            else f"{odd[0]} is no part of this model: {index if there else single} has no such file"
+        )
+    return wanted
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from workloads.cache import cached_directory
 from workloads.models import chatglm3
-from workloads.models.checkpoint_files import architecture_of, read_config
+from workloads.models.checkpoint_files import PROTECTED, architecture_of, read_config
 
 Layout = Literal["native", "original"]
 
 #: Raise when conversion or restoration write something else: it is in the cache's keys.
 _RECIPE = 2
 
-_MODEL_FILES = (".json", ".model", ".safetensors", ".bin")
+_MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:
@@ -85,8 +85,24 @@ def fingerprint(directory: Path) -> str:
     """Changes when a file of a model or an adapter does. Names, sizes and times stand for
     gigabytes of weights."""
     seen = hashlib.sha256(str(directory.resolve()).encode())
-    for file in sorted(directory.iterdir()):
-        if file.suffix in _MODEL_FILES and file.is_file():
-            facts = file.stat()
-            seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    for file in _model_files(directory):
+        facts = file.stat()
+        seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return seen.hexdigest()[:16]
+
+
+def content_digest(directory: Path) -> str:
+    """Changes when the content of a model's files does: equal copies on all nodes are one model.
+    This reads all of them."""
+    seen = hashlib.sha256()
+    for file in _model_files(directory):
+        seen.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                seen.update(block)
+    return seen.hexdigest()[:16]
+
+
+def _model_files(directory: Path) -> list[Path]:
+    files = (file for file in directory.iterdir() if file.suffix in _MODEL_FILES)
+    return sorted(file for file in files if file.is_file())

@@ -8,11 +8,13 @@ hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its o
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads import files
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, protection, random_weights, remote_code
@@ -50,7 +52,9 @@ class ModelSource:
         return {"decryption_s": self.opening.seconds} if self.opening is not None else {}
 
 
-def open_model(name: str, *, layout: Layout = "native", weights: bool = True) -> ModelSource:
+def open_model(
+    name: str, *, layout: Layout = "native", weights: bool = True, protected: bool = False
+) -> ModelSource:
     """Make sure the model's directory exists, building, fetching or converting it if need be.
 
     Safe when several processes of a node ask at once.
@@ -59,10 +63,12 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         name: as in ``catalog.find_model``.
         layout: which of ChatGLM3's two layouts the engine loads; other models have one.
         weights: whether it must have them; else a configuration is enough.
+        protected: whether the caller loads protected weights, by this module's functions.
 
     Raises:
         DataMissing: there is no such model, or it cannot be made or fetched.
-        BadConfiguration: it is a ChatGLM that cannot be had in that layout.
+        BadConfiguration: it is a ChatGLM that cannot be had in that layout, or protected and
+            not to be opened here.
     """
     entry = find_model(name, weights=weights)
     own_code = remote_code.allowed(name)
@@ -89,6 +95,11 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
+    opening = protection.opening_for(path)
+    if opening is not None and not protected:
+        raise BadConfiguration(
+            f"the weights in {path} are protected, and are read here in the clear only"
+        )
     tokenizer_path = path
     if not entry.checkpoint.pipeline:
         path = layouts.in_layout(path, layout)
@@ -99,7 +110,7 @@ def open_model(name: str, *, layout: Layout = "native", weights: bool = True) ->
         random_weights=entry.random_weights,
         entry=entry,
         remote_code=own_code,
-        opening=protection.opening_for(path),
+        opening=opening,
     )
 
 
@@ -178,12 +189,21 @@ def _from_memory(
     loader: Any, source: ModelSource, opening: protection.Opening, arguments: Mapping[str, Any]
 ) -> Any:
     import torch
+    from transformers import GenerationConfig
 
-    config = load_config(source)
+    config = arguments.get("config") or load_config(source)
     with torch.device("meta"):  # of automatic classes only the class they stand for takes tensors
         chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
     weights = opening.state_dict(Path(source.path))
-    return chosen.from_pretrained(None, config=config, state_dict=weights, **arguments)
+    model = chosen.from_pretrained(
+        None,
+        trust_remote_code=source.remote_code,
+        **{**arguments, "config": config, "state_dict": weights},
+    )
+    ends = Path(source.path) / "generation_config.json"
+    if ends.is_file():  # without a path it is not read
+        model.generation_config = GenerationConfig.from_dict(json.loads(files.read_text(ends)))
+    return model
 
 
 def check_attention(model: Any, asked: str) -> None:

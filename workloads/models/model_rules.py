@@ -95,7 +95,7 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
         )
     if protected_files(directory):
         shared = int(parameters.get("tensor_parallel") or 1) > 1
-        if shared or (engine is not None and engine.own_loader):
+        if shared or engine is None or not engine.opens_protected:
             reader = "tensor_parallel" if shared else f"the engine {asked.engine}"
             yield Refusal(
                 setting="model",

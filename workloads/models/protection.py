@@ -31,6 +31,7 @@ from workloads.errors import BadConfiguration, DataMissing
 from workloads.metrics import Metric
 from workloads.models.checkpoint_files import (
     PROTECTED,
+    TEXT_FILES,
     protected_files,
     read_config,
     weight_files,
@@ -81,7 +82,7 @@ class Opening:
         from safetensors.torch import load
 
         tensors: dict[str, Any] = {}
-        for file in protected_files(directory):
+        for file in weight_files(directory, protected=True):
             tensors |= load(bytes(self.opened(file)))
         return tensors
 
@@ -168,7 +169,7 @@ def opening_for(directory: Path) -> Opening | None:
 # ---------------------------------------------------------------- files
 
 
-def protect(source: Path, destination: Path, key: bytes) -> list[Path]:
+def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], list[str]]:
     """Write a model's directory anew with its weight files protected.
 
     Args:
@@ -178,7 +179,8 @@ def protect(source: Path, destination: Path, key: bytes) -> list[Path]:
         key: 32 bytes.
 
     Returns:
-        The files that were written.
+        The files that were written, and the names of those that were left out: weights in other
+        forms would lie there in the clear.
 
     Raises:
         DataMissing: there is no such model, or its weights are not in safetensors files.
@@ -200,13 +202,15 @@ def protect(source: Path, destination: Path, key: bytes) -> list[Path]:
             if file in weights:
                 with file.open("rb") as content:
                     write(destination / f"{file.name}{PROTECTED}", content, key)
-            elif file.is_file() and file.suffix not in (".safetensors", ".bin"):
+            elif file.suffix in TEXT_FILES and file.is_file():
                 text = files.read_bytes(file, limit_bytes=_SIDE_FILE_BYTES)
                 (destination / file.name).write_bytes(text)
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    return sorted(destination.iterdir())
+    written = sorted(destination.iterdir())
+    known = {file.name.removesuffix(PROTECTED) for file in written}
+    return written, sorted(file.name for file in source.iterdir() if file.name not in known)
 
 
 def write(file: Path, content: BinaryIO, key: bytes) -> None:
@@ -224,8 +228,8 @@ def write(file: Path, content: BinaryIO, key: bytes) -> None:
         for number in range(count):
             piece = content.read(PIECE_BYTES)
             out.write(cipher.encrypt(_nonce(number, count), piece, bound))
-        if content.read(1):
-            raise OSError(f"{file} became longer while it was protected")
+        if content.tell() != length or content.read(1):
+            raise OSError(f"{file.name.removesuffix(PROTECTED)} changed while it was protected")
         out.flush()
         os.fsync(out.fileno())
 

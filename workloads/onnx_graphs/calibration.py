@@ -6,7 +6,7 @@ prompts and on single tokens with a cache alike; every pass is a sample of the c
 
 from __future__ import annotations
 
-import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from workloads.api import JobContext, Request, Result, Sample
-from workloads.cache import build_aside, file_lock
+from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
-from workloads.errors import DataMissing
-from workloads.onnx_graphs.calibrations import ORIGIN, RANGES, calibrations_root
+from workloads.models.saved import keep, write_origin
+from workloads.onnx_graphs.calibrations import RANGES, calibrations_root
 from workloads.onnx_graphs.decoder import OnnxDecoder, load
-from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of
 from workloads.onnx_graphs.variants import static_arguments, without_shapes_of_weights
 from workloads.workloads.onnx_calibration import OnnxCalibrationParameters
 
@@ -29,6 +29,8 @@ def run(request: Request, context: JobContext) -> Result:
     """Measure and keep the ranges; see ``workloads.api.Workload``."""
     parameters = OnnxCalibrationParameters.model_validate(dict(request.parameters))
     context.enter_phase("load")
+    context.resident(f"{request.residency_key}|measured", lambda: None)  # others make room
+    context.device.release_memory()
     began = context.clock()
     engine = load(request, context.device)
     load_s = context.clock() - began
@@ -37,36 +39,24 @@ def run(request: Request, context: JobContext) -> Result:
         engine.encode(dataset.examples[index % len(dataset.examples)].content)
         for index in range(parameters.prompts)
     ]
-    context.enter_phase("measure")
-    began, cpu_began = context.clock(), context.cpu_clock()
     passes = _Passes(engine, prompts, parameters.output_tokens)
-    graph = engine.directory / GRAPH
-    final = calibrations_root() / parameters.save_calibration
-
-    def build(directory: Path) -> None:
-        measure_ranges(graph, passes, directory / RANGES)
-        origin = {
-            "model": request.model,
-            "measured": engine.directory.name,
-            "dataset": request.dataset,
-            "prompts": parameters.prompts,
-            "output_tokens": parameters.output_tokens,
-        }
-        (directory / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(final.with_name(f".{final.name}.lock")):
-            build_aside(final, build, replace=True)
-    except OSError as error:
-        raise DataMissing(f"the calibration cannot be kept in {final}: {error}") from error
+    with tempfile.TemporaryDirectory(dir=cache_root()) as aside:
+        ranges = Path(aside) / RANGES
+        context.enter_phase("measure")
+        began, cpu_began = context.clock(), context.cpu_clock()
+        measure_ranges(engine.directory / GRAPH, passes, ranges)
+        wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
+        details = {"passes": str(passes.count)}
+        if not request.probe:
+            context.enter_phase("finish")
+            details["calibration"] = str(_keep(request, parameters, engine, ranges))
     sample = Sample(
         repeat=0,
         batch=0,
         warmup=False,
         complete=True,
-        wall_s=context.clock() - began,
-        cpu_s=context.cpu_clock() - cpu_began,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
         items=len(prompts),
         input_tokens=sum(map(len, prompts)),
         output_tokens=0,
@@ -82,15 +72,37 @@ def run(request: Request, context: JobContext) -> Result:
         synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         metrics=engine.figures,
-        details={**engine.details, "calibration": str(final), "passes": str(passes.count)},
+        details={**engine.details, **details},
     )
+
+
+def _keep(
+    request: Request, parameters: OnnxCalibrationParameters, engine: OnnxDecoder, ranges: Path
+) -> Path:
+    """Keep measured ranges under their name, with what they were measured on."""
+
+    def fill(directory: Path) -> None:
+        shutil.copyfile(ranges, directory / RANGES)
+        origin = {
+            "model": request.model,
+            "measured": facts_of(engine.directory)[IDENTITY],
+            "dataset": request.dataset,
+            "prompts": parameters.prompts,
+            "output_tokens": parameters.output_tokens,
+        }
+        write_origin(directory, origin)
+
+    return keep("calibration", calibrations_root() / parameters.save_calibration, fill)
 
 
 def measure_ranges(graph: Path, passes: _Passes, to: Path) -> None:
     """Write the smallest and largest value of each activation over some passes."""
     from onnxruntime.quantization import quantize_static
 
-    with without_shapes_of_weights(graph) as path, tempfile.TemporaryDirectory() as aside:
+    with (
+        without_shapes_of_weights(graph) as path,
+        tempfile.TemporaryDirectory(dir=cache_root()) as aside,
+    ):
         quantize_static(
             str(path),
             str(Path(aside) / GRAPH),

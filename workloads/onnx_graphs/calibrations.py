@@ -17,8 +17,9 @@ from typing import Any
 
 from workloads.cache import cache_root
 from workloads.errors import DataMissing
+from workloads.models.saved import ORIGIN
 
-RANGES, ORIGIN = "ranges.json", "nightgrid.json"
+RANGES = "ranges.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Calibration:
     """The ranges of one graph's activations."""
 
     ranges: Path
-    graph: str  # the cache's name of the graph that was measured
+    graph: str  # identity of the graph that was measured, the same on all nodes
     origin: Mapping[str, Any]
 
     @property

@@ -99,7 +99,8 @@ def _pipeline(request: Request, source: ModelSource, precision: str) -> Any:
     pipeline = loader(source, torch_dtype=precisions.compute_dtype(precision))
     name = denoiser_name(pipeline)
     config = getattr(pipeline, name).config
-    if getattr(pipeline, "unet", None) is None or config.get("addition_embed_type"):
+    more = any(config.get(each) for each in ("addition_embed_type", "time_cond_proj_dim"))
+    if getattr(pipeline, "unet", None) is None or more:
         raise Unsupported(
             f"this version exports U-Nets that take latents, a moment and a text; the {name} of "
             f"{type(pipeline).__name__} takes something else"

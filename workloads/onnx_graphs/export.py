@@ -27,12 +27,15 @@ from workloads import phases
 from workloads.cache import cached_directory
 from workloads.engines.onnxruntime import SPEC
 from workloads.errors import Unsupported
-from workloads.models.layouts import fingerprint
+from workloads.models.layouts import content_digest, fingerprint
 from workloads.models.loading import ModelSource
 
 GRAPH, FACTS = "graph.onnx", "facts.json"
+#: The fact that is equal on all nodes that export the same weights alike; directories' names, made
+#: of paths and times, are not.
+IDENTITY = "identity"
 #: Raise when exports become something else: it is in the cache's keys.
-_RECIPE = 1
+_RECIPE = 2
 #: Packages whose versions change what is exported.
 _PACKAGES = ("torch", "transformers", "diffusers", *(each.name for each in SPEC.packages))
 
@@ -75,13 +78,15 @@ def exported_directory(
 ) -> Path:
     """The directory of a model's graphs; ``build`` fills it, and returns what is to be known of
     them. Its time is kept beside them."""
-    key = key_of(kind, fingerprint(Path(source.path)), asdict(options))
+    model = Path(source.path)
+    key = key_of(kind, fingerprint(model), asdict(options))
 
     def timed(directory: Path) -> None:
         phases.enter("compile")
         began = time.perf_counter()
         facts = build(directory)
         facts["export_s"] = time.perf_counter() - began
+        facts[IDENTITY] = key_of(kind, content_digest(model), asdict(options))
         write_facts(directory, facts)
         phases.enter("load")
 

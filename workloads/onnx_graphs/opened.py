@@ -58,14 +58,16 @@ class Opened:
     def _bytes(self) -> int:
         return sum(map(operators.stored_bytes, self._graphs(self.directory)))
 
-    def told(self, difference: Difference) -> tuple[dict[str, float], dict[str, str]]:
-        """Figures and details of the row."""
+    def told(
+        self, difference: Difference, *beside: Graph
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Figures and details of the row; ``beside`` are other graphs of the model, open too."""
         exported = operators.operators_of(*self._graphs(self.base))
         stored = operators.operators_of(*self._graphs(self.directory))
         run = _operators_run(self.directory, self.execution)
         figures = {
             "export_s": float(self.facts["export_s"]),
-            "session_start_s": self.graph.start_s,
+            "session_start_s": sum(each.start_s for each in (self.graph, *beside)),
             "graph_bytes": float(self._bytes()),
             "graph_nodes_exported": float(sum(exported.values())),
             "graph_nodes_run": float(sum(run.values())),

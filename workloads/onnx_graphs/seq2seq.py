@@ -8,7 +8,7 @@ which is empty at first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.encoder_decoder import SourceReader, reading, right_padded
 from workloads.generation.loaded import LoadedModel
@@ -144,6 +144,9 @@ class OnnxSeq2Seq(SourceReader, LoadedModel):
             encoder_s=encoder_s,
         )
 
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
+        return LoadedModel.answer_logits(self, texts)  # a reader of sources asks torch's model
+
 
 def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) -> OnnxSeq2Seq:
     """Open the graphs of ``request.model``, exporting them if need be."""
@@ -151,7 +154,7 @@ def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) 
     pair = Pair(encoder=opened.also(ENCODER), decoder=opened.graph)
     apart = differs(pair, opened.directory)
     apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart)
+    figures, details = opened.told(apart, pair.encoder)
     facts = opened.facts
     return OnnxSeq2Seq(
         pair=pair,

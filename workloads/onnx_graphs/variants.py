@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workloads.cache import cached_directory
+from workloads.cache import cache_root, cached_directory
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.onnx_graphs.calibrations import find_calibration
-from workloads.onnx_graphs.export import GRAPH, facts_of, graphs_of, key_of, write_facts
+from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of, graphs_of, key_of, write_facts
 
 #: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")
@@ -42,7 +42,7 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
     if not calibration:
         return _made(base, "int8-dynamic", (), _to_dynamic_int8)
     found = find_calibration(calibration)
-    if found.graph != base.name:
+    if found.graph != facts_of(base)[IDENTITY]:
         raise BadConfiguration(
             f"calibration {calibration!r} measured another graph "
             f"({found.origin.get('model')}); let a job of "
@@ -69,11 +69,10 @@ def _made(
 
 
 def _to_fp16(source: Path, target: Path) -> None:
-    import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    model = convert_float_to_float16(onnx.load(str(source)), disable_shape_infer=False)
-    _save(model, target)
+    # By its path: shapes in a graph that is in memory are found up to 2 GB, weights included.
+    _save(convert_float_to_float16(str(source), disable_shape_infer=False), target)
 
 
 def _to_dynamic_int8(source: Path, target: Path) -> None:
@@ -150,7 +149,7 @@ def without_shapes_of_weights(source: Path) -> Iterator[Path]:
     kept = [info for info in model.graph.value_info if info.name not in weights]
     del model.graph.value_info[:]
     model.graph.value_info.extend(kept)
-    with tempfile.TemporaryDirectory(prefix="nightgrid-onnx-") as directory:
+    with tempfile.TemporaryDirectory(dir=cache_root()) as directory:
         path = Path(directory) / GRAPH
         _save(model, path)
         yield path

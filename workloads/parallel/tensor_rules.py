@@ -87,7 +87,7 @@ def generation_refusals(asked: Asked) -> tuple[Refusal, ...]:
     if tensor is None:
         return ()
     if asked.cards == 1 and tensor > 1:
-        reason = "there is one card, so nothing can be split"
+        reason = "the job has one card, so nothing can be split"
         hint = "write cards: 2 or more, or leave tensor_parallel out"
         return (Refusal(setting="tensor_parallel", reason=reason, hint=hint),)
     return tuple(tensor_refusals(asked, tensor, "tensor_parallel"))

@@ -130,7 +130,7 @@ class Sparsity(Technique):
         "power of so many values (k-means); the row has the size of their Huffman code.",
     )
 
-    _state: list[_Pruned] = PrivateAttr(default_factory=list)
+    _state: list[Pruned] = PrivateAttr(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -224,11 +224,16 @@ class Sparsity(Technique):
 
     # ------------------------------------------------------------ in training
 
+    @property
+    def in_training(self) -> list[Pruned]:
+        """The masks of the model that this job trains, once it has one."""
+        return self._state
+
     def on_model(self, training: Training) -> None:
         if self.sparsity == "none" and self.cluster_bits is None:
             return
         layers = pruning.layers(training.model)
-        state = _Pruned(bytes_before=_bytes(layers.values()))
+        state = Pruned(bytes_before=_bytes(layers.values()))
         self._state.append(state)
         training.metrics["layer_bytes_before"] = float(state.bytes_before)
         _note_loss(training, "dense_loss")
@@ -266,7 +271,7 @@ class Sparsity(Technique):
             told = self._told(zeros / total, len(layers))
             training.details["sparsity"] = training.origin["sparsity"] = told
 
-    def _prune(self, training: Training, state: _Pruned, share: float) -> None:
+    def _prune(self, training: Training, state: Pruned, share: float) -> None:
         """Set the masks for a share, or remove channels where that is done at once."""
         import torch
 
@@ -326,7 +331,7 @@ class Sparsity(Technique):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pruned:
+class Pruned:
     """Masks of a model in training."""
 
     bytes_before: int

@@ -58,7 +58,7 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     lacking = device.lacks(precision)
     if lacking:
         raise Unsupported(f"{precision}: {lacking}")
-    source = loading.source = open_model(name, weights=not loading.fresh)
+    source = loading.source = open_model(name, weights=not loading.fresh, protected=True)
     task = registry.task_for(workload, source.entry)
     weights.check_shapes(load_config(source), precision, device.name)
     tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.metrics import SAMPLES
 from workloads.parameters import DatasetParameters
+from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
@@ -36,6 +37,24 @@ class OnnxCalibrationParameters(DatasetParameters):
     )
 
 
+def refuse(asked: Asked) -> tuple[Refusal, ...]:
+    """Shapes of a pass that is not one prompt on one card."""
+    found = []
+    if asked.cards > 1:
+        found.append(
+            Refusal(setting="cards", reason="one card measures a graph", hint="write cards: 1")
+        )
+    if asked.batch_size != 1:
+        found.append(
+            Refusal(
+                setting="batch_size",
+                reason="the graph reads one prompt at a time, without padding",
+                hint="write batch_size: 1, or leave it out",
+            )
+        )
+    return tuple(found)
+
+
 SPEC = WorkloadSpec(
     name="onnx-calibration",
     function="workloads.onnx_graphs.calibration:run",
@@ -44,4 +63,5 @@ SPEC = WorkloadSpec(
     ability="calibrate-activations",
     tasks=("causal-lm",),
     throughput=SAMPLES,
+    refuse=refuse,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import chatglm3_reference as reference
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workloads.models.layouts import in_layout, layout_of
+from workloads.models.layouts import content_digest, fingerprint, in_layout, layout_of
 from workloads.models.loading import load_tokenizer, open_model
 
 
@@ -90,3 +91,17 @@ def test_other_architectures_have_one_layout(tmp_path):
     """What is not ChatGLM3 is left alone."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert in_layout(tmp_path, "original") == tmp_path
+
+
+def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
+    """Whatever their paths and times; another byte of the weights is another model."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (first / "config.json").write_text("{}")
+    (first / "model.safetensors").write_bytes(b"weights")
+    shutil.copytree(first, second)
+    os.utime(second / "config.json", (1, 1))
+    assert content_digest(first) == content_digest(second)
+    assert fingerprint(first) != fingerprint(second)
+    (second / "model.safetensors").write_bytes(b"weighty")
+    assert content_digest(first) != content_digest(second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.cli import main
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models import protection
+from workloads.models.checkpoint_files import PROTECTED, weight_files
 from workloads.models.loading import open_model
 from workloads.models.model_rules import text_refusals
 from workloads.refusal import Asked
@@ -189,7 +191,11 @@ def test_without_a_key_the_weights_are_not_found(model: tuple[Path, Path]) -> No
 
 @pytest.mark.parametrize(
     ("changes", "reader"),
-    [({"engine": "vllm"}, "the engine vllm"), ({"tensor_parallel": 2}, "tensor_parallel")],
+    [
+        ({"engine": "vllm"}, "the engine vllm"),
+        ({"engine": "onnxruntime"}, "the engine onnxruntime"),
+        ({"tensor_parallel": 2}, "tensor_parallel"),
+    ],
 )
 def test_who_reads_files_cannot_have_it(
     model: tuple[Path, Path], changes: dict[str, object], reader: str
@@ -208,3 +214,49 @@ def test_who_reads_files_cannot_have_it(
     )
     [refusal] = text_refusals(asked)
     assert refusal.unsupported and refusal.reason.startswith(f"{reader} reads weights from files")
+
+
+def test_only_those_who_load_from_memory_open_it(model: tuple[Path, Path]) -> None:
+    """On a node whose files the plan has not seen, an exporter is refused all the same."""
+    with protection.key_named(model[1]), pytest.raises(BadConfiguration, match="in the clear only"):
+        open_model(str(model[0]))
+
+
+def shards(directory: Path) -> Path:
+    """A protected model of two shards and its index, of no tensors."""
+    directory.mkdir()
+    names = ("a.safetensors", "b.safetensors")
+    (directory / "config.json").write_text("{}")
+    index = {"weight_map": {name: name for name in names}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in names:
+        write(directory / f"{name}{PROTECTED}", b"")
+    return directory
+
+
+def test_a_shard_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    """transformers would draw its tensors anew."""
+    sealed = shards(tmp_path / "m")
+    assert len(weight_files(sealed, protected=True)) == 2
+    (sealed / f"b.safetensors{PROTECTED}").unlink()
+    with pytest.raises(DataMissing, match=r"lacks b\.safetensors\.protected"):
+        weight_files(sealed, protected=True)
+
+
+def test_a_file_of_another_model_is_no_part_of_it(tmp_path: Path) -> None:
+    """Its tensors would be loaded over those of the model."""
+    sealed = shards(tmp_path / "m")
+    write(sealed / f"c.safetensors{PROTECTED}", b"")
+    with pytest.raises(DataMissing, match=r"c\.safetensors\.protected is no part of this model"):
+        weight_files(sealed, protected=True)
+
+
+def test_weights_in_other_forms_are_left_out_and_named(tmp_path: Path) -> None:
+    """They would lie beside the protected ones in the clear."""
+    source = tmp_path / "m"
+    source.mkdir()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "model.gguf"):
+        (source / name).write_text("{}")
+    written, left_out = protection.protect(source, tmp_path / "sealed", KEY)
+    assert [file.name for file in written] == ["config.json", f"model.safetensors{PROTECTED}"]
+    assert left_out == ["model.gguf", "pytorch_model.bin"]

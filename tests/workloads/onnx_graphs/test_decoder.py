@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,12 @@ from workloads.devices import device_for
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.onnx_graphs import calibration, decoder, proof
+from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH
+from workloads.onnx_graphs.opened import Opened
+from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
+from workloads.onnx_graphs.variants import in_precision, without_shapes_of_weights
 
 STEPS = 12
 
@@ -108,9 +114,12 @@ def test_levels_of_optimization_compute_the_same(job, plain) -> None:
     assert texts(found) == texts(plain)
 
 
-def test_static_int8_starts_from_a_calibration(job, plain, model, dataset) -> None:
+def test_static_int8_starts_from_a_calibration(
+    job, plain, model, dataset, cache: Path, tmp_path: Path
+) -> None:
     """A job measures the ranges and keeps them under a name; every product of weights but the
-    output layer's is then an integer product, its weights with a scale per channel."""
+    output layer's is then an integer product, its weights with a scale per channel. A node that
+    exported the same weights to another path takes the ranges too."""
     asked = {"model": model, "engine": "onnxruntime", "save_calibration": "texts"}
     measured = calibration.run(
         request(dataset, workload="onnx-calibration", prompts=4, output_tokens=3, **asked),
@@ -121,12 +130,26 @@ def test_static_int8_starts_from_a_calibration(job, plain, model, dataset) -> No
     assert "QLinearMatMul 0 → 6" in found.details["operators_changed_by_optimization"]
     assert found.metrics["largest_output_difference"] < found.metrics["output_spread"]
     assert found.weight_bytes < 0.9 * plain.weight_bytes
+    (base,) = cache.glob("onnx-decoder-*")
+    elsewhere = shutil.copytree(base, tmp_path / "onnx-decoder-of-another-node")
+    of_other_node = in_precision(elsewhere, "int8", "texts")
+    assert operators_of(of_other_node / GRAPH)["QuantizeLinear"]
     with pytest.raises(DataMissing, match="did you mean texts"):
         job(precision="int8", calibration="text")
     origin = Path(measured.details["calibration"]) / "nightgrid.json"
     origin.write_text(json.dumps(json.loads(origin.read_text()) | {"measured": "another"}))
     with pytest.raises(BadConfiguration, match="measured another graph"):
         job(precision="int8", calibration="texts")
+
+
+def test_a_probe_keeps_no_calibration(plain, model, dataset) -> None:
+    """It asks whether a job fits, and would replace ranges of many prompts by those of few."""
+    asked = {"model": model, "engine": "onnxruntime", "save_calibration": "probed"}
+    job = request(dataset, workload="onnx-calibration", prompts=1, output_tokens=1, **asked)
+    found = calibration.run(replace(job, probe=True), Worker().context())
+    assert found.details["passes"] == "1" and "calibration" not in found.details
+    with pytest.raises(DataMissing):
+        find_calibration("probed")
 
 
 def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) -> None:
@@ -171,6 +194,39 @@ def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
         assert graph.threads == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypatch) -> None:
+    """A graph in memory has 2 GB at most, and the system's directory of temporary files may have
+    less: shapes are found from the file, and copies lie in the cache."""
+    (directory,) = cache.glob("onnx-decoder-*")
+
+    def too_large(*_, **__):
+        raise ValueError("the model exceeds 2 GB")
+
+    monkeypatch.setattr("onnxruntime.transformers.float16.infer_shapes", too_large)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    large = shutil.copytree(directory, tmp_path / "large")
+    assert share_in([in_precision(large, "fp16", "") / GRAPH], "FLOAT16") > 0.9
+    with without_shapes_of_weights(directory / GRAPH) as copy:
+        assert copy.is_relative_to(cache)
+
+
+def test_the_start_of_a_session_is_that_of_all_graphs(plain, cache) -> None:
+    """An encoder-decoder opens two."""
+    (directory,) = cache.glob("onnx-decoder-*")
+    execution = Execution(device=device_for("cpu"), graph_optimization="all")
+    opened = Opened(
+        graph=Graph(directory / GRAPH, execution),
+        directory=directory,
+        base=directory,
+        execution=execution,
+        precision="fp32",
+        means="",
+    )
+    beside = opened.also(GRAPH)
+    figures, _ = opened.told(proof.Difference(largest=0.0, spread=1.0), beside)
+    assert figures["session_start_s"] == opened.graph.start_s + beside.start_s
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:

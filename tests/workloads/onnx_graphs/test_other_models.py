@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy
@@ -22,11 +22,15 @@ from PIL import Image
 from transformers import AutoConfig
 
 from workloads import text_generation, text_to_image
+from workloads.answer_loss import Answered, loss_of
 from workloads.encoding import run as encoding
 from workloads.engines import engine_refusals
+from workloads.errors import Unsupported
 from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_model
 from workloads.models.masked_lm import load_masked_model
+from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.refusal import Asked
+from workloads.registry import find_workload, refusals
 
 #: Exports of a dozen CPU seconds, which `make rehearsal` takes and `make test` does not.
 ON_REQUEST = pytest.mark.skipif(
@@ -34,6 +38,18 @@ ON_REQUEST = pytest.mark.skipif(
 )
 #: What is not folded at export is exported sooner; ONNX Runtime folds it when it opens the graph.
 FAST = {"constant_folding": False}
+#: A job that all abilities take.
+ASKED = {
+    "model": "tiny-chatglm3",
+    "dataset": "advertisegen-synthetic",
+    "precision": "fp32",
+    "device": "cpu",
+    "batch_size": 1,
+    "cards": 1,
+    "parameters": {},
+    "engine": "onnxruntime",
+}
+CALIBRATED = {"precision": "int8", "parameters": {"calibration": "texts"}}
 
 
 def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
@@ -88,10 +104,22 @@ def test_an_encoder_decoder_writes_what_generate_writes(cache, tmp_path: Path) -
     assert graph.metrics["largest_output_difference"] < 1e-4 * graph.metrics["output_spread"]
 
 
+def test_graphs_tell_no_loss_of_an_answer() -> None:
+    """Reading sources by a graph, there is no model of torch to ask: the row says so, as it does of
+    other engines without logits, and keeps what was timed."""
+    nothing = {each.name: None for each in fields(OnnxSeq2Seq) if each.name != "figures"}
+    with pytest.raises(Unsupported, match="tells no logits"):
+        loss_of(OnnxSeq2Seq(**nothing), [Answered(prompt=(1,), answer=(2,))])
+
+
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     """The embedded pipeline with a U-Net of one level, which is exported in a third of the time."""
-    to = tmp_path / "pipeline"
+    return with_small_unet(tmp_path / "pipeline")
+
+
+def with_small_unet(to: Path, **more: int) -> str:
+    """A copy of the embedded pipeline with another U-Net."""
     shutil.copytree(open_model("tiny-stable-diffusion").path, to)
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
@@ -104,9 +132,19 @@ def pipeline(tmp_path: Path) -> str:
         cross_attention_dim=32,
         attention_head_dim=4,
         norm_num_groups=8,
+        **more,
     )
     unet.save_pretrained(to / "unet")
     return str(to)
+
+
+def test_a_denoiser_that_takes_guidance_is_refused(cache, tmp_path: Path) -> None:
+    """A distilled U-Net reads the strength of guidance, which the graph would not be given."""
+    model = with_small_unet(tmp_path / "distilled", time_cond_proj_dim=8)
+    asked = {"model": model, "engine": "onnxruntime", "steps": 1, "images": 2}
+    job = request("image-prompts", workload="text-to-image", **asked)
+    with pytest.raises(Unsupported, match="takes something else"):
+        text_to_image.run(job, Worker().context())
 
 
 @ON_REQUEST
@@ -140,22 +178,29 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
         ("generate", {"parameters": {"tensor_parallel": 2}}, "tensor_parallel"),
         ("generate", {"parameters": {"fusions": True, "constant_folding": False}}, "fusions"),
         ("generate", {"parameters": {"calibration": "texts"}}, "calibration"),
+        ("generate", {"model": "tiny-t5", **CALIBRATED}, "calibration"),
+        ("encode", {"model": "tiny-bert", **CALIBRATED}, "calibration"),
+        ("images", CALIBRATED, "calibration"),
+        ("generate", {"precision": "int8", "parameters": FAST}, "constant_folding"),
+        ("calibrate-activations", {"parameters": FAST}, "constant_folding"),
         ("images", {"parameters": {"torch_compile": True}}, "torch_compile"),
         ("calibrate-activations", {"precision": "int8"}, "precision"),
     ],
 )
 def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -> None:
     """Each refusal names its setting; on Gaudi there is no provider."""
-    asked = {
-        "model": "tiny-chatglm3",
-        "dataset": "advertisegen-synthetic",
-        "precision": "fp32",
-        "device": "cpu",
-        "batch_size": 1,
-        "cards": 1,
-        "parameters": {},
-        "engine": "onnxruntime",
-    }
-    assert not list(engine_refusals(Asked(**asked), ability))
-    (refusal,) = engine_refusals(Asked(**(asked | changes)), ability)
+    assert not list(engine_refusals(Asked(**ASKED), ability))
+    (refusal,) = engine_refusals(Asked(**(ASKED | changes)), ability)
     assert refusal.setting == setting and refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [({"cards": 2}, "cards"), *(({"batch_size": size}, "batch_size") for size in (2, "max"))],
+)
+def test_a_calibration_reads_one_prompt_on_one_card(changes, setting) -> None:
+    """What is asked beyond that would not be done, so the plan refuses it."""
+    spec = find_workload("onnx-calibration")
+    assert not refusals(spec, Asked(**ASKED))
+    (refusal,) = refusals(spec, Asked(**(ASKED | changes)))
+    assert refusal.setting == setting and refusal.hint

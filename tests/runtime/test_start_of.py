@@ -1,0 +1,49 @@
+"""The way in which a run comes to its cards, and the trouble that its board shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.planning import duration
+from orchestrator.results import stored_run
+from orchestrator.runtime import grid_plan
+from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime.run import trouble_of
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "kind"),
+    [
+        (RunOptions(in_process=True, address="there"), "", duration.IN_PROCESS),
+        (RunOptions(address="there"), "", duration.CLUSTER),
+        (RunOptions(), "there", duration.CLUSTER),
+        (RunOptions(emulate="1x1"), "there", duration.PRIVATE),
+        (RunOptions(), "", duration.PRIVATE),
+    ],
+)
+def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
+    options: RunOptions, variable: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner's knowledge has the same kind; only that one reads what earlier runs took."""
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    read: list[Path] = []
+
+    def no_runs(results: Path) -> list[str]:
+        read.append(results)
+        return []
+
+    monkeypatch.setattr(stored_run, "runs", no_runs)
+    assert grid_plan.start_of(options) == kind
+    assert not read
+    assert grid_plan.startup_of(options).kind == kind
+    assert read == [options.results]
+
+
+def test_what_cannot_be_in_trouble_is_in_none() -> None:
+    """An executor or a mirror that is not there, too."""
+    assert [trouble_of(each) for each in (None, object(), SimpleNamespace(trouble="away"))] == [
+        *("", "", "away")
+    ]
