@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+_ELSEWHERE = "give the `results:` of its grid as --results DIR, or name the grid file"
+
 #: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
 MOST_BEFORE_S = 600.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
@@ -151,8 +153,11 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 
     known = runs(options.results)
     if options.name is None and not known:
-        raise StoreError(f"no run to resume in {options.results}")
-    store = Store.existing(options.results, options.name or known[0])
+        raise StoreError(f"no run to resume in {options.results}; {_ELSEWHERE}")
+    try:
+        store = Store.existing(options.results, options.name or known[0])
+    except StoreError as error:
+        raise StoreError(f"{error} To resume one that lies elsewhere, {_ELSEWHERE}") from None
     grid = store.path / paths.GRID
     if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
