@@ -71,7 +71,8 @@ def commit_of(kind: Kind, repository: str, revision: str) -> str:
         why = "HF_HUB_OFFLINE is set"
     else:
         quoted = urllib.parse.quote(revision or MAIN, safe="")
-        url = f"{hub.endpoint()}/api/{kind}/{repository}/revision/{quoted}"
+        # Without `expand` the answer lists every file, which is megabytes for some repositories.
+        url = f"{hub.endpoint()}/api/{kind}/{repository}/revision/{quoted}?expand=sha"
         answer = hub.configuration_at(url, os.environ.get("HF_TOKEN"))
         if isinstance(answer, dict) and hub.COMMIT.fullmatch(str(answer.get("sha", ""))):
             return str(answer["sha"])

@@ -110,6 +110,15 @@ def test_without_a_hub_the_cache_tells_the_commit(
         pinned_model("org/other")
 
 
+def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Path) -> None:
+    """The hub is asked for the commit alone. An answer that is too long is called so, not torn."""
+    files = dict.fromkeys((f"{number:064}" for number in range(16_000)), b"")
+    commit = hub.commit("models", "org/large", files | {"config.json": b" " * (1 << 20) + b"{}"})
+    assert pinned_model("org/large") == f"org/large@{commit}"
+    with pytest.raises(DataMissing, match="answers with more than 1 MiB"):
+        client.fetch_config("org/large")
+
+
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
     hub: LocalHub, tmp_path: Path
 ) -> None:
