@@ -133,13 +133,15 @@ class GridReader:
         expander = Expander(self.document, self.vocabulary)
         planned = expander.expand(experiments)
         self.problems += expander.problems
+        revisions = self.vocabulary.revisions
         grid = Grid(
             name=top.get("name", ""),
             description=top.get("description", ""),
             results=top.get("results", ""),
             planned=planned,
             open_engines=frozenset(e.name for e in experiments if not e.engine_named),
-            notes=(*self.old_names, *expander.notes()),
+            notes=(*self.old_names, *expander.notes(), *(revisions.notes if revisions else ())),
+            commits=dict(revisions.commits) if revisions else {},
             document=self.document,
             origins={
                 (experiment.name, *origin): path

@@ -119,6 +119,25 @@ def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Pa
         client.fetch_config("org/large")
 
 
+def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """The plan says in a note which commit the cache gave; what is not here is refused as ever."""
+    commit = hub.commit("models", "org/tiny", model_files(8))
+    open_model(pinned_model("org/tiny"))
+    file = tmp_path / "grid.yaml"
+    file.write_text(GRID.format(model="org/tiny", dataset="advertisegen-synthetic"))
+    for status in (401, 403, 407, 429, 500, 503):
+        hub.refuses_with = status
+        client.configuration_at.cache_clear()
+        grid = load_grid(file)
+        assert {job.model for job in grid.jobs()} == {f"org/tiny@{commit}"}
+        (note,) = grid.notes
+        assert f"org/tiny is {commit[:7]} by the local cache" in note and str(status) in note
+        with pytest.raises(DataMissing, match=rf"org/other is not in the local cache .*{status}"):
+            pinned_model("org/other")
+
+
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
     hub: LocalHub, tmp_path: Path
 ) -> None:

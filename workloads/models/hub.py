@@ -26,8 +26,6 @@ LONGEST_BYTES = 1 << 20
 _TRUE = {"1", "true", "yes", "on"}
 NO_CONFIG = "has no such model (or it has no config.json)"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-#: How the reasons begin why a hub said nothing at all.
-UNREACHED = ("cannot be reached", "did not answer")
 
 
 def offline() -> bool:
