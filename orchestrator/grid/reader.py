@@ -335,6 +335,7 @@ def load_grid(
     check_data: bool = True,
     nodes_for: NodesFor | None = None,
     overrides: Sequence[str] = (),
+    commits: Mapping[str, str] | None = None,
 ) -> Grid:
     """Read a grid file into jobs.
 
@@ -346,11 +347,12 @@ def load_grid(
             card counts they cannot give are reported along with everything else; without it
             ``make_plan`` reports them.
         overrides: ``PATH=VALUE`` each, set before anything is checked; see ``overridden``.
+        commits: those of the run that is gone on with, see ``Revisions``.
 
     Raises:
         GridError: all that is wrong with the file, in file order.
     """
-    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data)
+    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
     return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
 
 

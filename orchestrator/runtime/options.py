@@ -91,10 +91,18 @@ def seed_of(run: Path) -> int:
     return seed % 2**32 if type(seed) is int else secrets.randbits(32)
 
 
-def _kept(run: Path) -> Mapping[str, object]:
-    """The content of ``options.json``; nothing where it cannot be read."""
+def commits_of(run: Path) -> dict[str, str]:
+    """The commits that names of the hub came to when a run was begun (``Revisions``)."""
+    from workloads.models.hub import COMMIT
+
+    kept = _kept(run, paths.REVISIONS).items()
+    return {key: commit for key, commit in kept if COMMIT.fullmatch(str(commit))}
+
+
+def _kept(run: Path, name: str = paths.OPTIONS) -> Mapping[str, Any]:
+    """The content of ``options.json``, or of another; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        kept = json.loads(files.read_text(run / paths.OPTIONS))
+        kept = json.loads(files.read_text(run / name))
         if isinstance(kept, dict):
             return kept
     return {}

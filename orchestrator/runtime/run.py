@@ -8,6 +8,7 @@ died has left behind (rows of attempts it had running, processes) is settled bef
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,8 @@ def run_grid(
             mirror = _mirror(options, store, say)
             logs = [RowLog(store, *each) for each in trackers]
             store.write_file(paths.GRID, grid.text)
+            if grid.commits:
+                store.write_file(paths.REVISIONS, json.dumps(grid.commits, indent=1))
             seed = seed_of(store.path)
             store.write_file(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
