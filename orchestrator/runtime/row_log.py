@@ -1,6 +1,7 @@
 """Live logging: every final row goes to a tracker (``trackers/``) as it comes.
 
-A thread writes them; nothing waits for it, and whatever fails in it is said and tried again. Rows
+A thread writes them; nothing waits for it, and whatever fails in it is said and tried again; only a
+row that the tracker refuses while it takes others is left out, and named at the end. Rows
 are on disk before they come here, so what a tracker lacks at the end is brought there by the next
 driver, or by ``nightgrid export``.
 """
@@ -21,6 +22,8 @@ AGAIN_S = 30.0
 #: Seconds in which the rest is written at the end, and where something hurries.
 REST_S = 120.0
 HURRIED_S = 10.0
+#: Rows in succession that fail until the connection is taken for broken.
+MOST_FAILED = 3
 
 
 class RowLog:
@@ -42,6 +45,9 @@ class RowLog:
         self._rows: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="row log", daemon=True)
+        self._over = False  # no row comes any more
+        self._failed: set[str] = set()  # attempts that failed at least once
+        self._refused: list[str] = []
         self.trouble = ""
 
     def start(self) -> None:
@@ -62,7 +68,10 @@ class RowLog:
         self._thread.join(wait_s)
         where = f"{self._tracker.title} at {self._destination}"
         if not self._thread.is_alive() and not self.trouble:
-            return f"every row is in {where}"
+            if not self._refused:
+                return f"every row is in {where}"
+            count = f"{len(self._refused)} row" + "s" * (len(self._refused) > 1)
+            return f"every row is in {where} but {count} that it refused, first {self._refused[0]}"
         why = self.trouble or f"{where}: it takes longer than {wait_s:g} s"
         command = f"nightgrid export {self._destination} --to {self._tracker.name}"
         return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
@@ -91,14 +100,54 @@ class RowLog:
         return [*map(tracked, newest_final(self._store.measurements(samples=False)))]
 
     def _write(self, connection: Connection, left: list[TrackedRun]) -> None:
-        """Write what is left and what comes, until the end."""
+        """Write what is left and what comes, until the end. A row that failed before, and fails
+        again once another was written, is set aside: else it would hold up all after it.
+
+        Raises:
+            StoreError: nothing is written over this connection any more.
+        """
+        failed: dict[str, StoreError] = {}
+        works = False
+        while not self._rows.empty():
+            self._take_next(left)
+        left.sort(key=lambda each: each.attempt in self._failed)  # others are tried first
         while True:
-            while left:
-                if not connection.has(left[0].attempt):
-                    connection.write(left[0])
-                del left[0]
-            self.trouble = ""
-            row = self._rows.get()
-            if row is None:
+            run = next((each for each in left if each.attempt not in failed), None)
+            if run is None and self._over:
+                if failed:
+                    raise next(iter(failed.values()))
+                self.trouble = ""
                 return
+            if run is None:
+                self.trouble = self.trouble if failed else ""
+                if failed and self._rows.empty():
+                    raise next(iter(failed.values()))
+                self._take_next(left)
+                continue
+            try:
+                with self._tracker.explained(self._destination):
+                    there = connection.has(run.attempt)
+                    if not there:
+                        connection.write(run)
+            except StoreError as error:
+                if works and run.attempt in self._failed:
+                    left.remove(run)
+                    self._refused.append(f"{run.name}: {error}")
+                    continue
+                failed[run.attempt] = error
+                self._failed.add(run.attempt)
+                if len(failed) == MOST_FAILED:
+                    raise
+                continue
+            left.remove(run)
+            if not there:
+                works = True
+                failed.clear()
+
+    def _take_next(self, left: list[TrackedRun]) -> None:
+        """Wait for a row, or the end; this thread alone takes them."""
+        row = self._rows.get()
+        if row is None:
+            self._over = True
+        else:
             left.append(tracked(row))

@@ -6,6 +6,7 @@ client alone: it reaches servers; databases need the package ``mlflow`` itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -61,15 +62,21 @@ class _Client:
         made = self._client.create_run(
             self._experiment_id, start_time=start_ms, run_name=tracked.name
         )
-        self._client.log_batch(
-            made.info.run_id,
-            metrics=[Metric(k, v, end_ms, 0) for k, v in tracked.metrics.items()],
-            params=[Param(k, v) for k, v in tracked.parameters.items()],
-            tags=[RunTag(k, v) for k, v in tracked.tags.items()],
-        )
-        self._client.set_tag(made.info.run_id, ATTEMPT_TAG, tracked.attempt)
-        status = "FINISHED" if tracked.succeeded else "FAILED"
-        self._client.set_terminated(made.info.run_id, status, end_ms)
+        run_id = made.info.run_id
+        try:
+            self._client.log_batch(
+                run_id,
+                metrics=[Metric(k, v, end_ms, 0) for k, v in tracked.metrics.items()],
+                params=[Param(k, v) for k, v in tracked.parameters.items()],
+                tags=[RunTag(k, v) for k, v in tracked.tags.items()],
+            )
+            self._client.set_tag(run_id, ATTEMPT_TAG, tracked.attempt)
+            status = "FINISHED" if tracked.succeeded else "FAILED"
+            self._client.set_terminated(run_id, status, end_ms)
+        except Exception:
+            with contextlib.suppress(Exception):  # a server that is away keeps it as cut short
+                self._client.delete_run(run_id)
+            raise
         self._known.add(tracked.attempt)
 
 

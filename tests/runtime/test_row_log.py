@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from measurements import row
@@ -12,7 +13,8 @@ from measurements import row
 from orchestrator.results.store import Store
 from orchestrator.runtime import row_log
 from orchestrator.runtime.row_log import RowLog
-from orchestrator.trackers.base import TrackedRun, Tracker
+from orchestrator.trackers.base import TrackedRun, Tracker, tracked
+from orchestrator.trackers.mlflow import _Client
 
 
 @dataclass
@@ -23,6 +25,7 @@ class Kept:
     failures: int = 0
     came: threading.Event = field(default_factory=threading.Event)
     stuck: threading.Event | None = None
+    refused: set[str] = field(default_factory=set)  # jobs
 
     def tracker(self) -> Tracker:
         return Tracker(
@@ -45,6 +48,8 @@ class Kept:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no")
+        if tracked.tags["nightgrid.job_id"] in self.refused:
+            raise RuntimeError("never")
         self.runs.append(tracked)
         self.came.set()
 
@@ -82,7 +87,22 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
     log.take(row(1))
     assert kept.came.wait(60)
     assert log.close() == "every row is in Kept at there"
-    assert attempts(kept) == [row(0).job_id, row(1).job_id]
+    assert set(attempts(kept)) == {row(0).job_id, row(1).job_id}
+
+
+def test_rows_that_a_tracker_refuses_hold_up_no_other(store: Store) -> None:
+    """However many come first: they are counted and named at the end, and each is written a few
+    times, not for ever."""
+    kept = Kept(refused={row(number).job_id for number in (0, 1, 2, 3, 5)})
+    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
+    log.start()
+    for number in range(1, 7):
+        log.take(row(number))
+    assert kept.came.wait(60)
+    told = log.close()
+    assert "every row is in Kept at there but 5 rows that it refused, first " in told
+    assert "it says never" in told
+    assert sorted(attempts(kept)) == sorted(row(number).job_id for number in (4, 6))
 
 
 def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
@@ -108,3 +128,22 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     told = log.close(hurry=True)
     assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
     kept.stuck.set()
+
+
+def test_a_row_that_mlflow_refuses_leaves_no_run_there() -> None:
+    """Each try would leave one that seems to run."""
+    pytest.importorskip("mlflow")
+    made = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+    deleted: list[str] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("a parameter is too long")
+
+    client = object.__new__(_Client)
+    client._experiment_id, client._known = "0", set()
+    client._client = SimpleNamespace(
+        create_run=lambda *_, **__: made, log_batch=refuse, delete_run=deleted.append
+    )
+    with pytest.raises(RuntimeError, match="too long"):
+        client.write(tracked(row(0)))
+    assert deleted == ["r1"] and not client._known
