@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from measurements import row
@@ -13,8 +14,8 @@ from measurements import row
 from orchestrator.results.store import Store
 from orchestrator.runtime import row_log
 from orchestrator.runtime.row_log import RowLog
+from orchestrator.trackers import mlflow
 from orchestrator.trackers.base import TrackedRun, Tracker, tracked
-from orchestrator.trackers.mlflow import _Client
 
 
 @dataclass
@@ -130,20 +131,42 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     kept.stuck.set()
 
 
-def test_a_row_that_mlflow_refuses_leaves_no_run_there() -> None:
-    """Each try would leave one that seems to run."""
-    pytest.importorskip("mlflow")
-    made = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-    deleted: list[str] = []
+class RefusingClient:
+    """A client of an MLflow server that takes no batch; ``runs`` are those that are there."""
 
-    def refuse(*_: object, **__: object) -> None:
+    runs: ClassVar[list[str]] = []
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.uri = tracking_uri
+
+    def get_experiment_by_name(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(experiment_id="0")
+
+    def search_runs(self, *_: object, **__: object) -> Any:
+        return type("Page", (list,), {"token": None})()
+
+    def create_run(self, *_: object, **__: object) -> SimpleNamespace:
+        self.runs.append("r1")
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    def log_batch(self, *_: object, **__: object) -> None:
+        assert self.runs == ["r1"]
         raise RuntimeError("a parameter is too long")
 
-    client = object.__new__(_Client)
-    client._experiment_id, client._known = "0", set()
-    client._client = SimpleNamespace(
-        create_run=lambda *_, **__: made, log_batch=refuse, delete_run=deleted.append
-    )
+    def delete_run(self, run_id: str) -> None:
+        self.runs.remove(run_id)
+
+
+def test_a_row_that_mlflow_refuses_leaves_no_run_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try would leave one that seems to run."""
+    monkeypatch.setattr(pytest.importorskip("mlflow"), "MlflowClient", RefusingClient)
+    for name in ("HTTP_REQUEST_MAX_RETRIES", "HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.setenv(f"MLFLOW_{name}", "1")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    connection = mlflow.SPEC.connect("http://there", "night", tmp_path)
+    each = tracked(row(0))
     with pytest.raises(RuntimeError, match="too long"):
-        client.write(tracked(row(0)))
-    assert deleted == ["r1"] and not client._known
+        connection.write(each)
+    assert RefusingClient.runs == [] and not connection.has(each.attempt)
