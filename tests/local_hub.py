@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class LocalHub:
@@ -19,6 +19,7 @@ class LocalHub:
         self.files: dict[tuple[str, str, str], dict[str, bytes]] = {}  # kind, repository, commit
         self.branches: dict[tuple[str, str, str], str] = {}
         self.asked: list[str] = []
+        self.refuses_with = 0  # this HTTP status, whatever is asked
         self.url = ""
 
     def commit(self, kind: str, repository: str, files: dict[str, bytes]) -> str:
@@ -68,9 +69,13 @@ def local_hub() -> Iterator[LocalHub]:
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
             hub.asked.append(path)
+            if hub.refuses_with:
+                self._say(b"{}", {}, hub.refuses_with)
+                return
             words = [unquote(word) for word in path.strip("/").split("/")]
             if words[0] == "api" and len(words) >= 6:
-                self._api(words[1], "/".join(words[2:4]), words[4], words[5])
+                only = parse_qs(urlsplit(self.path).query).get("expand", [])
+                self._api(words[1], "/".join(words[2:4]), words[4], words[5], only)
                 return
             kind = "datasets" if words[0] == "datasets" else "models"
             owner = words[1:] if kind == "datasets" else words
@@ -85,7 +90,9 @@ def local_hub() -> Iterator[LocalHub]:
                 return
             self._missing("RepoNotFound")
 
-        def _api(self, kind: str, repository: str, what: str, revision: str) -> None:
+        def _api(
+            self, kind: str, repository: str, what: str, revision: str, only: list[str]
+        ) -> None:
             commit = hub.resolved(kind, repository, revision)
             if commit is None:
                 known = any(each[:2] == (kind, repository) for each in hub.files)
@@ -97,6 +104,7 @@ def local_hub() -> Iterator[LocalHub]:
                 siblings = [{"rfilename": each["path"]} for each in listed]
                 told = {"id": repository, "sha": commit, "siblings": siblings, "tags": []}
                 told |= {"private": False, "downloads": 0, "likes": 0, "disabled": False}
+                told = {k: told[k] for k in ("id", *only) if k in told} if only else told
             self._say(json.dumps(told).encode(), {"Content-Type": "application/json"})
 
         def _say(self, data: bytes, headers: dict[str, str], status: int = 200) -> None:

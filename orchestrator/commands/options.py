@@ -8,7 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 from orchestrator.domain.deadline import parse_budget, parse_deadline
-from orchestrator.results.directory import default_address, default_results_dir, is_address
+from orchestrator.errors import StoreError
+from orchestrator.results.directory import (
+    default_address,
+    default_results_dir,
+    directory_of,
+    is_address,
+)
 
 
 def add_results_argument(
@@ -43,9 +49,17 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def results_here(args: argparse.Namespace) -> Path:
-    """The results directory of a command without ``--address``."""
-    given = args.results and not is_address(args.results)
-    return Path(args.results) if given else default_results_dir()
+    """The results directory of a command without ``--address``.
+
+    Raises:
+        StoreError: ``--results`` begins with the home directory of nobody.
+    """
+    if not args.results or is_address(args.results):
+        return default_results_dir()
+    try:
+        return directory_of(args.results)
+    except ValueError as error:
+        raise StoreError(f"--results {error}") from None
 
 
 class ResultsOption(argparse.Action):
@@ -60,7 +74,10 @@ class ResultsOption(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         text = str(values)
-        namespace.results = default_results_dir() if is_address(text) else Path(text)
+        try:
+            namespace.results = default_results_dir() if is_address(text) else directory_of(text)
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
         namespace.results_address = text if is_address(text) else ""
         namespace.results_named = True
 

@@ -96,7 +96,8 @@ class GridFile(BaseModel):
     description: str = Field(default="", description="For readers of the report.")
     results: str = Field(
         default="",
-        description="Where runs keep their rows: a directory, such as one that all servers share, "
+        description="Where runs keep their rows: a directory, such as one that all servers share "
+        "(a relative one lies where the command is typed), "
         "or s3://BUCKET/PREFIX or gs://… for a copy there. --results wins.",
     )
     defaults: dict[str, Any] = Field(

@@ -146,13 +146,14 @@ class Expander:
         self, experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters
     ) -> Parameters:
         """The parameters with the commit of a dataset of the hub in the place of its revision."""
-        pin, dataset, given = self.vocabulary.pin_revision, settings["dataset"], dict(parameters)
-        if pin is None or "revision" not in given:
+        revisions, dataset = self.vocabulary.revisions, settings["dataset"]
+        given = dict(parameters)
+        if revisions is None or "revision" not in given:
             return parameters
         pair = (str(dataset), str(given["revision"]))
         if pair not in self._revisions:
             try:
-                self._revisions[pair] = pin(*pair)
+                self._revisions[pair] = revisions.dataset(*pair)
             except WorkloadError as error:
                 self._revisions[pair] = pair[1]
                 path = experiment.origins.get(("dataset", dataset), experiment.path)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +21,9 @@ from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
 from workloads.errors import WorkloadError
 from workloads.settings import declarations
+
+if TYPE_CHECKING:
+    from workloads.hub_revisions import Revisions
 
 FIELD_NAMES = tuple(JobFields.model_fields)
 
@@ -40,7 +43,7 @@ class Vocabulary:
     ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
     ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
     None leaves names unchecked, for a machine that is not the one where the grid will run.
-    ``pin_model`` gives a model's name its commit, ``pin_revision`` that of a dataset's revision.
+    ``revisions`` brings models and datasets of the hub to commits.
     """
 
     workloads: Mapping[str, Any]
@@ -50,22 +53,24 @@ class Vocabulary:
     find_dataset: Callable[[str], object] | None = None
     find_adapter: Callable[[str], object] | None = None
     find_calibration: Callable[[str], object] | None = None
-    pin_model: Callable[[str], str] | None = None
-    pin_revision: Callable[[str, str], str] | None = None
+    revisions: Revisions | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @classmethod
-    def installed(cls, *, check_data: bool = True) -> Vocabulary:
-        """The settings of this installation; ``check_data`` also looks for models and datasets."""
+    def installed(
+        cls, *, check_data: bool = True, commits: Mapping[str, str] | None = None
+    ) -> Vocabulary:
+        """The settings of this installation; ``check_data`` also looks for models and datasets.
+        ``commits`` are those that a run came to before."""
         from workloads.precision import PRECISIONS
         from workloads.registry import WORKLOADS
 
         if not check_data:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
         from workloads.data.catalog import find_dataset
-        from workloads.hub_revisions import pinned_model, pinned_revision
+        from workloads.hub_revisions import Revisions
         from workloads.models.catalog import find_model
         from workloads.onnx_graphs.calibrations import find_calibration
         from workloads.training.adapters import find_adapter
@@ -78,8 +83,7 @@ class Vocabulary:
             find_dataset=find_dataset,
             find_adapter=find_adapter,
             find_calibration=find_calibration,
-            pin_model=pinned_model,
-            pin_revision=pinned_revision,
+            revisions=Revisions(dict(commits or {})),
         )
 
     def with_models(self, names: Callable[[], Collection[str]]) -> Vocabulary:
@@ -147,9 +151,9 @@ class Vocabulary:
                     return _validated(model, name, value)
             return value, None
         _, fault = _validated(JobFields, name, value)
-        if fault is None and name == "model" and self.pin_model is not None:
+        if fault is None and name == "model" and self.revisions is not None:
             try:
-                value = self.pin_model(str(value))
+                value = self.revisions.model(str(value))
             except WorkloadError as error:
                 return value, Fault(str(error))
         return value, fault or self._unknown_name(workload, name, value)

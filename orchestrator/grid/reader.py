@@ -133,13 +133,15 @@ class GridReader:
         expander = Expander(self.document, self.vocabulary)
         planned = expander.expand(experiments)
         self.problems += expander.problems
+        revisions = self.vocabulary.revisions
         grid = Grid(
             name=top.get("name", ""),
             description=top.get("description", ""),
             results=top.get("results", ""),
             planned=planned,
             open_engines=frozenset(e.name for e in experiments if not e.engine_named),
-            notes=(*self.old_names, *expander.notes()),
+            notes=(*self.old_names, *expander.notes(), *(revisions.notes if revisions else ())),
+            commits=dict(revisions.commits) if revisions else {},
             document=self.document,
             origins={
                 (experiment.name, *origin): path
@@ -333,6 +335,7 @@ def load_grid(
     check_data: bool = True,
     nodes_for: NodesFor | None = None,
     overrides: Sequence[str] = (),
+    commits: Mapping[str, str] | None = None,
 ) -> Grid:
     """Read a grid file into jobs.
 
@@ -344,11 +347,12 @@ def load_grid(
             card counts they cannot give are reported along with everything else; without it
             ``make_plan`` reports them.
         overrides: ``PATH=VALUE`` each, set before anything is checked; see ``overridden``.
+        commits: those of the run that is gone on with, see ``Revisions``.
 
     Raises:
         GridError: all that is wrong with the file, in file order.
     """
-    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data)
+    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
     return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
 
 

@@ -34,6 +34,19 @@ def default_results_dir(
     return Path("results")
 
 
+def directory_of(text: str) -> Path:
+    """The directory that a text names; ``~`` is expanded here, as no shell does in a Ray job.
+
+    Raises:
+        ValueError: it begins with the home directory of a user that this machine does not have.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        raise ValueError(f"{text}: this machine has no home directory {user}") from None
+
+
 def is_address(text: str) -> bool:
     """Return whether this names an object store, and no directory."""
     return text.startswith(SCHEMES)

@@ -23,6 +23,7 @@ from pathlib import Path
 from orchestrator.errors import StoreError
 from orchestrator.host import output
 from orchestrator.results import disk, fragments, paths
+from orchestrator.results.directory import directory_of
 from orchestrator.results.finding import find_run
 from orchestrator.results.identity import id_at
 from workloads import files
@@ -102,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print a run's files; the other side is a ``Receiver``."""
     parser = argparse.ArgumentParser(prog="parcels", description=main.__doc__)
     parser.add_argument("run")
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--results", type=directory_of)
     parser.add_argument("--have", type=Path, help="JSON: SHA-256 by name of what is there already")
     args = parser.parse_args(arguments)
     try:

@@ -7,6 +7,8 @@
 <results>/<run>/grid.yaml         the grid file as it was read
 <results>/<run>/options.json      options that `nightgrid run --resume` takes over, and the seed
                                   that draws the order of replicates
+<results>/<run>/revisions.json    commits that names of the hub in the grid came to at the start; a
+                                  run that is resumed keeps them, though a branch has moved
 <results>/<run>/passports.parquet how fast each card was when it was first used (``passports.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
@@ -30,6 +32,7 @@ QUARANTINE = "quarantine"
 LOGS = "logs"
 GRID = "grid.yaml"
 OPTIONS = "options.json"
+REVISIONS = "revisions.json"
 PASSPORTS = "passports.parquet"
 STATUS = "status.json"
 REPORT = "report.html"

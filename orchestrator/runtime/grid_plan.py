@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.errors import ClusterError
-from orchestrator.runtime.options import RunOptions, with_results_of
+from orchestrator.results import paths
+from orchestrator.results.directory import directory_of, is_address
+from orchestrator.runtime.options import RunOptions, commits_of, with_results_of
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
@@ -99,7 +101,7 @@ def startup_of(options: RunOptions) -> Startup:
 
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     """Seconds from the command to the first attempt of the newest runs that say so."""
-    from orchestrator.results import disk, paths
+    from orchestrator.results import disk
     from orchestrator.results.stored_run import runs
     from orchestrator.runtime.status import RunStatus
     from workloads.files import SMALL_BYTES
@@ -162,7 +164,31 @@ def grid_of(
         return source
     if options.emulate:
         nodes_for = partial(planned_nodes, emulate=options.emulate)
-    return load_grid(Path(source), nodes_for=nodes_for, overrides=options.overrides)
+    return load_grid(
+        Path(source),
+        nodes_for=nodes_for,
+        overrides=options.overrides,
+        commits=_commits_before(Path(source), options),
+    )
+
+
+def _commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
+    """The commits of the run that is gone on with: else its branches may have moved, and what it
+    has measured would be measured again."""
+    from orchestrator.grid.overrides import overridden
+    from orchestrator.grid.strict_yaml import read
+
+    if not options.resume:
+        return {}
+    if source.name == paths.GRID and (source.parent / paths.OPTIONS).exists():
+        return commits_of(source.parent)  # the run's own copy of its grid
+    data = overridden(read(source), options.overrides).data
+    run, results = options.name or data.get("name"), data.get("results")
+    place = options.results
+    if not options.results_named and isinstance(results, str) and results:
+        with contextlib.suppress(ValueError):  # refused later, at its line
+            place = place if is_address(results) else directory_of(results)
+    return commits_of(place / run) if isinstance(run, str) else {}
 
 
 def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:

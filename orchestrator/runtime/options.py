@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.errors import GridError
 from orchestrator.results import paths
-from orchestrator.results.directory import default_results_dir, is_address
+from orchestrator.results.directory import default_results_dir, directory_of, is_address
 from workloads import files
 
 if TYPE_CHECKING:
@@ -51,12 +52,23 @@ class RunOptions:
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
-    """``options`` with the results that the grid names, unless whoever asks for the run did."""
+    """``options`` with the results that the grid names, unless whoever asks for the run did. A
+    relative directory lies where the command was typed.
+
+    Raises:
+        GridError: the grid names the home directory of a user that this machine does not have.
+    """
     if options.results_named or not grid.results:
         return options
     if is_address(grid.results):
         return replace(options, results_address=grid.results)
-    return replace(options, results=Path(grid.results).expanduser(), results_address="")
+    try:
+        results = directory_of(grid.results)
+    except ValueError as error:
+        hint = "write an absolute path, or ~/ for your own home directory"
+        problem = grid.document.problem(("results",), str(error), hint)
+        raise GridError([problem]) from None
+    return replace(options, results=results, results_address="")
 
 
 def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> str:
@@ -79,10 +91,18 @@ def seed_of(run: Path) -> int:
     return seed % 2**32 if type(seed) is int else secrets.randbits(32)
 
 
-def _kept(run: Path) -> Mapping[str, object]:
-    """The content of ``options.json``; nothing where it cannot be read."""
+def commits_of(run: Path) -> dict[str, str]:
+    """The commits that names of the hub came to when a run was begun (``Revisions``)."""
+    from workloads.models.hub import COMMIT
+
+    kept = _kept(run, paths.REVISIONS).items()
+    return {key: commit for key, commit in kept if COMMIT.fullmatch(str(commit))}
+
+
+def _kept(run: Path, name: str = paths.OPTIONS) -> Mapping[str, Any]:
+    """The content of ``options.json``, or of another; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        kept = json.loads(files.read_text(run / paths.OPTIONS))
+        kept = json.loads(files.read_text(run / name))
         if isinstance(kept, dict):
             return kept
     return {}

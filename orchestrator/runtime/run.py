@@ -8,6 +8,7 @@ died has left behind (rows of attempts it had running, processes) is settled bef
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.status import RunStatus
 
 Say = Callable[[str], None]
+
+_ELSEWHERE = "give the `results:` of its grid as --results DIR, or name the grid file"
 
 #: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
 MOST_BEFORE_S = 600.0
@@ -123,6 +126,8 @@ def run_grid(
             mirror = _mirror(options, store, say)
             logs = [RowLog(store, *each) for each in trackers]
             store.write_file(paths.GRID, grid.text)
+            if grid.commits:
+                store.write_file(paths.REVISIONS, json.dumps(grid.commits, indent=1))
             seed = seed_of(store.path)
             store.write_file(
                 paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
@@ -157,8 +162,11 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 
     known = runs(options.results)
     if options.name is None and not known:
-        raise StoreError(f"no run to resume in {options.results}")
-    store = Store.existing(options.results, options.name or known[0])
+        raise StoreError(f"no run to resume in {options.results}; {_ELSEWHERE}")
+    try:
+        store = Store.existing(options.results, options.name or known[0])
+    except StoreError as error:
+        raise StoreError(f"{error} To resume one that lies elsewhere, {_ELSEWHERE}") from None
     grid = store.path / paths.GRID
     if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")

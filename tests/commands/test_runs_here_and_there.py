@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli import build_parser, main
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.errors import SubmitError
 from orchestrator.on_ray.submission import JobInfo, Submission
@@ -222,5 +223,10 @@ def test_several_grids_are_sent_in_their_order(
     (tmp_path / "a.yaml").write_text("results: /shared\n" + GRID.format(name="a"))
     say("submit", "a.yaml", *THERE)
     assert SENT[-1].metadata["results"] == "/shared" and "--results /shared" in SENT[-1].entrypoint
+    (tmp_path / "a.yaml").write_text("results: ~/bench\n" + GRID.format(name="a"))
+    say("submit", "a.yaml", *THERE)
+    typed = shlex.split(SENT[-1].entrypoint)
+    there_run = build_parser(["run"]).parse_args(typed[typed.index("run") :])
+    assert there_run.results == Path.home() / "bench"  # no shell on the head has expanded it
     (tmp_path / "a.yaml").write_text("results: nights\n" + GRID.format(name="a"))
     assert "thrown away with the job" in say("submit", "a.yaml", *THERE, code=5)

@@ -14,7 +14,8 @@ import pytest
 from measurements import note, row
 
 from orchestrator.domain.job import State
-from orchestrator.errors import SchemaMismatch, StoreError, StoreFull, StoreLocked
+from orchestrator.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
+from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray.predecessors import owned, owner_in
 from orchestrator.results import begun, disk, paths
 from orchestrator.results.begun import read_begun
@@ -22,7 +23,13 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.runtime.options import RunOptions, kept_options, seed_of, with_cards_of
+from orchestrator.runtime.options import (
+    RunOptions,
+    kept_options,
+    seed_of,
+    with_cards_of,
+    with_results_of,
+)
 from orchestrator.runtime.run import grid_to_resume
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
@@ -255,10 +262,27 @@ def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path)
         assert len(store.interrupted) == 1
 
 
+def test_results_in_the_home_of_nobody_are_refused_where_the_grid_names_them(
+    tmp_path: Path,
+) -> None:
+    """With the line, before anything starts; the home directory of whoever runs it is expanded."""
+    grid = tmp_path / "grid.yaml"
+    of = "workload: text-generation, accelerator: CPU, model: tiny-chatglm3"
+    rest = f"experiments: [{{name: e, {of}}}]\n"
+    grid.write_text("name: night\nresults: ~nobody-here/x\n" + rest)
+    with pytest.raises(GridError, match="no home directory ~nobody-here") as refused:
+        with_results_of(load_grid(grid), RunOptions())
+    assert [problem.line for problem in refused.value.problems] == [2]
+    grid.write_text("name: night\nresults: ~/x\n" + rest)
+    assert with_results_of(load_grid(grid), RunOptions()).results == Path.home() / "x"
+
+
 def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
     """What the command line says goes before what the run had."""
-    with pytest.raises(StoreError, match="no run to resume"):
+    with pytest.raises(StoreError, match=r"no run to resume .*`results:` of its grid as --results"):
         grid_to_resume(RunOptions(results=tmp_path))
+    with pytest.raises(StoreError, match=r"no run 'night' in .*`results:` of its grid"):
+        grid_to_resume(RunOptions(results=tmp_path, name="night"))
     with Store.open(tmp_path, "night") as store:
         store.append(row())
         store.write_file("grid.yaml", "name: night")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from orchestrator.domain.job import Job
 from orchestrator.domain.labels import labels_of
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
+from orchestrator.results import paths
+from orchestrator.runtime.grid_plan import grid_of
+from orchestrator.runtime.options import RunOptions
 from workloads.data.catalog import Reading, load_dataset
 from workloads.errors import DataMissing
 from workloads.hub_revisions import commit_of, pinned_model
@@ -108,6 +112,61 @@ def test_without_a_hub_the_cache_tells_the_commit(
     assert pinned_model("org/tiny") == f"org/tiny@{commit}"
     with pytest.raises(DataMissing, match=r"not in the local cache .* cannot be reached"):
         pinned_model("org/other")
+
+
+def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Path) -> None:
+    """The hub is asked for the commit alone. An answer that is too long is called so, not torn."""
+    files = dict.fromkeys((f"{number:064}" for number in range(16_000)), b"")
+    commit = hub.commit("models", "org/large", files | {"config.json": b" " * (1 << 20) + b"{}"})
+    assert pinned_model("org/large") == f"org/large@{commit}"
+    with pytest.raises(DataMissing, match="answers with more than 1 MiB"):
+        client.fetch_config("org/large")
+
+
+def test_a_run_that_is_gone_on_with_keeps_its_commits(hub: LocalHub, tmp_path: Path) -> None:
+    """Where a driver is started again or resumed, by the grid file or the run's copy of it, though
+    the branch has moved; a new start takes the branch as it is now."""
+    first = hub.commit("models", "org/tiny", model_files(8))
+    file = tmp_path / "mine.yaml"
+    text = GRID.format(model="org/tiny", dataset="advertisegen-synthetic")
+    file.write_text(f"results: {tmp_path / 'nights'}\n{text}")
+    begun = grid_of(file, RunOptions())
+    run = tmp_path / "nights" / begun.name
+    run.mkdir(parents=True)
+    (run / paths.REVISIONS).write_text(json.dumps(begun.commits))
+    (run / paths.GRID).write_text(begun.text)
+    (run / paths.OPTIONS).write_text("{}")
+    second = hub.commit("models", "org/tiny", model_files(16))
+    client.configuration_at.cache_clear()
+    again = RunOptions(resume=True)
+    for source, options, commit in (
+        (file, again, first),
+        (run / paths.GRID, again, first),
+        (file, replace(again, name="another"), second),
+        (file, RunOptions(), second),
+    ):
+        jobs = grid_of(source, options).jobs()
+        assert {job.model for job in jobs} == {f"org/tiny@{commit}"}
+    assert grid_of(file, again).commits == begun.commits
+
+
+def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    """The plan says in a note which commit the cache gave; what is not here is refused as ever."""
+    commit = hub.commit("models", "org/tiny", model_files(8))
+    open_model(pinned_model("org/tiny"))
+    file = tmp_path / "grid.yaml"
+    file.write_text(GRID.format(model="org/tiny", dataset="advertisegen-synthetic"))
+    for status in (401, 403, 407, 429, 500, 503):
+        hub.refuses_with = status
+        client.configuration_at.cache_clear()
+        grid = load_grid(file)
+        assert {job.model for job in grid.jobs()} == {f"org/tiny@{commit}"}
+        (note,) = grid.notes
+        assert f"org/tiny is {commit[:7]} by the local cache" in note and str(status) in note
+        with pytest.raises(DataMissing, match=rf"org/other is not in the local cache .*{status}"):
+            pinned_model("org/other")
 
 
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(

@@ -22,11 +22,10 @@ from workloads.models.checkpoint_files import read_pipeline_index, weight_files
 from workloads.models.checkpoint_kind import PIPELINE_INDEX
 
 DEADLINE_S = 4.0
+LONGEST_BYTES = 1 << 20
 _TRUE = {"1", "true", "yes", "on"}
 NO_CONFIG = "has no such model (or it has no config.json)"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-#: How the reasons begin why a hub said nothing at all.
-UNREACHED = ("cannot be reached", "did not answer")
 
 
 def offline() -> bool:
@@ -145,8 +144,12 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
-                found = json.loads(response.read(1 << 20))
-                answer.append(found if isinstance(found, dict) else "has no usable config.json")
+                text = response.read(LONGEST_BYTES + 1)
+            if len(text) > LONGEST_BYTES:
+                answer.append(f"answers with more than {LONGEST_BYTES >> 20} MiB")
+                return
+            found = json.loads(text)
+            answer.append(found if isinstance(found, dict) else "has no usable config.json")
         except urllib.error.HTTPError as error:
             answer.append(_meaning(error.code))
         except (OSError, ValueError) as error:
