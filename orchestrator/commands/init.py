@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from orchestrator.domain.job_fields import FIELDS
     from orchestrator.errors import GridError, StoreError
-    from orchestrator.grid.first import first_grid
+    from orchestrator.grid.first import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
     from orchestrator.grid.reader import parse_grid
     from workloads.precision import PRECISIONS, support
     from workloads.registry import find_workload
@@ -71,10 +71,12 @@ def run(args: argparse.Namespace) -> int:
     precisions = [
         each for each in PRECISIONS if support(each, device.name, spec.default_engine).supported
     ]
+    batch_sizes = BATCH_SIZES
     while True:
         text = first_grid(
             fields,
             precisions=precisions,
+            batch_sizes=batch_sizes,
             others=[each for each in fitting if each != workload],
             settings=spec.declared(spec.default_engine),
             file=str(args.file),
@@ -82,7 +84,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             parse_grid(text.encode(), str(args.file))
             break
-        except GridError as error:  # some precisions are nothing for this workload
+        except GridError as error:  # some precisions or sizes are nothing for this workload
+            sized = any("batch_size" in problem.steps for problem in error.problems)
+            if sized and batch_sizes != ONE_BATCH_SIZE:
+                batch_sizes = ONE_BATCH_SIZE
+                continue
             refused = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
             if not all(map(_of_a_precision, error.problems)) or len(refused) == len(precisions):
                 raise

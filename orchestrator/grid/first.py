@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from workloads.settings import Declaration
 
 _WIDTH = 96
-_BATCH_SIZES = "1..16 *2"
+BATCH_SIZES, ONE_BATCH_SIZE = "1..16 *2          # 1, 2, 4, 8, 16", "1"
 
 
 def name_of(model: str) -> str:
@@ -26,6 +26,7 @@ def first_grid(
     fields: Mapping[str, str],
     *,
     precisions: Sequence[str],
+    batch_sizes: str,
     others: Sequence[str],
     settings: Mapping[str, Declaration],
     file: str,
@@ -34,7 +35,8 @@ def first_grid(
 
     Args:
         fields: what every job has: workload, model, dataset, accelerator.
-        precisions: the axis.
+        precisions: one axis.
+        batch_sizes: the other: ``BATCH_SIZES`` or ``ONE_BATCH_SIZE``.
         others: further workloads that run this model.
         settings: those of the workload, shown with their defaults.
         file: its name, for the commands in its head.
@@ -61,7 +63,7 @@ def first_grid(
         "  - name: precision-and-batch",
         "    axes:",
         f"      precision: [{', '.join(precisions)}]",
-        f"      batch_size: {_BATCH_SIZES}          # 1, 2, 4, 8, 16",
+        f"      batch_size: {batch_sizes}",
         "",
         "# What else may stand under `defaults:`, in an experiment, or as an axis, with its",
         "# default:",
