@@ -56,8 +56,8 @@ experiments:
 """
 
 
-#: So many jobs that the first row is there long before the last.
-JOBS = 12
+#: So many jobs, of a quarter of a second each, that a head is dead before the last of them.
+JOBS = 60
 LONG = f"{[*range(1, JOBS + 1)]}"
 
 
