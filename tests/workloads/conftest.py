@@ -21,3 +21,12 @@ def cache(made: Path) -> Iterator[Path]:
         patch.setenv("NIGHTGRID_CACHE", str(made))
         patch.delenv("NIGHTGRID_ADAPTERS", raising=False)
         yield made
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models are kept in a directory of the module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("shared")
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield root

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +22,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models are kept in a directory of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("shared")
-        patch.setenv("NIGHTGRID_MODELS", str(root))
-        yield root
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 # ---------------------------------------------------------------- the loss

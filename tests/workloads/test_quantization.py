@@ -4,7 +4,6 @@ other jobs run."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,7 @@ from workloads.registry import find_workload
 SMALL: dict[str, Any] = {"samples": 4, "length": 32, "held_out": 4}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models are kept in a directory of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("shared")
-        patch.setenv("NIGHTGRID_MODELS", str(root))
-        yield root
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:

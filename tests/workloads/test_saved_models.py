@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,7 @@ from workloads.models import saved
 from workloads.models.catalog import find_model
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models are kept in a directory of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("shared")
-        patch.setenv("NIGHTGRID_MODELS", str(root))
-        yield root
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def test_a_saved_model_is_the_trained_one_and_generates(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,13 +33,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models are kept in a directory of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("shared")
-        patch.setenv("NIGHTGRID_MODELS", str(root))
-        yield root
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 # ---------------------------------------------------------------- patterns

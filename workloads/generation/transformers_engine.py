@@ -60,6 +60,16 @@ class _Steps(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+def left_padded(prompts: Sequence[Sequence[int]], length: int, pad: int) -> Batch:
+    """Prompts on the host, each up to the right end."""
+    ids = torch.full((len(prompts), length), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        mask[row, length - len(prompt) :] = 1
+    return Batch(ids, mask)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersEngine(LoadedModel):
     """A causal language model in transformers, in evaluation mode, on its card."""
@@ -70,13 +80,9 @@ class TransformersEngine(LoadedModel):
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         longest = self.padded_length(max(len(prompt) for prompt in prompts))
-        ids = torch.full((len(prompts), longest), self.pad_token_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-            mask[row, longest - len(prompt) :] = 1
+        batch = left_padded(prompts, longest, self.pad_token_id)
         card = self.device.torch_device
-        return Batch(ids.to(card), mask.to(card))
+        return Batch(batch.input_ids.to(card), batch.attention_mask.to(card))
 
     def generate(
         self,

@@ -18,6 +18,7 @@ from workloads.api import JobContext, Request, Result, Sample
 from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
 from workloads.models.saved import keep, write_origin
+from workloads.one_pass import result_of
 from workloads.onnx_graphs.calibrations import RANGES, calibrations_root
 from workloads.onnx_graphs.decoder import OnnxDecoder, load
 from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of
@@ -62,18 +63,7 @@ def run(request: Request, context: JobContext) -> Result:
         output_tokens=0,
         computed_tokens=passes.positions,
     )
-    return Result(
-        samples=(sample,),
-        stop_reason="max_repeats",
-        load_s=load_s,
-        weight_bytes=engine.weights.weight_bytes,
-        parameter_count=engine.weights.parameter_count,
-        random_weights=engine.random_weights,
-        synthetic_data=dataset.synthetic,
-        precision_detail=engine.weights.detail,
-        metrics=engine.figures,
-        details={**engine.details, **details},
-    )
+    return result_of(engine, dataset, sample, load_s=load_s, details=details)
 
 
 def _keep(

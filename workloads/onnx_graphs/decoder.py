@@ -22,7 +22,12 @@ from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.loaded import LoadedModel
-from workloads.generation.transformers_engine import Batch, end_token_ids_of, pad_token_id_of
+from workloads.generation.transformers_engine import (
+    Batch,
+    end_token_ids_of,
+    left_padded,
+    pad_token_id_of,
+)
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import (
@@ -32,7 +37,9 @@ from workloads.onnx_graphs.export import (
     drawn_ids,
     export,
     exported_directory,
+    in_fp32,
 )
+from workloads.onnx_graphs.greedy import greedy
 from workloads.onnx_graphs.opened import open_graph
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.registry import task_for
@@ -113,7 +120,7 @@ class OnnxDecoder(LoadedModel):
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         self.decoder.graph.take_threads()
-        return left_padded(prompts, self.pad_token_id)
+        return left_padded(prompts, max(map(len, prompts)), self.pad_token_id)
 
     def generate(
         self,
@@ -126,41 +133,30 @@ class OnnxDecoder(LoadedModel):
     ) -> Callable[[], Generated]:
         ids, mask = prepared.input_ids, prepared.attention_mask
         rows, longest = ids.shape
-        ends = torch.tensor([] if ignore_eos else sorted(self.end_token_ids), dtype=torch.long)
-        ended = torch.zeros(rows, dtype=torch.bool)
         cache = self.decoder.empty(rows)
-        tokens: list[torch.Tensor] = []
-        logits: list[torch.Tensor] = []
-        for _ in range(output_tokens):
-            found, cache = self.decoder.step(ids, mask, cache)
-            chosen = found.argmax(-1).cpu().masked_fill(ended, self.pad_token_id)
-            tokens.append(chosen)
-            if keep_logits:
-                logits.append(found)
-            on_step()
-            ended |= torch.isin(chosen, ends)
-            if bool(ended.all()):
-                break
-            ids = chosen[:, None]
-            mask = torch.cat([mask, mask.new_ones(rows, 1)], dim=1)
 
+        def step(ids: torch.Tensor) -> torch.Tensor:
+            nonlocal cache, mask
+            if ids is not prepared.input_ids:
+                mask = torch.cat([mask, mask.new_ones(rows, 1)], dim=1)
+            found, cache = self.decoder.step(ids, mask, cache)
+            return found
+
+        tokens, logits = greedy(
+            step,
+            ids,
+            output_tokens=output_tokens,
+            end_token_ids=() if ignore_eos else self.end_token_ids,
+            pad_token_id=self.pad_token_id,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
         return lambda: Generated(
             tokens=torch.stack(tokens, dim=1).tolist(),
             # The last token of each row is produced but never fed back.
             computed_tokens=rows * (longest + len(tokens) - 1),
             logits=[step.float().cpu() for step in logits],
         )
-
-
-def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> Batch:
-    """Prompts on the host, each up to the right end."""
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, longest - len(prompt) :] = 1
-    return Batch(ids, mask)
 
 
 def load(request: Request, device: Device) -> Any:
@@ -177,8 +173,7 @@ def load(request: Request, device: Device) -> Any:
     opened = open_graph(base, request, device)
     decoder = DecoderGraph.of(opened.graph)
     apart = differs(decoder, opened.directory)
-    apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart)
+    figures, details = opened.proved(apart)
     facts = opened.facts
     return OnnxDecoder(
         decoder=decoder,
@@ -199,9 +194,7 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any, devic
     options = Options.of(request.settings, device.name)
 
     def build(directory: Path) -> dict[str, Any]:
-        loader = task_for(request.workload, source.entry).function("load")
-        dtype = {precisions.dtype_keyword(): torch.float32}
-        model = loader(source, attn_implementation="sdpa", **dtype).eval()
+        model = in_fp32(request, source)
         proof.save(directory, _proof(model))
         facts = export(model, _sample(model), options, directory / GRAPH)
         plain = Graph(directory / GRAPH, Execution(device=device, graph_optimization="basic"))
@@ -219,7 +212,7 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any, devic
 
 def _sample(model: Any) -> Sample:
     """Two rows of unlike length that go on behind a cache, with several new tokens each."""
-    batch = left_padded(drawn_ids(model, (7, 4)), 0)
+    batch = left_padded(drawn_ids(model, (7, 4)), 7, 0)
     ids, mask = batch.input_ids, batch.attention_mask
     with torch.no_grad():
         first = model(**_text(_takes(model), ids[:, :4], mask[:, :4]), use_cache=True)
@@ -237,7 +230,7 @@ def _sample(model: Any) -> Sample:
 @torch.no_grad()
 def _proof(model: Any) -> dict[str, torch.Tensor]:
     """A padded batch, the tokens that torch writes after it, and their logits."""
-    batch = left_padded(drawn_ids(model, _PROOF_LENGTHS), 0)
+    batch = left_padded(drawn_ids(model, _PROOF_LENGTHS), max(_PROOF_LENGTHS), 0)
     ids, mask, cache = batch.input_ids, batch.attention_mask, None
     tokens, logits = [], []
     for _ in range(_PROOF_STEPS):

@@ -66,8 +66,7 @@ def load(request: Request, device: Device) -> ImagePipeline:
     source = open_model(request.model)
     opened = open_graph(_directory(request, source, device), request, device)
     apart = differs(opened.graph, opened.directory)
-    apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart)
+    figures, details = opened.proved(apart)
     # What is not in the graph is in fp32 beside integers.
     others = "fp32" if precisions.quantized(request.precision) else request.precision
     pipeline = _pipeline(request, source, others).to(device.torch_device)

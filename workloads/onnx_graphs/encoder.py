@@ -25,10 +25,10 @@ from workloads.onnx_graphs.export import (
     drawn_ids,
     export,
     exported_directory,
+    in_fp32,
 )
 from workloads.onnx_graphs.opened import open_graph
 from workloads.onnx_graphs.session import Execution, Graph
-from workloads.registry import task_for
 
 _TEXT = ("input_ids", "attention_mask")
 
@@ -59,8 +59,7 @@ def load(request: Request, device: Device) -> OnnxEncoder:
     tokenizer = load_tokenizer(source)
     opened = open_graph(_directory(request, source, tokenizer, device), request, device)
     apart = differs(opened.graph, opened.directory)
-    apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart)
+    figures, details = opened.proved(apart)
     facts = opened.facts
     return OnnxEncoder(
         graph=opened.graph,
@@ -80,9 +79,7 @@ def _directory(request: Request, source: ModelSource, tokenizer: Any, device: De
     options = Options.of(request.settings, device.name)
 
     def build(directory: Path) -> dict[str, Any]:
-        loader = task_for(request.workload, source.entry).function("load")
-        dtype = {precisions.dtype_keyword(): torch.float32}
-        model = loader(source, attn_implementation="sdpa", **dtype).eval()
+        model = in_fp32(request, source)
         pad = int(tokenizer.pad_token_id or 0)
         batch = right_padded(drawn_ids(model, (6, 4, 1)), 6, pad, "cpu")
         with torch.no_grad():

@@ -24,11 +24,14 @@ from typing import Any
 import torch
 
 from workloads import phases
+from workloads import precision as precisions
+from workloads.api import Request
 from workloads.cache import cached_directory
 from workloads.engines.onnxruntime import SPEC
 from workloads.errors import Unsupported
 from workloads.models.layouts import content_digest, fingerprint
 from workloads.models.loading import ModelSource
+from workloads.registry import task_for
 
 GRAPH, FACTS = "graph.onnx", "facts.json"
 #: The fact that is equal on all nodes that export the same weights alike; directories' names, made
@@ -71,6 +74,13 @@ def key_of(kind: str, *parts: object) -> str:
     """The cache's name for something that is made of these parts by these versions."""
     text = json.dumps([_RECIPE, kind, _versions(), *parts], sort_keys=True)
     return f"onnx-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def in_fp32(request: Request, source: ModelSource) -> Any:
+    """The model in torch that is exported: by its task, in evaluation mode."""
+    loader = task_for(request.workload, source.entry).function("load")
+    dtype = {precisions.dtype_keyword(): torch.float32}
+    return loader(source, attn_implementation="sdpa", **dtype).eval()
 
 
 def exported_directory(

@@ -58,10 +58,12 @@ class Opened:
     def _bytes(self) -> int:
         return sum(map(operators.stored_bytes, self._graphs(self.directory)))
 
-    def told(
+    def proved(
         self, difference: Difference, *beside: Graph
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """Figures and details of the row; ``beside`` are other graphs of the model, open too."""
+        """Figures and details of the row, once the difference from torch is one of rounding;
+        ``beside`` are other graphs of the model, open too. See ``Difference.check``."""
+        difference.check(self.precision, self.directory / GRAPH)
         exported = operators.operators_of(*self._graphs(self.base))
         stored = operators.operators_of(*self._graphs(self.directory))
         run = _operators_run(self.directory, self.execution)

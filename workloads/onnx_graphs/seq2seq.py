@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
@@ -32,10 +31,11 @@ from workloads.onnx_graphs.export import (
     drawn_ids,
     export,
     exported_directory,
+    in_fp32,
 )
+from workloads.onnx_graphs.greedy import greedy
 from workloads.onnx_graphs.opened import open_graph
 from workloads.onnx_graphs.session import Execution, Graph
-from workloads.registry import task_for
 from workloads.training.pairs import begin_token_id
 
 ENCODER = "encoder.onnx"
@@ -118,24 +118,22 @@ class OnnxSeq2Seq(SourceReader, LoadedModel):
         began = time.perf_counter()
         read = self.pair.read(prepared)
         encoder_s = time.perf_counter() - began
-        ends = torch.tensor([] if ignore_eos else sorted(self.end_token_ids), dtype=torch.long)
-        ended = torch.zeros(rows, dtype=torch.bool)
-        ids = torch.full((rows, 1), self.begin_token_id)
         cache = self.pair.empty(rows)
-        tokens: list[torch.Tensor] = []
-        logits: list[torch.Tensor] = []
-        for _step in range(output_tokens):
-            found, cache = self.pair.step(ids, read, cache)
-            chosen = found.argmax(-1).cpu().masked_fill(ended, self.pad_token_id)
-            tokens.append(chosen)
-            if keep_logits:
-                logits.append(found)
-            on_step()
-            ended |= torch.isin(chosen, ends)
-            if bool(ended.all()):
-                break
-            ids = chosen[:, None]
 
+        def step(ids: torch.Tensor) -> torch.Tensor:
+            nonlocal cache
+            found, cache = self.pair.step(ids, read, cache)
+            return found
+
+        tokens, logits = greedy(
+            step,
+            torch.full((rows, 1), self.begin_token_id),
+            output_tokens=output_tokens,
+            end_token_ids=() if ignore_eos else self.end_token_ids,
+            pad_token_id=self.pad_token_id,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
         return lambda: Generated(
             tokens=torch.stack(tokens, dim=1).tolist(),
             # The decoder also reads the token that it begins with.
@@ -153,8 +151,7 @@ def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) 
     opened = open_graph(_directory(request, source, tokenizer, device), request, device)
     pair = Pair(encoder=opened.also(ENCODER), decoder=opened.graph)
     apart = differs(pair, opened.directory)
-    apart.check(request.precision, opened.directory / GRAPH)
-    figures, details = opened.told(apart, pair.encoder)
+    figures, details = opened.proved(apart, pair.encoder)
     facts = opened.facts
     return OnnxSeq2Seq(
         pair=pair,
@@ -176,9 +173,7 @@ def _directory(request: Request, source: ModelSource, tokenizer: Any, device: De
     options = Options.of(request.settings, device.name)
 
     def build(directory: Path) -> dict[str, Any]:
-        loader = task_for(request.workload, source.entry).function("load")
-        dtype = {precisions.dtype_keyword(): torch.float32}
-        model = loader(source, attn_implementation="sdpa", **dtype).eval()
+        model = in_fp32(request, source)
         begin, pad = begin_token_id(model.config), pad_token_id_of(model, tokenizer)
         batch = right_padded(drawn_ids(model, (6, 4, 1)), 6, pad, "cpu")
         proof.save(directory, _proof(model, batch, begin))

@@ -225,7 +225,7 @@ def test_the_start_of_a_session_is_that_of_all_graphs(plain, cache) -> None:
         means="",
     )
     beside = opened.also(GRAPH)
-    figures, _ = opened.told(proof.Difference(largest=0.0, spread=1.0), beside)
+    figures, _ = opened.proved(proof.Difference(largest=0.0, spread=1.0), beside)
     assert figures["session_start_s"] == opened.graph.start_s + beside.start_s
 
 
