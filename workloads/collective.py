@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from workloads.environment import variables
 from workloads.errors import CollectiveFailed
 
 if TYPE_CHECKING:
@@ -219,16 +219,8 @@ def _environment(rendezvous: Rendezvous, rank: int, world_size: int) -> Iterator
     names = {name for _, name in socket.if_nameindex()}
     if _is_loopback(rendezvous.address) and _LOOPBACK_INTERFACE in names:
         mine["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # else the host name's
-    before = {name: os.environ.get(name) for name in mine}
-    os.environ.update(mine)
-    try:
+    with variables(mine):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workloads import files
+from workloads.environment import variables
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.metrics import Metric
 from workloads.models.checkpoint_files import (
@@ -132,16 +133,8 @@ def read_key(file: Path) -> bytes:
 def key_named(file: Path | None) -> Iterator[None]:
     """Let models be opened with the key in this file during the block, here and in processes that
     are given what ``passed_on`` says; with none, what the environment says stays in force."""
-    before = os.environ.get(VARIABLE)
-    if file is not None:
-        os.environ[VARIABLE] = str(file)
-    try:
+    with variables({VARIABLE: str(file)} if file is not None else {}):
         yield
-    finally:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = before
 
 
 def passed_on() -> Mapping[str, str]:

@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from workloads.environment import variables
 from workloads.errors import BadConfiguration
 from workloads.models import hub
 
@@ -32,16 +33,8 @@ def allowed(model: str) -> bool:
 def permitted(models: Sequence[str]) -> Iterator[None]:
     """Let exactly these models run their code during the block, here and in processes that are
     given what ``passed_on`` says; with none named, what the environment says stays in force."""
-    before = os.environ.get(VARIABLE)
-    if models:
-        os.environ[VARIABLE] = os.pathsep.join(models)
-    try:
+    with variables({VARIABLE: os.pathsep.join(models)} if models else {}):
         yield
-    finally:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = before
 
 
 def passed_on() -> Mapping[str, str]:
