@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator.errors import ClusterError
 from workloads import files
+from workloads.environment import variables
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -47,22 +48,12 @@ def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
     Raises:
         ClusterError: this version of Ray knows no tokens, so a cluster cannot be closed to others.
     """
-    before = {name: os.environ.get(name) for name in values}
     try:
-        _set(values)
-        _read_environment_again()
-        yield
+        with variables(values):
+            _read_environment_again()
+            yield
     finally:
-        _set(before)
         _read_environment_again()
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _read_environment_again() -> None:
