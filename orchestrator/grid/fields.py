@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
 from workloads.errors import WorkloadError
-from workloads.settings import declarations
+from workloads.settings import Declaration, declarations
 
 if TYPE_CHECKING:
     from workloads.hub_revisions import Revisions
@@ -239,7 +239,9 @@ def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar
         made = model.model_validate_json(json.dumps({name: value}), strict=True)
     except ValidationError as error:
         details: list[Any] = [d for d in error.errors(include_url=False) if d["loc"][:1] == (name,)]
-        return value, explain(details, value) if details else None
+        declared = model.model_fields[name].json_schema_extra
+        meant = dict(declared.also_called) if isinstance(declared, Declaration) else {}
+        return value, explain(details, value, meant) if details else None
     return made.model_dump(mode="json")[name], None
 
 
@@ -256,8 +258,11 @@ _WANTED = {
 }
 
 
-def explain(details: list[Any], value: object) -> Fault:
-    """A pydantic complaint in the words of this project."""
+def explain(
+    details: list[Any], value: object, also_called: Mapping[str, str] | None = None
+) -> Fault:
+    """A pydantic complaint in the words of this project; ``also_called`` has others' names of
+    values."""
     wanted: list[str] = []
     limits: list[str] = []
     choices: list[str] = []
@@ -276,7 +281,10 @@ def explain(details: list[Any], value: object) -> Fault:
     choices = list(dict.fromkeys(choice.strip("'") for choice in choices))
     wanted = list(dict.fromkeys(wanted))
     if choices and not wanted:
-        return _not_among(value, choices, "possible value") or Fault(f"{shown(value)} is refused")
+        meant = (also_called or {}).get(str(value).casefold(), "")
+        return _not_among(value, choices, "possible value", meant) or Fault(
+            f"{shown(value)} is refused"
+        )
     hint = ""
     if isinstance(value, str) and wanted[:1] == ["a whole number"]:
         digits = value.strip().lstrip("0") or "0"

@@ -115,6 +115,15 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("another's name", ONE + "    precision: nf4\n", 5, 16, '"nf4" is no prec', "mean int4?"),
     ("numpy's name", ONE + "    precision: float16\n", 5, 16, '"float16"', "mean fp16?"),
     ("software for a card", ONE + "    accelerator: cuda\n", 5, 18, '"cuda"', "mean GPU?"),
+    ("a maker", ONE + "    accelerator: habana\n", 5, 18, '"habana"', "mean HPU?"),
+    (
+        "a library's name",
+        ONE + "    workload: finetuning\n    strategy: DeepSpeed\n",
+        6,
+        15,
+        '"DeepSpeed" is no possible value',
+        "mean zero2? There is: ddp, zero0",
+    ),
     ("a card's name", ONE + "    accelerator: gaudi2\n", 5, 18, '"gaudi2"', "mean HPU?"),
     ("a card's model", ONE + "    accelerator: H100\n", 5, 18, '"H100"', "mean GPU?"),
     (
