@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
+from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
 from workloads.settings import Declaration, declarations
 
@@ -162,7 +163,10 @@ class Vocabulary:
         """Fields whose values are names of things outside the grid."""
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
-            return None if known else _not_among(value, self.workloads, "workload")
+            if known:
+                return None
+            written = {n: each for n, each in self.workloads.items() if not each.implied}
+            return _not_among(value, written, "workload", _meant(value, written))
         if name == "accelerator":
             return _unknown_accelerator(value)
         if name == "precision":
@@ -176,7 +180,8 @@ class Vocabulary:
             entry = self.workloads[workload]
             if entry.takes_engine(str(value)):
                 return None
-            return _not_among(value, entry.engines, f"engine of {workload}")
+            meant = _meant(value, {name: ENGINES[name] for name in entry.engines})
+            return _not_among(value, entry.engines, f"engine of {workload}", meant)
         entry = self.workloads.get(workload or "")
         fresh = entry is not None and entry.fresh_weights
         model = self.find_configuration if fresh else self.find_model
@@ -245,6 +250,13 @@ def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar
     return made.model_dump(mode="json")[name], None
 
 
+#: Limits of numbers, by pydantic's name of the complaint.
+_LIMITS = {
+    "greater_than_equal": "at least {ge:g} is wanted",
+    "greater_than": "more than {gt:g} is wanted",
+    "less_than_equal": "at most {le:g} is wanted",
+    "less_than": "less than {lt:g} is wanted",
+}
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -274,6 +286,8 @@ def explain(
             wanted.append(_WANTED[kind])
         elif kind == "string_pattern_mismatch" and len(details) > 1:
             continue  # one of several forms: the others say what is wanted
+        elif kind in _LIMITS:
+            limits.append(_LIMITS[kind].format(**detail["ctx"]))
         else:
             limits.append(detail["msg"].removeprefix("Input ").removeprefix("Value error, "))
     if limits:
@@ -301,6 +315,12 @@ def _unknown_accelerator(value: Scalar) -> Fault | None:
         meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
         return _not_among(value, known, "kind of card", meant)
     return None
+
+
+def _meant(value: object, entries: Mapping[str, Any]) -> str:
+    """The entry that others call so; "" where none is."""
+    word = str(value).casefold()
+    return next((name for name, entry in entries.items() if word in entry.also_called), "")
 
 
 def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") -> Fault | None:
