@@ -27,14 +27,19 @@ _LACKING = {
 }
 
 
+#: Numbers of the methods that know one kind.
+_STORES = {"static": "int8", "auto-round": "int4", "gptq": "int4", "awq": "int4"}
+
+
 class QuantizationParameters(DatasetParameters):
     """One model in fewer bits, and what that costs in quality."""
 
-    method: Literal["weight-only", "auto-round", "gptq", "awq"] = setting(
+    method: Literal["weight-only", "static", "auto-round", "gptq", "awq"] = setting(
         "weight-only",
         role="work",
-        description="weight-only rounds every weight to the nearest number; auto-round learns how "
-        "to round from the calibration texts (package auto-round).",
+        description="weight-only rounds every weight to the nearest number; static (int8) rounds "
+        "activations too, in ranges that the calibration texts have, and multiplies in int8; "
+        "auto-round learns how to round from those texts (package auto-round).",
     )
     numbers: Literal["int8", "fp8", "int4", "nf4"] = setting(
         "int8",
@@ -83,7 +88,7 @@ class QuantizationParameters(DatasetParameters):
     @property
     def reads_texts(self) -> bool:
         """Tell if the calibration texts have a part in it."""
-        return self.method == "auto-round" or self.bias_correction
+        return self.method in ("static", "auto-round") or self.bias_correction
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
@@ -105,11 +110,12 @@ def _method(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             hint="write method: auto-round, whose checkpoints are packed alike",
             unsupported=True,
         )
-    if found.method != "weight-only" and found.numbers != "int4":
+    stores = _STORES.get(found.method, found.numbers)
+    if found.numbers != stores:
         yield Refusal(
             setting="numbers",
-            reason=f"{found.method} stores int4, not {found.numbers}",
-            hint="write numbers: int4",
+            reason=f"{found.method} stores {stores}, not {found.numbers}",
+            hint=f"write numbers: {stores}",
         )
     if found.method != "auto-round" and found.iters is not None:
         yield Refusal(
