@@ -65,9 +65,10 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    cards = int(bundle[spec.ray_resource])
     options: dict[str, Any] = {
         "num_cpus": 0,
-        **spec.ray_request(int(bundle[spec.ray_resource])),
+        **spec.ray_request(cards),
         "max_restarts": 0,
         "max_task_retries": 0,
         "runtime_env": _runtime_env(),
@@ -75,7 +76,7 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
     remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
     return agent.options(**options).remote()
 
 
