@@ -26,7 +26,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=10)
 settings.load_profile("nightgrid")  # before --hypothesis-profile, which `make quick` names
 
 # Else each of hundreds of processes that tests start would compile all of our modules anew.

@@ -378,7 +378,7 @@ def request_of(attempt: Attempt) -> Request:
 
 
 def _products(job: Job) -> Iterator[str]:
-    """What the names that a job takes stand for now: a model that is saved anew is another one."""
+    """Moments at which what a job takes by name was made: a model that is saved anew is another."""
     from orchestrator.planning.needs import things
     from workloads.products import made_at
 

@@ -24,6 +24,7 @@ SHIPPED = sorted(GRIDS.glob("*.yaml"))
 VALIDATOR = jsonschema.Draft202012Validator(grid_schema())
 
 
+@pytest.mark.slow
 def test_the_schema_is_one() -> None:
     """It is valid JSON Schema, and all its references lead somewhere."""
     jsonschema.Draft202012Validator.check_schema(grid_schema())

@@ -71,6 +71,7 @@ def changed(comparison: RunComparison) -> list[str]:
     return [change.after.job_id for change in comparison.changes if change.significant]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [0.0, 0.01])
 @pytest.mark.parametrize(("jobs", "pairs"), [(3, 200), (30, 60)])
 def test_noise_is_not_cried_at(between: float, jobs: int, pairs: int) -> None:
@@ -249,6 +250,7 @@ def test_significance_never_exceeds_that_without_the_guard(p_values: list[float 
             assert verdict
 
 
+@pytest.mark.slow
 def test_intervals_of_ratios_cover_the_truth() -> None:
     """Of 1,000 simulated 95 % intervals about 950 hold the true ratio, with five repeats each."""
     chance = random.Random(2)
@@ -333,6 +335,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "options", "code"),
     [

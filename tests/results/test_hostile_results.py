@@ -136,6 +136,7 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
 # ---------------------------------------------------------------- rows
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     which=st.integers(0, ROWS - 1),
@@ -264,6 +265,7 @@ def as_arrow(_: Path) -> bytes:
 FOREIGN["Arrow"] = as_arrow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_with_a_fitting_name_is_survived(
     results: Path, make: Callable[[Path], bytes]
@@ -318,6 +320,7 @@ def _damage(path: Path, put: Callable[[Path], None]) -> None:
     put(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("name", ["ROW", "status.json", "rows", "quarantine", "grid.yaml"])
 def test_other_things_in_the_place_of_files(
@@ -341,6 +344,7 @@ def test_side_files_may_hold_anything(results: Path, name: str, content: bytes) 
     check_all(results, commands)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
 def test_a_lock_that_cannot_be_understood_refuses_the_run(

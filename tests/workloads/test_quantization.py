@@ -45,6 +45,7 @@ def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
     return quantization.run(job, Worker().context())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "precision", "share"),
     [("int8", "int8", 0.7), ("fp8", "fp8", 0.7), ("int4", "int4", 0.75), ("nf4", "int4", 0.5)],

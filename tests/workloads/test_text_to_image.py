@@ -110,6 +110,7 @@ def painted(
     return found
 
 
+@pytest.mark.slow
 def test_images_are_those_of_diffusers_own_pipeline(
     worker: Worker, base: Result, stock: list[Any]
 ) -> None:

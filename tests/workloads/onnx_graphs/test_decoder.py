@@ -29,6 +29,8 @@ from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.onnx_graphs.variants import in_precision, without_shapes_of_weights
 
+pytestmark = pytest.mark.slow  # exports graphs
+
 STEPS = 12
 
 
