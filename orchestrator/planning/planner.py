@@ -4,7 +4,8 @@ A job is *unsupported* when its precision does not exist on the device it would 
 node has its kind of card, or when its workload's own rules say so (``workloads/refusal.py``); that
 is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
 success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
-row counts only on the same footing: what emulated cards measured never stands in for real ones. A
+row counts only on the same footing: what emulated cards measured never stands in for real ones; and
+only for the model, adapter or calibration that a name stands for now (``needs.measured_again``). A
 card count that the cluster can never give is an error in the grid, and so are settings that the
 workload's rules call wrong.
 """
