@@ -122,7 +122,8 @@ def _catching(
         if run.status in (0, 5):
             return ""
         fits = (at for at, test in enumerate(tests) if run.failed in (test.name, test.file))
-        at = next(fits, 0)  # a file whose tests cannot be collected fails under its own name
+        # A file that cannot be imported fails under its own name, and no end comes to a next test.
+        at = next(fits, min(run.finished, len(tests) - 1))
         sound = _pytest(forks, project, tests[at : at + 1], work).status == 0
         if sound and _with(forks, project, defect, tests[at : at + 1], work).status not in (0, 5):
             return run.failed or ("no end" if run.status < 0 else "collection of the tests")
