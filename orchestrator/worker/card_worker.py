@@ -27,6 +27,7 @@ from orchestrator.host.processor_time import processor_reading
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from orchestrator.worker.failure_record import describe
+from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.turns import turn
@@ -362,6 +363,7 @@ def request_of(attempt: Attempt) -> Request:
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
     parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+    owner = Owner.of_this_process() if attempt.purpose == "measure" else None
     return Request(
         workload=job.workload,
         model=job.model,
@@ -374,6 +376,8 @@ def request_of(attempt: Attempt) -> Request:
         settings=settings,
         measure=measure,
         probe=attempt.purpose == "probe",
+        kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
+        attempt=attempt.number,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import os
@@ -23,6 +24,7 @@ from orchestrator.domain.topology import Card
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker, request_of
+from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.turns import turn
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse
@@ -356,6 +358,21 @@ def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
     assert request_of(measured).measure == measured.job.measure
     filled = {"size": 64, "trouble": "", "threads": None}
     assert request_of(measured).parameters == filled
+
+
+def test_what_outlives_an_attempt_has_the_name_of_run_and_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All attempts of a run at a job share it; a probe, or a worker of no run, has none."""
+    first = tiny()
+    assert request_of(first).kept_as == ""
+    monkeypatch.setenv(VARIABLE, "run.invocation")
+    assert request_of(first).kept_as == f"run-{first.job.job_id}"
+    second = dataclasses.replace(first, attempt_id="t-2", number=2)
+    monkeypatch.setenv(VARIABLE, "run.later")
+    assert request_of(second).kept_as == request_of(first).kept_as
+    assert (request_of(first).attempt, request_of(second).attempt) == (1, 2)
+    assert request_of(dataclasses.replace(first, purpose="probe")).kept_as == ""
 
 
 def test_a_batch_size_that_is_not_decided_yet_is_refused() -> None:
