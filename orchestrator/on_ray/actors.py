@@ -30,7 +30,8 @@ from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import installed, open_log
+from orchestrator.worker.preloading import installed
+from orchestrator.worker.process_server import open_log
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import wait_for_end
 from orchestrator.worker.wire import pickled, unpickled

@@ -34,13 +34,14 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claim import PRELOAD, Claim
+from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.claims import Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.on_ray.worker_pool import WorkerPool
 from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.preloading import PRELOAD
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting

@@ -73,8 +73,11 @@ def in_process_session(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
         from orchestrator.runtime.in_process import InProcessExecutor
+        from orchestrator.worker.preloading import preload_with
 
-        with contextlib.closing(InProcessExecutor(nodes)) as opened:
+        # Only where memory is scarce on purpose: it takes seconds that small things do not need.
+        imported = preload_with(modules) if card_memory_bytes is not None else ()
+        with contextlib.closing(InProcessExecutor(nodes, preload=imported)) as opened:
             yield opened
 
     yield Session(description="this process, one job at a time", nodes=nodes, executor=executor)
@@ -118,9 +121,9 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.cluster import emulate
         from orchestrator.on_ray.executor import RayExecutor
+        from orchestrator.worker.preloading import preload_with
 
         with (
             emulate(nodes),
@@ -149,9 +152,9 @@ def cluster_session(
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
+        from orchestrator.worker.preloading import preload_with
 
         owner = Owner.of_this_process()
         queue = RunQueue(

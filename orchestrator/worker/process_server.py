@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import selectors
@@ -40,17 +39,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from orchestrator.host import output
 from orchestrator.worker.memory_kills import memory_kills
+from orchestrator.worker.preloading import preload
 from orchestrator.worker.process_table import Identity, descendants, processes
 from orchestrator.worker.redaction import redact
 from workloads import files
 
-#: Mark at the end of a module's name: workers are forked even where it cannot be imported.
-OPTIONAL = "?"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1 << 20
@@ -268,34 +265,6 @@ class ProcessServer:
         for process in left:
             process.kill()
         return _kill_group(child.pid) or bool(left)
-
-
-def installed(modules: Sequence[str]) -> list[str]:
-    """Those of ``modules`` whose package is installed here."""
-    return [name for name in modules if find_spec(name.removesuffix(OPTIONAL).partition(".")[0])]
-
-
-def preload(modules: Sequence[str]) -> bool:
-    """Import ``modules``, the optional ones last, and say whether forking is safe: one thread, and
-    all of them there that are not optional."""
-    import gc
-
-    for asked in sorted(modules, key=lambda name: name.endswith(OPTIONAL)):
-        name = asked.removesuffix(OPTIONAL)
-        started = time.monotonic()
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # a broken library is the worker's to report
-            text = redact(str(error), os.environ)
-            if asked != name:
-                output.say_aside(f"cannot preload {name}: {text}; workers are forked without it")
-                continue
-            output.say_aside(f"cannot preload {name}: {text}; workers start afresh")
-            return False
-        output.say(f"imported {name} in {time.monotonic() - started:.1f} s")
-    gc.collect()
-    gc.freeze()  # shared pages stay shared
-    return len(os.listdir("/proc/self/task")) == 1
 
 
 def open_log(path: str) -> int:
