@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,12 @@ def config_here(model: str) -> dict[str, Any] | None:
         return read_config(directory) if os.path.isdir(directory) else None
     except (WorkloadError, OSError):
         return None
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model of this config.json knows."""
+    found = config.get("vocab_size") or config.get("padded_vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:

@@ -21,7 +21,7 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.targets import config_here
+from workloads.models.targets import config_here, vocabulary_size
 from workloads.parallel.layout import tensor_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -166,7 +166,7 @@ class Distillation(Technique):
     def _sizes(self, asked: Asked) -> Iterator[Refusal]:
         config = config_here(asked.model) or {}
         other = config_here(self.teacher) if self.teacher is not None else None
-        ours, theirs = _vocabulary(config), _vocabulary(other or {})
+        ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(
                 setting="teacher",
@@ -443,11 +443,6 @@ class _Taught:
         steps = [(self.ends[0], self.ends[-1])] if len(self.ends) > 1 else []
         whole, own = device.seconds_in(steps), device.seconds_in(self.counted)
         return own / whole if whole and own is not None else None
-
-
-def _vocabulary(config: Any) -> int | None:
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
 
 
 SPEC = Distillation
