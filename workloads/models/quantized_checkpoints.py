@@ -31,8 +31,10 @@ def _expanded() -> Any:
     from transformers import CompressedTensorsConfig
 
     known = inspect.signature(CompressedTensorsConfig).parameters
-    older = {"run_compressed": False}  # of transformers 4.55
-    return CompressedTensorsConfig(**{"dequantize": True} if "dequantize" in known else older)
+    arguments: dict[str, Any] = {"dequantize": True}
+    if "dequantize" not in known:  # transformers 4.55
+        arguments = {"run_compressed": False}
+    return CompressedTensorsConfig(**arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
