@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.generation.rules import batching_refusals
+from workloads.models.known_config import known_config, vocabulary_size
 from workloads.models.model_rules import quantised_refusals
-from workloads.models.targets import config_here, vocabulary_size
 from workloads.parallel.tensor_rules import generation_refusals
 from workloads.refusal import Asked, Refusal
 
@@ -33,7 +33,7 @@ def _quality_refusals(asked: Asked) -> Iterator[Refusal]:
             reason="without `quality` nothing is compared",
             hint="write quality: true, or leave quality_of out",
         )
-    sizes = [vocabulary_size(config_here(name) or {}) for name in (str(of), asked.model)]
+    sizes = [vocabulary_size(known_config(name) or {}) for name in (str(of), asked.model)]
     if None not in sizes and sizes[0] != sizes[1]:
         yield Refusal(
             setting="quality_of",

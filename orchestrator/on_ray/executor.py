@@ -34,7 +34,8 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import PRELOAD, Claim, Claims
+from orchestrator.on_ray.claim import PRELOAD, Claim
+from orchestrator.on_ray.claims import Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue

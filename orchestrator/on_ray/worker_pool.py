@@ -22,7 +22,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
-from orchestrator.on_ray.claims import Claim
+from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of

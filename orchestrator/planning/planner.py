@@ -248,7 +248,9 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
             if refusal.unsupported or known in problems:
                 continue
             value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
-            message = f"{refusal.setting} {value}: {refusal.reason}"
+            written = (job.experiment, refusal.setting, value) in grid.origins
+            named = "" if written else f"{refusal.setting} "  # else the problem's path names it
+            message = f"{named}{value}: {refusal.reason}"
             hint = refusal.hint
             problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
     return list(problems.values())

@@ -111,7 +111,7 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import preload_with
+        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.cluster import emulate
         from orchestrator.on_ray.executor import RayExecutor
 
@@ -140,7 +140,7 @@ def cluster_session(
 
     @contextlib.contextmanager
     def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import preload_with
+        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
 

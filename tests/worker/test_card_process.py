@@ -28,7 +28,7 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import Card
-from orchestrator.on_ray.claims import PRELOAD, preload_with
+from orchestrator.on_ray.claim import PRELOAD, preload_with
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.process_server import installed

@@ -183,7 +183,7 @@ def grid(**asked: Any) -> bytes:
         ({"model": "tiny-chatglm3", "max_target_length": 64}, "a causal language model (GlmFor"),
         ({"model": "tiny-chatglm3", "max_source_length": 64}, "has none; it is a setting of"),
         ({"model": "tiny-t5", "max_length": 1024}, "a length of the source and one of the target"),
-        ({"model": "tiny-t5", "max_target_length": 0}, "greater than or equal to 2"),
+        ({"model": "tiny-t5", "max_target_length": 0}, "0: at least 2 is wanted"),
     ],
 )
 def test_the_plan_refuses_settings_of_another_kind(asked: dict[str, Any], words: str) -> None:

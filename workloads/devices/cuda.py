@@ -83,6 +83,7 @@ SPEC = DeviceSpec(
     accelerator="GPU",
     title="NVIDIA",
     summary="NVIDIA",
+    also_called=("geforce", "tesla", "rtx"),
     handle=f"{__name__}:CudaDevice",
     order=20,
     ray_resource="GPU",

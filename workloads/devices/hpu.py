@@ -142,6 +142,7 @@ SPEC = DeviceSpec(
     accelerator="HPU",
     title="Gaudi",
     summary="Intel Gaudi",
+    also_called=("habana", "hl-"),
     handle=f"{__name__}:HpuDevice",
     order=10,
     ray_resource="HPU",

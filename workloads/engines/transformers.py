@@ -94,6 +94,7 @@ def _refuse_sparse_kernels(asked: Asked) -> Iterator[Refusal]:
 
 SPEC = EngineSpec(
     name="transformers",
+    also_called=("hf", "huggingface", "torch", "pytorch"),
     summary="transformers' own generate, and Nightgrid's own training loop.",
     default=True,
     needs="native_eager",

@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,26 +106,6 @@ def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
         return None
     except (RecursionError, struct.error):
         return None
-
-
-def config_here(model: str) -> dict[str, Any] | None:
-    """config.json of a model by what is on this machine; None where it cannot be told."""
-    try:
-        entry = find_model(model, weights=False)
-        if entry.name in MADE:
-            maker = importlib.import_module(MADE[entry.name])
-            found: dict[str, Any] = maker.config() if hasattr(maker, "config") else {}
-            return found
-        directory = Path(entry.location)
-        return read_config(directory) if os.path.isdir(directory) else None
-    except (WorkloadError, OSError):
-        return None
-
-
-def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a model of this config.json knows."""
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
 
 
 def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:

@@ -21,7 +21,7 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.targets import config_here, vocabulary_size
+from workloads.models.known_config import known_config, vocabulary_size
 from workloads.parallel.layout import tensor_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -164,8 +164,8 @@ class Distillation(Technique):
         yield from self._together(asked)
 
     def _sizes(self, asked: Asked) -> Iterator[Refusal]:
-        config = config_here(asked.model) or {}
-        other = config_here(self.teacher) if self.teacher is not None else None
+        config = known_config(asked.model) or {}
+        other = known_config(self.teacher) if self.teacher is not None else None
         ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(

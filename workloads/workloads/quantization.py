@@ -8,9 +8,10 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.finetuning_method import SAVE_MODEL
 from workloads.metrics import SAMPLES, Metric
+from workloads.models.known_config import known_config
 from workloads.models.model_rules import is_protected, saving_refusals
 from workloads.models.random_weights import PREFIX
-from workloads.models.targets import config_here, linear_shapes
+from workloads.models.targets import linear_shapes
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -178,7 +179,7 @@ def _model(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             reason=f"{asked.precision} is quantised; here it is the format of what is not",
             hint="write precision: bf16 and numbers",
         )
-    if (config_here(asked.model) or {}).get("quantization_config"):
+    if (known_config(asked.model) or {}).get("quantization_config"):
         yield Refusal(
             setting="model",
             reason=f"{asked.model} is quantised already",
