@@ -42,6 +42,7 @@ class Reader:
     """The package for a kind of checkpoint; "" is transformers alone."""
 
     module: str = ""
+    package: str = ""  # as pip calls it
     install: str = ""
     packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
     config: Callable[[], Any] | None = None  # for from_pretrained, in place of the checkpoint's
@@ -49,6 +50,7 @@ class Reader:
 
 _AUTO_ROUND = Reader(
     module="auto_round",
+    package="auto-round",
     install="pip install 'nightgrid[auto-round]' (Python 3.11 and newer)",
     packed=True,
 )
@@ -60,10 +62,17 @@ READERS = {
     "intel/auto-round": _AUTO_ROUND,
     "compressed-tensors": Reader(
         module="compressed_tensors",
+        package="compressed-tensors",
         install="pip install 'nightgrid[compressed-tensors]'",
         config=_expanded,
     ),
     "fp8": Reader(),
+}
+#: The packages of all readers, as pip calls them, and what each is for.
+PACKAGES = {
+    each.package: (each.install, [n for n, other in READERS.items() if other.module == each.module])
+    for each in READERS.values()
+    if each.package
 }
 _EXPANDED = ("bf16", "fp16", "fp32")
 
