@@ -1,4 +1,4 @@
-"""What jobs keep under a name for others: models, adapters, calibrations. No torch: the plan asks.
+"""Products that jobs keep under a name for others: models, adapters, calibrations. No torch here.
 
 A name may come to stand for something else, when a job saves it anew. What was loaded or measured
 before that is of another product.
