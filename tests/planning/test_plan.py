@@ -387,6 +387,7 @@ sys.exit(f"imported {sorted(heavy)}" if heavy else code)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["--json", None])
 def test_ten_thousand_jobs_plan_without_torch_or_ray(tmp_path: Path, form: str | None) -> None:
     """What would take a second or more to import is not; ``make bench`` times the whole."""

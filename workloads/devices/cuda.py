@@ -250,6 +250,17 @@ class CudaDevice(Device):
 
         torch.cuda.synchronize()
 
+    def random_state(self) -> dict[str, Any]:
+        import torch
+
+        return super().random_state() | {"card": torch.cuda.get_rng_state()}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        super().restore_random_state(state)
+        torch.cuda.set_rng_state(state["card"])
+
     def stamp(self) -> Any:
         import torch
 
