@@ -7,6 +7,7 @@ from typing import Literal
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
 from workloads.parameters import DatasetParameters
+from workloads.profiling import PROFILE
 from workloads.quality_metrics import METRICS
 from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
@@ -95,6 +96,7 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
     )
+    profile: bool = PROFILE
     quality: bool = setting(
         False,
         role="neutral",
