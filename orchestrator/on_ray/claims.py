@@ -256,7 +256,7 @@ class Claims:
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, claim.ray_id, serve),
+            lambda: start_agent(self._run, node, ray_node, serve),
             lambda value: self._opened(claim, value),
         )
 

@@ -116,7 +116,9 @@ class Verdicts:
         else:
             state, reason = verdict.state, verdict.reason
             if self.ledger.stopping and outcome.state is State.LOST:  # taken away from it
-                state, reason = State.LOST, f"cut short: {self.ledger.stopping}{detail}"
+                why = self.ledger.stopping
+                more = "" if why in message else detail  # the message may be that very reason
+                state, reason = State.LOST, f"cut short: {why}{more}"
             elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
             yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)

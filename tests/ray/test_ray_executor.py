@@ -16,6 +16,7 @@ import outside_device
 import psutil
 import pytest
 import ray
+from domain_cases import a_job
 from patience import patience
 from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
@@ -238,6 +239,38 @@ def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(
         until_free(2)
     bench.executor.claims.retry_at.clear()
     assert bench.joined(node.node_id, since).card_indices == (0, 1)
+
+
+def tasks_named(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """The tasks of this name, as the source of `ray list tasks` has them: the emulated cluster has
+    no dashboard that could be asked."""
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+    from ray.util.state.common import protobuf_to_task_state_dict
+
+    with init_grpc_channel(bench.cluster.address) as channel:
+        source = gcs_service_pb2_grpc.TaskInfoGcsServiceStub(channel)
+        told = source.GetTaskEvents(gcs_service_pb2.GetTaskEventsRequest(limit=10_000), timeout=30)
+    tasks = [protobuf_to_task_state_dict(each) for each in told.events_by_task]
+    return [task for task in tasks if task["name"] == name]
+
+
+def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) -> None:
+    """As one task, by its label."""
+    card = bench.node("cpu-1").cards[0]
+    (worker,) = bench.start(card)
+    label = a_job(model="sleep:601", accelerator=card.accelerator, cards=1).label
+    bench.run((card,), [worker], "sleep:601")
+
+    def state_is(expected: str) -> None:
+        deadline = time.monotonic() + patience(30)
+        while [task["state"] for task in tasks_named(bench, label)] != [expected]:
+            assert time.monotonic() < deadline, tasks_named(bench, label)
+            bench.seen += bench.executor.events(0.2)
+
+    state_is("RUNNING")
+    bench.stop(worker)
+    state_is("FINISHED")
 
 
 def brings_an_end(answer: bytes) -> bool:

@@ -136,6 +136,7 @@ def test_sound_runs_succeed_within_twice_the_bound(
     assert result.makespan_s <= 2 * result.bound_s + 3 * (start + load)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_bad_night_on_many_cards(seed: int) -> None:
     """Hundreds of jobs on 64 cards, with lost nodes and faults of all kinds: all accounted for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from workloads.devices.monitoring.release import CardUse
 from workloads.devices.monitoring.telemetry import Holder
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
+from workloads.models.saved import ORIGIN
 
 CARD = node().cards[0]
 HOLDER = Holder(pid=7, name="python")
@@ -377,3 +379,19 @@ def test_a_batch_size_that_is_not_decided_yet_is_refused() -> None:
     """``max`` is a question for the schedule, not for a worker."""
     with pytest.raises(BadConfiguration, match="no batch size yet"):
         request_of(attempt(job("max"), CARD))  # type: ignore[arg-type]
+
+
+def test_a_model_that_was_saved_anew_is_not_the_one_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is the same; a name that nobody saved stands for one model."""
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
+    (tmp_path / "tuned").mkdir()
+    keys = []
+    for moment in (1, 2):
+        (tmp_path / "tuned" / ORIGIN).write_text("{}")
+        os.utime(tmp_path / "tuned" / ORIGIN, (moment, moment))
+        keys += [
+            request_of(attempt(job(model=name), CARD)).residency_key for name in ("tuned", "x")
+        ]
+    assert keys[0] != keys[2] and keys[1] == keys[3]

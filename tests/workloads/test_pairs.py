@@ -105,6 +105,7 @@ def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
     assert losses(trained(**SUMMARIES))[0] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -256,6 +257,7 @@ def test_a_prefix_is_read_and_a_long_source_keeps_its_end() -> None:
     assert texts[0] != texts[1] and lengths == [[12, 12]] * 2
 
 
+@pytest.mark.slow
 def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
     """bf16 against the plain path in fp32, on the same prefix and cut."""
     from workloads import quality_reference

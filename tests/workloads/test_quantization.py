@@ -46,6 +46,7 @@ def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
     return quantization.run(job, Worker().context())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "numbers", "precision", "share"),
     [

@@ -125,6 +125,7 @@ def test_matmul_precision_is_set_or_said_to_have_no_effect(wanted: Any) -> None:
 # ------------------------------------------------------------------ attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_is_the_one_asked_for(
     attention: str, baseline: Result, monkeypatch: pytest.MonkeyPatch
