@@ -37,20 +37,10 @@ from orchestrator.on_ray.held_cards import HeldCards
 from orchestrator.on_ray.placement import Opened, end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.worker.host_facts import HostFacts
+from orchestrator.worker.host_server import SharedServer
 from orchestrator.worker.messages import ResponseBatch
-from orchestrator.worker.process_server import OPTIONAL
 from orchestrator.worker.redaction import redact
-from workloads.devices import host_device
 
-#: Modules that a node which computes on the CPU imports once, for all its workers.
-PRELOAD = (
-    "torch",
-    "transformers.generation",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.glm.modeling_glm",
-    "transformers.models.llama.modeling_llama",
-    "orchestrator.worker.card_worker",
-)
 CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
@@ -111,11 +101,6 @@ class Claim:
         return self.opened_channel
 
 
-def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
-    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
-    return (*PRELOAD, *(name + OPTIONAL for name in packages))
-
-
 class Claims:
     """The nodes claimed by one executor."""
 
@@ -137,6 +122,7 @@ class Claims:
         held: Callable[[tuple[Node, ...]], None] = lambda _: None,
         silent: Callable[[bool], None] = lambda _: None,
         queue: RunQueue | None = None,
+        shared: SharedServer | None = None,
     ) -> None:
         self._run = run
         self._calls = calls
@@ -150,6 +136,7 @@ class Claims:
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
+        self._shared = shared
         self._clock = clock
         self.by_node: dict[str, Claim] = {}  # by node id
         self._retry_at: dict[str, float] = {}
@@ -316,9 +303,10 @@ class Claims:
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
-            self._preload if _computes_on_cpu(node) else (),
+            self._preload if node.computes_on_host else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
+            self._shared if node.computes_on_host else None,
         )
         self._store.ask(
             lambda: start_agent(self._run, node, ray_node, serve),
@@ -416,10 +404,6 @@ class Claims:
         if claim.opened is not None:
             opened, claim.opened = claim.opened, None
             self._store.ask(lambda: end_agent(opened))
-
-
-def _computes_on_cpu(node: Node) -> bool:
-    return node.device == host_device().name
 
 
 def _cards_on_host(

@@ -1,0 +1,25 @@
+"""What most jobs load or look up before they begin, for processes that are forked after it.
+
+To be imported, once, before any thread or tensor: modules, and tables that libraries make at their
+first use. Without it each of sixteen workers would make them again, in the turn of its first job.
+"""
+
+import contextlib
+
+import transformers.convert_slow_tokenizer
+import transformers.tokenization_utils_tokenizers  # noqa: F401
+
+import workloads.generation.static_shapes
+import workloads.generation.transformers_engine
+import workloads.models.loading
+import workloads.passport
+import workloads.text_generation  # noqa: F401
+from orchestrator.host.environment import versions
+from workloads.data.catalog import load_dataset
+
+versions()
+load_dataset("advertisegen-synthetic")
+with contextlib.suppress(ImportError):  # of transformers 5: patterns of all its models
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("")
