@@ -43,6 +43,9 @@ class Request:
     measure: MeasureSettings
     settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
     probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
+    #: Name of the run and the job, for what outlives an attempt of it; "": nothing does.
+    kept_as: str = ""
+    attempt: int = 1  # number of this try at the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,10 +31,11 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.claim import Claim
+from orchestrator.on_ray.claims import Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
@@ -59,6 +60,7 @@ class RayExecutor:
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
         shared: the process server of this host, for nodes that compute on it.
+        label: of a job in Ray's list of tasks.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class RayExecutor:
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
         shared: SharedServer | None = None,
+        label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Join the nodes.
 
@@ -88,6 +91,7 @@ class RayExecutor:
             factory=factory,
             clock=clock,
             tell=self._events.append,
+            label=label,
         )
         self._store = ControlStore()
         for name in end_predecessors():
@@ -133,6 +137,7 @@ class RayExecutor:
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
             self._pool.give_up_stops(self.claims.lose_if_silent)
+            self._pool.show_jobs()
             if self._events or left == 0.0:
                 break
         happened = list(self._events)

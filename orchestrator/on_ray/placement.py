@@ -74,9 +74,10 @@ def _agent_in(
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    cards = int(bundle[spec.ray_resource])
     options: dict[str, Any] = {
         "num_cpus": 0,
-        **spec.ray_request(int(bundle[spec.ray_resource])),
+        **spec.ray_request(cards),
         "max_restarts": 0,
         "max_task_retries": 0,
         **environment,
@@ -84,7 +85,7 @@ def _agent_in(
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
     remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
     return agent.options(**options).remote()
 
 

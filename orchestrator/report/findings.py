@@ -76,6 +76,8 @@ def training(summary: Summary) -> Finding:
     the time of a step goes."""
     steps = {one.row.job_id: one for one in summary.steps}
     trained = [row for row in summary.joined.rows if cells.losses(row) or row.job_id in steps]
+    units_ = {row.metrics.throughput_unit for row in trained}
+    unit = units_.pop() if len(units_) == 1 else ""
     rows = []
     for row in sorted(trained, key=lambda row: row.metrics.throughput or 0.0, reverse=True):
         step = steps.get(row.job_id)
@@ -87,14 +89,15 @@ def training(summary: Summary) -> Finding:
         rows.append(
             (
                 summary.label(row),
-                cells.throughput(row).removesuffix(f" {cells.scope(row)}"),
+                f"{cells.figure(row)} {'' if unit else row.metrics.throughput_unit} "
+                f"{cells.plus_minus(row)}".strip().replace("  ", " "),
                 units.number(row.metrics.loss_first),
                 units.number(row.metrics.loss_last),
                 units.seconds(step.step_s if step else None),
                 *(units.percent(share, 2) for share in shares),
             )
         )
-    head = ("throughput", "loss first", "loss last", "step", "data", "forward", "backward")
+    head = (unit or "throughput", "loss first", "loss last", "step", "data", "forward", "backward")
     note = "Loss of the first and of the last timed step. Then shares of a timed step."
     shared = any(one.communication is not None for one in summary.steps)
     found = Finding(
@@ -139,7 +142,7 @@ def _head_to_head(one: HeadToHead) -> Finding:
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
     if len(one.lines) > 1:
-        means = ("1" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}"
+        means = ("1×" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}"
                  for ratio in one.overall)  # fmt: skip
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."

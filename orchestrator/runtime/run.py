@@ -347,7 +347,9 @@ def _drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            opening = session.executor(store.run, store.path / paths.LOGS, plan.host_packages)
+            opening = session.executor(
+                store.run, store.path / paths.LOGS, plan.host_packages, board.label
+            )
             executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))

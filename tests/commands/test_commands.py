@@ -361,6 +361,7 @@ WRONG: list[tuple[list[str], int, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "hint"), WRONG, ids=[" ".join(typed) for typed, _, _ in WRONG]
 )

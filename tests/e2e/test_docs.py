@@ -211,6 +211,7 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
             bash(block.text, workplace, workplace / "checkout", command=program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", ALL, ids=lambda block: block.where)
 def test_every_command_is_one(block: Block) -> None:
     """Also where it cannot be run: command, options and values are those of the program."""

@@ -61,6 +61,7 @@ def nightgrid(installed: Path, here: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_first_grid_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     """From `init` to SUCCEEDED rows and a page, in an empty directory."""
     nightgrid(installed, tmp_path, "init", "--model", "tiny-chatglm3", "--accelerator", "CPU")

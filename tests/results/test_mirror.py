@@ -90,6 +90,7 @@ def test_a_copy_follows_the_run_and_comes_back(
     assert again.copy() == 1  # the status
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_while_the_bucket_is_away(
     tmp_path: Path, address: str, server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,6 +322,7 @@ def test_a_listing_that_a_compaction_made_stale_is_taken_again(
 # ---------------------------------------------------------------- damage
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     """Wherever a fragment rots it is reported and left out; the other rows are read."""
     store = filled(tmp_path, 2)

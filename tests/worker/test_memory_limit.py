@@ -70,6 +70,7 @@ def printed() -> dict[str, list[str]]:
     return {name: words.split() for name, _, words in (part.partition("\n") for part in parts)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKES)
 def test_exhausting_the_limit_raises_and_the_process_lives_on(
     make: str, printed: dict[str, list[str]]

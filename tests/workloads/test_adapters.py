@@ -55,6 +55,7 @@ def _logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
 def test_a_saved_adapter_gives_the_same_logits_again(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +89,7 @@ def test_a_saved_adapter_gives_the_same_logits_again(
         torch.testing.assert_close(again, logits, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     """A generation job that names it writes other texts than the base, and its row says so."""
     settings = {"prompts": 4, "output_tokens": 8}
@@ -104,6 +106,7 @@ def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     assert "NF4" in quantized.precision_detail
 
 
+@pytest.mark.slow
 def test_training_an_adapter_again_replaces_it() -> None:
     """The name then means the newer one; a half-written one is never seen."""
     train(learning_rate=0.1, save_adapter="twice", steps=1)

@@ -395,6 +395,7 @@ def test_seeding_repeats_all_random_numbers() -> None:
     assert draw() != first
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
 def test_running_out_of_memory_for_real_is_classified() -> None:
     """Under an address-space limit, torch's allocator and Python's fail in words we know."""

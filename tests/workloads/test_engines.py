@@ -187,6 +187,7 @@ def engine_names_in(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_engines_name_decides_anything_outside_its_file() -> None:
     """Whoever adds one writes its file; nothing else asks for a name."""
     ours = [ROOT / "workloads", ROOT / "orchestrator"]

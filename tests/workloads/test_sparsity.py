@@ -197,6 +197,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
     assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 
 
+@pytest.mark.slow
 def test_prune_share_and_code() -> None:
     """The gradual share is whole at the end, a layer has as many values as bits give, and the code
     is smaller than the weights by what its bits say."""
@@ -220,6 +221,7 @@ def test_prune_share_and_code() -> None:
     assert "pruned_loss" not in metrics, "gradual pruning has no moment before learning"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["once", "gradual"])
 def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     """It loads like any model, has fewer operations, and does what the pruned one did: its loss is

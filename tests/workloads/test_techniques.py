@@ -31,6 +31,7 @@ def full() -> Result:
     return trained(method="full", learning_rate=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "technique",
     [
@@ -87,6 +88,7 @@ def test_uniform_length_brings_like_lengths_together() -> None:
     assert computed("uniform-length") < 0.95 * computed("dynamic")
 
 
+@pytest.mark.slow
 def test_freezing_trains_the_upper_part_only(full: Result) -> None:
     """Frozen embeddings and layers leave the count, the arithmetic and the optimizer's state."""
     frozen = trained(method="full", learning_rate=1e-3, freeze_embeddings=True, freeze_layers=3)
@@ -114,6 +116,7 @@ def test_frozen_weights_do_not_change() -> None:
     assert any("layers.1." in name for name in changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
 def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
     """Their curves stay near AdamW's; the 8-bit ones keep a third of its state or less."""

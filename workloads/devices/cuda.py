@@ -83,6 +83,7 @@ SPEC = DeviceSpec(
     accelerator="GPU",
     title="NVIDIA",
     summary="NVIDIA",
+    also_called=("geforce", "tesla", "rtx"),
     handle=f"{__name__}:CudaDevice",
     order=20,
     ray_resource="GPU",
@@ -248,6 +249,17 @@ class CudaDevice(Device):
         import torch
 
         torch.cuda.synchronize()
+
+    def random_state(self) -> dict[str, Any]:
+        import torch
+
+        return super().random_state() | {"card": torch.cuda.get_rng_state()}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        super().restore_random_state(state)
+        torch.cuda.set_rng_state(state["card"])
 
     def stamp(self) -> Any:
         import torch

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import files
+from workloads import files, static_activations
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import hub, layouts, protection, random_weights, remote_code
@@ -164,9 +164,10 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
             return _from_memory(loader, source, source.opening, arguments)
-        return loader.from_pretrained(
+        loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
+        return static_activations.restore_ranges(loaded, Path(source.path))
     except OSError as error:
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
     except ImportError as error:  # a quantised checkpoint names its library

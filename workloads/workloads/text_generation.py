@@ -107,6 +107,7 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
 SPEC = WorkloadSpec(
     name="text-generation",
     function="workloads.text_generation:run",
+    also_called=("inference", "generate", "chat", "serving", "causal-lm"),
     parameters=TextGenerationParameters,
     summary="Greedy generation with a language model: tokens/s, TTFT, latency.",
     ability="generate",
