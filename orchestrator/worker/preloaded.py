@@ -1,7 +1,7 @@
-"""What most jobs load or look up before they begin, for processes that are forked after it.
+"""Modules and tables that most jobs need before they begin, for processes forked after this import.
 
-To be imported, once, before any thread or tensor: modules, and tables that libraries make at their
-first use. Without it each of sixteen workers would make them again, in the turn of its first job.
+To be imported before there is any thread or tensor. Otherwise each of sixteen workers would load
+and make them again, in the turn of its first job.
 """
 
 import contextlib
