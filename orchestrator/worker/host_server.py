@@ -23,6 +23,7 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.host.processors import threads_of_card, usable_cores
+from orchestrator.worker.guard import guarded
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.private_directory import make_private_directory
 from orchestrator.worker.process_server import OPTIONAL, installed, open_log
@@ -126,6 +127,7 @@ def shared_server(
         try:
             directory = make_private_directory(os.environ.get(VARIABLE, ""))
             stack.callback(directory.remove)
+            stack.enter_context(guarded(directory))
             log_dir.mkdir(parents=True, exist_ok=True)
             path = str(directory.path / "s")
             server = start_server(path, preload, threads=threads, log=log_dir / log_name())
