@@ -61,6 +61,11 @@ class Node:
         return self.emulated_device if self.emulated else self.accelerator.device
 
     @property
+    def computes_on_host(self) -> bool:
+        """Return whether its jobs run on the host's own processor."""
+        return self.device == host_device().name
+
+    @property
     def cards(self) -> CardSet:
         """The node's cards in index order."""
         return tuple(
