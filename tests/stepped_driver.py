@@ -37,9 +37,9 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView
 from orchestrator.worker.host_facts import HostFacts
+from orchestrator.worker.host_server import PRELOAD
 from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.preloading import PRELOAD
 
 CARDS, JOBS = 2, 4
 NODE = Node(

@@ -40,8 +40,8 @@ from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.on_ray.worker_pool import WorkerPool
+from orchestrator.worker.host_server import PRELOAD, SharedServer
 from orchestrator.worker.messages import ResponseBatch
-from orchestrator.worker.preloading import PRELOAD
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
@@ -59,6 +59,7 @@ class RayExecutor:
             workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
+        shared: the process server of this host, for nodes that compute on it.
         label: of a job in Ray's list of tasks.
     """
 
@@ -72,6 +73,7 @@ class RayExecutor:
         preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
+        shared: SharedServer | None = None,
         label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Join the nodes.
@@ -110,6 +112,7 @@ class RayExecutor:
                 ClusterSilent(at=self._clock(), silent=silent)
             ),
             queue=queue,
+            shared=shared,
         )
         self.claims.poll()
 

@@ -31,7 +31,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.topology import Card, Node
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
-from orchestrator.worker.preloading import OPTIONAL
+from orchestrator.worker.process_server import OPTIONAL
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
