@@ -47,6 +47,7 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "communication_s": [sample.communication_s for sample in result.samples],
         "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
+        "metrics": dict(result.metrics),
         "trainable": result.trainable_parameter_count,
     }
 
@@ -162,7 +163,13 @@ def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
 def preload() -> None:
     """Import what jobs import, and start no threads."""
     torch.set_num_threads(1)
-    names = ["transformers", "peft", "torch.nn.parallel", "workloads.parallel.tensor"]
+    names = [
+        "transformers",
+        "peft",
+        "torch.nn.parallel",
+        "workloads.parallel.tensor",
+        "workloads.parallel.pipeline",
+    ]
     if importlib.util.find_spec("deepspeed") is not None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         names.append("deepspeed")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import model_parallel_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -33,10 +33,11 @@ class GradientClipping(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if self.max_gradient_norm is not None and tensor_size(asked.parameters, asked.cards) > 1:
+        divided = model_parallel_size(asked.parameters, asked.cards) > 1
+        if self.max_gradient_norm is not None and divided:
             yield Refusal(
                 setting="max_gradient_norm",
-                reason="this version has no norm of gradients over split matrices",
+                reason="this version has no norm of gradients over parts of a model",
                 hint="write strategy: ddp, or leave it out",
                 unsupported=True,
             )
@@ -47,10 +48,8 @@ class GradientClipping(Technique):
             return
         import torch
 
-        learning = training.trainable()
-
         def clip() -> None:
-            torch.nn.utils.clip_grad_norm_(learning, norm)
+            torch.nn.utils.clip_grad_norm_(training.trainable(), norm)
 
         training.before_update.append(clip)  # DeepSpeed clips by itself
         training.details["max_gradient_norm"] = f"{norm:g}"

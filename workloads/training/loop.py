@@ -24,7 +24,7 @@ from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.models.loading import ModelSource
 from workloads.models.saved import save_trained
-from workloads.parallel.layout import Layout, tensor_size
+from workloads.parallel.layout import Layout, pipeline_size, tensor_size
 from workloads.tasks.base import TaskSpec
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
@@ -90,6 +90,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         rank=context.rank,
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
+        pipeline=pipeline_size(parameters, context.world_size),
     )
     form = loaded.base.format(request.parameters)
     source = _samples(request, context, method, loaded.base.task, form, layout)

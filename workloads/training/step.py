@@ -120,7 +120,11 @@ class Steps:
         with timed("data_s"):
             step = next(self._feed)
         losses = []
-        for number, host in enumerate(step.micro_batches):
+        if training.pipeline is not None:
+            with timed("data_s"):
+                moved = [self._data.move(host) for host in step.micro_batches]
+            losses.append(training.pipeline.learn(moved, 1 / step.loss_tokens, stamps))
+        for number, host in enumerate(() if training.pipeline else step.micro_batches):
             with timed("data_s"):
                 inputs = self._data.move(host)
             last = number == len(step.micro_batches) - 1
@@ -158,7 +162,10 @@ class Steps:
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
-        for host in step.micro_batches:
+        if training.pipeline is not None:
+            moved = [self._data.move(host) for host in step.micro_batches]
+            training.pipeline.learn(moved, 0.0, {})
+        for host in () if training.pipeline else step.micro_batches:
             with contextlib.ExitStack() as around:
                 for enter in training.around_rehearsal:
                     around.enter_context(enter())
@@ -181,7 +188,10 @@ class Steps:
         """The loss on a batch as the model is now; nothing is learned."""
         import torch
 
-        parts = step.micro_batches
+        parts, pipeline = step.micro_batches, self._training.pipeline
+        if pipeline is not None:
+            summed = pipeline.evaluate([self._data.move(part) for part in parts])
+            return float(summed) / step.loss_tokens
         with torch.no_grad():
             total = sum(float(self.loss(self._data.move(part), objective)) for part in parts)
         return total / step.loss_tokens
