@@ -8,6 +8,7 @@ holds more than its parts and two layers or so; gradients are scattered as soon 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,17 @@ def _layers(model: Any) -> list[nn.Module]:
     """The modules that transformers never divides between cards, which are a model's layers."""
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     kinds = set(getattr(inner, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in kinds]
+    held = Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    found = [
+        module
+        for module in model.modules()
+        if type(module).__name__ in kinds
+        and all(held[id(parameter)] == 1 for parameter in module.parameters())  # none is tied
+    ]
     if not found:
         raise Unsupported(
             f"strategy fsdp2: transformers does not name the layers of {type(inner).__name__}"
