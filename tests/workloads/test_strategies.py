@@ -27,6 +27,7 @@ GLOBAL_BATCH = 4
 #: Rates at which three steps change the loss by more than a tenth.
 FULL: dict[str, Any] = {"method": "full", "learning_rate": 1e-3}
 LORA: dict[str, Any] = {"targets": "all-linear", "learning_rate": 1e-2}
+CLIPPED: dict[str, Any] = FULL | {"max_gradient_norm": 0.5}
 PIPELINE: dict[str, Any] = {"strategy": "pipeline"}
 GENERATION = {"batch_size": 3, "output_tokens": 12}
 SHARED = {
@@ -60,13 +61,14 @@ ZERO: dict[str, dict[str, Any]] = {
     },
 }
 ON_TWO: dict[str, dict[str, Any]] = {
-    "ddp": FULL | {"batch_size": 2, "save_model": "from-ddp"},
-    "ddp in two passes": FULL | {"batch_size": 2, "gradient_accumulation": 2},
+    "ddp": FULL | {"batch_size": 2},
+    "ddp in two passes": CLIPPED
+    | {"batch_size": 2, "gradient_accumulation": 2, "save_model": "from-ddp"},
     "tensor": FULL | {"batch_size": 4, "strategy": "tensor-parallel"},
     "tensor, lora": LORA | {"batch_size": 4, "strategy": "tensor-parallel"},
     "masked words": PRETRAINING | {"batch_size": 2},
     "pairs": SUMMARIES | {"batch_size": 2},
-    "fsdp2 in two passes": FULL
+    "fsdp2 in two passes": CLIPPED
     | {
         "batch_size": 2,
         "strategy": "fsdp2",
@@ -78,7 +80,7 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "pipeline, lora": LORA
     | PIPELINE
     | {"batch_size": 4, "gradient_accumulation": 4, "gradient_checkpointing": True},
-    "interleaved": FULL
+    "interleaved": CLIPPED
     | PIPELINE
     | {
         "batch_size": 4,
@@ -108,7 +110,7 @@ ON_FOUR: dict[str, dict[str, Any]] = {
     | {"batch_size": 2, "data_parallel": 2, "gradient_accumulation": 2},
 }
 ON_EIGHT: dict[str, dict[str, Any]] = {
-    "data x tensor x pipeline": FULL
+    "data x tensor x pipeline": CLIPPED
     | PIPELINE
     | {
         "batch_size": 2,
@@ -133,6 +135,24 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "powersgd": _EXACT | {"gradient_compression": "powersgd", "powersgd_rank": 1},
     "full, exact": _EXACT_FULL,
     "full, powersgd": _EXACT_FULL | {"gradient_compression": "powersgd", "steps": 8},
+}
+
+#: Jobs that signal 9 ends in the middle, each beside the one that nothing ends.
+KILLED: dict[str, dict[str, Any]] = {
+    f"killed, {name}": ON_TWO[name] | {"save_every": 1, "dies_at": 1} for name in ("ddp", "tensor")
+}
+KILLED_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
+    "killed, zero3": ON_TWO_BY_DEEPSPEED["zero3"] | {"save_every": 1, "dies_at": 1}
+}
+_ALONE: dict[str, Any] = PRETRAINING | {
+    "batch_size": 4,
+    "steps": 5,
+    "learning_rate_schedule": "linear",
+    "measure": {"warmup": 1, "time_limit_s": 600},
+}
+ON_ONE: dict[str, dict[str, Any]] = {
+    "alone": _ALONE,
+    "killed, alone": _ALONE | {"save_every": 2, "save_mode": "async", "dies_at": 3},
 }
 
 #: Fused and separate MLPs, tied embeddings, norms of heads, fused attention.
@@ -163,6 +183,7 @@ def alone() -> dict[str, list[float]]:
     """Losses of one card at the same global batch."""
     return {
         "full": losses(trained(**FULL, batch_size=GLOBAL_BATCH)),
+        "clipped": losses(trained(**CLIPPED, batch_size=GLOBAL_BATCH)),
         "lora": losses(trained(**LORA, batch_size=GLOBAL_BATCH)),
         "masked words": losses(trained(**PRETRAINING, batch_size=GLOBAL_BATCH)),
         "pairs": losses(trained(**SUMMARIES, batch_size=GLOBAL_BATCH)),
@@ -177,11 +198,12 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def gangs(cache: Path, prompts: str) -> list[Any]:
     two: dict[str, Any] = ON_TWO | COMPRESSED | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    two |= KILLED | (KILLED_BY_DEEPSPEED if has_deepspeed else {})
     two |= {name: {"architecture": name} for name in ARCHITECTURES}
     two["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
     two["shared prompts"] = {"generate": SHARED | {"dataset": prompts}, "slow_rank_s": 0.002}
     four = ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {})
-    return run_gangs([(2, two), (4, four), (8, ON_EIGHT)], cache)
+    return run_gangs([(2, two), (4, four), (1, ON_ONE), (8, ON_EIGHT)], cache)
 
 
 @pytest.fixture
@@ -199,7 +221,7 @@ def four(gangs: list[Any]) -> list[dict[str, Any]]:
 @pytest.fixture
 def eight(gangs: list[Any]) -> list[dict[str, Any]]:
     """The results of each of eight ranks, by case."""
-    return list(gangs[2])
+    return list(gangs[3])
 
 
 def check(
@@ -207,6 +229,8 @@ def check(
 ) -> None:
     """The mean loss of the ranks is one card's at every step; the gang counts each sample once."""
     name_alone = "full" if case.get("method") == "full" else "lora"
+    if "max_gradient_norm" in case:
+        name_alone = "clipped"
     for other, settings in (("masked words", PRETRAINING), ("pairs", SUMMARIES)):
         if case.get("model") == settings["model"]:
             name_alone = other
@@ -349,10 +373,12 @@ def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, Any]]) -> None:
     """The library's plan, carried out here, changes neither logits nor the gradients of what
-    stays whole."""
+    stays whole, nor the norm of all gradients."""
     for rank in two:
         assert rank[name]["compared"] >= 3
         assert rank[name]["logits"] < 1e-5 and rank[name]["gradients"] < 1e-5
+        whole, split = rank[name]["norms"]
+        assert split == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -396,6 +422,42 @@ def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(
     tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
     assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]
+
+
+def goes_on(name: str, ranks: list[dict[str, Any]], first: int) -> None:
+    """The second attempt takes the steps that are left, with the losses of an unbroken job."""
+    for rank in ranks:
+        whole, again = rank[name.removeprefix("killed, ")], rank[name]
+        assert again["steps"] == whole["steps"][first:] and first > 0
+        assert again["losses"] == pytest.approx(whole["losses"][first:], rel=1e-6)
+        assert again["details"]["resumed"] == f"from step {first} of {len(whole['steps'])}"
+        before = [float(loss) for loss in again["details"]["losses_before"].split()]
+        assert before == pytest.approx(whole["losses"][:first], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_ranks_go_on_from_the_step_that_all_have(
+    name: str, two: list[dict[str, Any]]
+) -> None:
+    """Rank 0 had written step 1 and rank 1 only step 0; weights whole, or split over the ranks."""
+    goes_on(name, two, 1)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.parametrize("name", KILLED_BY_DEEPSPEED)
+def test_killed_ranks_under_deepspeed_go_on(name: str, two: list[dict[str, Any]]) -> None:
+    """Weights and optimizer, which the ranks share, come from the parts that each has written."""
+    goes_on(name, two, 1)
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_and_leaves_nothing(gangs: list[Any], cache: Path) -> None:
+    """Weights, optimizer, learning rate and masked words are those of the job that was not
+    killed, and so is every loss; checkpoints are gone when the jobs have succeeded."""
+    goes_on("killed, alone", gangs[2], 4)
+    assert list((cache / "checkpoints").iterdir()) == []
 
 
 def _said(case: str, two: list[dict[str, Any]]) -> str:

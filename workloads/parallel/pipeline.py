@@ -187,6 +187,12 @@ class _Pipeline:
         with torch.no_grad(), self._clock.schedule({}):
             return self._run(self._schedule.eval, inputs)
 
+    def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
+        """Sum over the stages of what each of them has, on all."""
+        summed = of_stage.clone()
+        dist.all_reduce(summed, group=self._groups.pipeline)
+        return summed
+
     def _run(self, run: Any, inputs: Sequence[Inputs]) -> torch.Tensor:
         device = self._training.device.torch_device
         whole = _joined([each.tensors() for each in inputs])

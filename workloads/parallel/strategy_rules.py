@@ -41,6 +41,8 @@ def _with_deepspeed(asked: Asked, strategy: str, tensor: int) -> Iterator[Refusa
     parameters = asked.parameters
     if tensor > 1 and strategy != "zero1":
         yield _cannot("tensor_parallel", f"{strategy} of split matrices; zero1 does")
+    elif tensor > 1 and parameters.get("save_every"):
+        yield _cannot("save_every", f"checkpoints of {strategy} over split matrices; ddp has")
     elif tensor == asked.cards:
         yield Refusal(
             setting="tensor_parallel",

@@ -61,6 +61,14 @@ class Strategy(Technique):
         role="choice",
         loads=True,
         always_in_id=True,
+        also_called={
+            "deepspeed": "zero2",
+            "fsdp": "fsdp2",
+            "dp": "ddp",
+            "data-parallel": "ddp",
+            "tp": "tensor-parallel",
+            "pp": "pipeline",
+        },
         description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
         "zero3 (DeepSpeed), fsdp2 (PyTorch's fully_shard), tensor-parallel (every matrix split "
         "over all cards), pipeline (the layers in stages). Left out: ddp. batch_size is per "

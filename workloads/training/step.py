@@ -44,7 +44,7 @@ def plan_data(
         moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
         return Inputs(**moved)
 
-    return DataPlan(
+    data = DataPlan(
         device=device,
         task=task,
         form=form,
@@ -54,9 +54,10 @@ def plan_data(
         arrange=task.function("arrange") if "arrange" in task.functions else rows.in_order,
         collate=lambda samples: collate(samples, form),
         draw=lambda samples, step: samples if draw is None else draw(samples, form, step),
-        feed=lambda make: map(make, itertools.count()),
+        feed=lambda make: map(make, itertools.count(data.first_step)),
         move=move,
     )
+    return data
 
 
 def batch_maker(
@@ -96,7 +97,7 @@ class Steps:
         self._techniques = techniques
         self._data = data
         self._feed: Iterator[StepBatch] = feed
-        self._step = 0
+        self._step = training.first_step
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """One optimizer step; the returned function reads loss and times off the card."""
@@ -122,7 +123,7 @@ class Steps:
         losses = []
         if training.pipeline is not None:
             with timed("data_s"):
-                moved = [self._data.move(host) for host in step.micro_batches]
+                moved = self._moved(step)
             losses.append(training.pipeline.learn(moved, 1 / step.loss_tokens, stamps))
         for number, host in enumerate(() if training.pipeline else step.micro_batches):
             with timed("data_s"):
@@ -139,12 +140,14 @@ class Steps:
             device.mark_step()
         with timed("optimizer_s"):
             training.update()
+        training.losses.append(losses)
         for technique in self._techniques:
             technique.after_step(training, self._step)
         device.mark_step()
         self._step += 1
 
         def observe() -> Observation:
+            training.losses[-1] = read = (sum(float(loss) for loss in losses),)
             shares: dict[str, Any] = {
                 part: device.seconds_in(pairs) for part, pairs in stamps.items()
             }
@@ -152,19 +155,31 @@ class Steps:
                 items=step.items if self._data.counted else 0,
                 input_tokens=step.real_tokens if self._data.counted else 0,
                 computed_tokens=step.computed_tokens,
-                loss=sum(float(loss) for loss in losses),
+                loss=read[0],
                 communication_s=_sum([one.waited_s() for one in training.exchanges]),
                 **shares,
             )
 
         return observe
 
+    def untimed(self, step: StepBatch) -> None:
+        """An optimizer step that no technique hears of. What the cards divide among them is learned
+        from as in any step."""
+        training = self._training
+        if training.pipeline is not None:
+            training.pipeline.learn(self._moved(step), 1 / step.loss_tokens, {})
+        for number, host in enumerate(() if training.pipeline else step.micro_batches):
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(number == len(step.micro_batches) - 1))
+                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
+        training.update()
+
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
         if training.pipeline is not None:
-            moved = [self._data.move(host) for host in step.micro_batches]
-            training.pipeline.learn(moved, 0.0, {})
+            training.pipeline.learn(self._moved(step), 0.0, {})
         for host in () if training.pipeline else step.micro_batches:
             with contextlib.ExitStack() as around:
                 for enter in training.around_rehearsal:
@@ -175,6 +190,10 @@ class Steps:
         training.optimizer.zero_grad(set_to_none=True)
         training.device.synchronize()
         return {*step.shape}
+
+    def _moved(self, step: StepBatch) -> list[Inputs]:
+        """All micro-batches on the card."""
+        return [self._data.move(host) for host in step.micro_batches]
 
     def loss(self, inputs: Inputs, objective: Objective | None = None) -> torch.Tensor:
         """Summed loss of a micro-batch on the card, by training's objective unless told."""
@@ -190,8 +209,7 @@ class Steps:
 
         parts, pipeline = step.micro_batches, self._training.pipeline
         if pipeline is not None:
-            summed = pipeline.evaluate([self._data.move(part) for part in parts])
-            return float(summed) / step.loss_tokens
+            return float(pipeline.evaluate(self._moved(step))) / step.loss_tokens
         with torch.no_grad():
             total = sum(float(self.loss(self._data.move(part), objective)) for part in parts)
         return total / step.loss_tokens
