@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from workloads.devices.base import Device
-from workloads.parallel.layout import Groups, Layout
+from workloads.parallel.layout import Groups
 from workloads.parallel.stages import checked, emptied, stages_of
 from workloads.techniques.base import Inputs, Training
 
@@ -29,9 +29,7 @@ from workloads.techniques.base import Inputs, Training
 _BUCKET_BYTES = 25 * 1024 * 1024
 
 
-def cut(
-    training: Training, layout: Layout, groups: Groups, *, schedule: str, chunks: int, length: int
-) -> None:
+def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
     """Leave this card its stages of a model that is whole on every card, and run by them.
 
     Args:
@@ -42,6 +40,7 @@ def cut(
     Raises:
         Unsupported: the model cannot be cut like this.
     """
+    layout = training.layout
     stages = stages_of(training, layout.pipeline * chunks)
     hidden, logits = checked(training, stages)
     mine = range(layout.stage, len(stages), layout.pipeline)
@@ -69,7 +68,7 @@ def cut(
     ]
     for stage in made:
         stage.clock = clock
-    training.pipeline = _Pipeline(training, layout, groups, made, clock, schedule)
+    training.pipeline = _Pipeline(training, groups, made, clock, schedule)
     training.exchanges.append(clock)
     emptied(training.model)
     training.model = nn.ModuleList(stages[index] for index in mine).train()
@@ -143,14 +142,13 @@ class _Pipeline:
     def __init__(
         self,
         training: Training,
-        layout: Layout,
         groups: Groups,
         stages: Sequence[_TimedStage],
         clock: _Clock,
         schedule: str,
     ) -> None:
         self._training = training
-        self._layout = layout
+        layout = self._layout = training.layout
         self._groups = groups
         self._clock = clock
         self._scale = 1.0

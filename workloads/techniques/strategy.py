@@ -205,11 +205,12 @@ class Strategy(Technique):
 
     def on_data(self, data: DataPlan) -> None:
         if self.strategy == "pipeline":
-            collate = data.task.function("collate")
+            collate, length = data.task.function("collate"), data.form.max_length
             data.collate = lambda samples: collate(samples, data.form, fixed=True)
-            data.details["padded_to"] = f"{data.form.max_length} tokens, every sample: stages hand "
-            data.details["padded_to"] += "on tensors of one shape"
-            self._length.append(data.form.max_length)
+            data.details["padded_to"] = (
+                f"{length} tokens, since stages hand on tensors of one shape"
+            )
+            self._length.append(length)
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:
@@ -243,19 +244,13 @@ class Strategy(Technique):
         from workloads.parallel.pipeline import cut
 
         stages, micro_batches = training.layout.pipeline, training.micro_batches
-        chunks = (self.pipeline_chunks or CHUNKS) if self.pipeline_schedule != "1f1b" else 1
-        cut(
-            training,
-            training.layout,
-            groups,
-            schedule=self.pipeline_schedule,
-            chunks=chunks,
-            length=self._length[-1],
-        )
+        schedule = self.pipeline_schedule
+        chunks = (self.pipeline_chunks or CHUNKS) if schedule == "interleaved" else 1
+        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length[-1])
         training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
         training.details["pipeline_parallel"] = str(stages)
         training.details["pipeline"] = (
-            f"{self.pipeline_schedule}, {micro_batches} micro-batches, "
+            f"{schedule}, {micro_batches} micro-batches, "
             f"{chunks} group{'s' if chunks > 1 else ''} of layers a card"
         )
 
