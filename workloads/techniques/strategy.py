@@ -207,9 +207,7 @@ class Strategy(Technique):
         if self.strategy == "pipeline":
             collate, length = data.task.function("collate"), data.form.max_length
             data.collate = lambda samples: collate(samples, data.form, fixed=True)
-            data.details["padded_to"] = (
-                f"{length} tokens, since stages hand on tensors of one shape"
-            )
+            data.details["padded_to"] = f"{length} tokens: stages hand on tensors of one shape"
             self._length.append(length)
 
     def on_cards(self, training: Training) -> None:
