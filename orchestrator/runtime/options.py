@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
+    while_jobs_run: Callable[[], None] | None = None  # in a thread, once a job has succeeded
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
