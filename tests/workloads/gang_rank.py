@@ -123,6 +123,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.norm import total_norm
     from workloads.parallel.tensor import split
 
     torch.manual_seed(0)
@@ -144,10 +145,11 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
     summary = split(part, layout, make_groups(layout))
     ids = torch.arange(2, 22).reshape(2, 10)
-    logits = []
+    logits, norms = [], []
     for model in (whole, part):
         logits.append(model(input_ids=ids, use_cache=False).logits)
         torch.nn.functional.cross_entropy(logits[-1].flatten(0, 1), ids.flatten()).backward()
+        norms.append(float(total_norm(model, list(model.parameters()))))
     of_part = dict(part.named_parameters())
     pairs = [
         (parameter.grad, of_part[name].grad)
@@ -159,6 +161,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
         "logits": _difference(*logits),
         "gradients": max(_difference(one, other) for one, other in pairs),
         "compared": len(pairs),
+        "norms": norms,
     }
 
 

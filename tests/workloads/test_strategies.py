@@ -263,10 +263,12 @@ def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, Any]]) -> None:
     """The library's plan, carried out here, changes neither logits nor the gradients of what
-    stays whole."""
+    stays whole, nor the norm of all gradients."""
     for rank in two:
         assert rank[name]["compared"] >= 3
         assert rank[name]["logits"] < 1e-5 and rank[name]["gradients"] < 1e-5
+        whole, split = rank[name]["norms"]
+        assert split == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -158,6 +158,17 @@ class Steps:
 
         return observe
 
+    def untimed(self, step: StepBatch) -> None:
+        """An optimizer step that no technique hears of. What the cards divide among them is learned
+        from as in any step."""
+        training = self._training
+        for number, host in enumerate(step.micro_batches):
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(number == len(step.micro_batches) - 1))
+                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
+        training.update()
+
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
