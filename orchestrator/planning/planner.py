@@ -274,7 +274,9 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
             value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
             written = (job.experiment, refusal.setting, value) in grid.origins
             named = "" if written else f"{refusal.setting} "  # else the problem's path names it
-            message = f"{named}{value}: {refusal.reason}"
+            if not refusal.reason.startswith(str(value)):
+                named += f"{value}: "
+            message = f"{named}{refusal.reason}"
             hint = refusal.hint
             problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
     return list(problems.values())
