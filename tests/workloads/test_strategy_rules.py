@@ -169,6 +169,16 @@ def test_gaudi_has_rules_of_its_own() -> None:
     assert three["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_are_exchanged_beside_the_backward_pass_from_stage_two_on(stage: int) -> None:
+    """Where the device can: on a CPU and on Gaudi they are exchanged after it."""
+    overlapped = {
+        device: config(device=device, stage=stage)["zero_optimization"]["overlap_comm"]
+        for device in ("cpu", "cuda", "hpu")
+    }
+    assert overlapped == {"cpu": False, "cuda": stage > 1, "hpu": False}
+
+
 def test_nothing_has_to_be_compiled() -> None:
     """torch's optimizer everywhere, also where its state is offloaded."""
     made = config(offload_optimizer=True, offload_parameters=True, stage=3)
