@@ -25,6 +25,7 @@ from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.findings import head_to_head, replicates, training
+from orchestrator.report.forms import forms
 from orchestrator.report.grouping import Differences, Setting, described
 from orchestrator.report.heat_map import heat_map
 from orchestrator.report.images import images_of
@@ -90,6 +91,7 @@ def render(
             left_out=left_out,
             answers=answers(summary),
             head_to_head=head_to_head(summary),
+            forms=forms(summary),
             training=training(summary),
             replicates=replicates(summary),
             published=[one for one in summary.published if one.measured],

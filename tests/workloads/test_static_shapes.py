@@ -73,6 +73,7 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     assert made == [2, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_texts_that_have_ended_are_noticed(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:

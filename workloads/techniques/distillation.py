@@ -20,7 +20,7 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.known_config import known_config
+from workloads.models.known_config import known_config, vocabulary_size
 from workloads.parallel.layout import tensor_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -166,7 +166,7 @@ class Distillation(Technique):
     def _sizes(self, asked: Asked) -> Iterator[Refusal]:
         config = known_config(asked.model) or {}
         other = known_config(self.teacher) if self.teacher is not None else None
-        ours, theirs = _vocabulary(config), _vocabulary(other or {})
+        ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(
                 setting="teacher",
@@ -337,11 +337,6 @@ class Distillation(Technique):
                     f"{taught.kept.values.shape[1]} largest of {len(taught.kept.values):,} "
                     f"positions, {taught.kept.nbytes:,} bytes, {how}"
                 )
-
-
-def _vocabulary(config: Any) -> int | None:
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
 
 
 SPEC = Distillation

@@ -105,6 +105,14 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         "after the timed part: share of equal tokens, KL divergence, loss; and take the loss on "
         "the dataset's own answers. The plan adds the reference, once for a model and dataset.",
     )
+    quality_of: str | None = setting(
+        None,
+        role="neutral",
+        consumes="model",
+        min_length=1,
+        description="The model whose texts are the reference of `quality`, of the same tokenizer: "
+        "the one that a smaller model was made from. Left out, it is the model itself.",
+    )
 
 
 SPEC = WorkloadSpec(
