@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
-from benchmarks.install_peers import OPTIMUM
+from benchmarks.install_peers import OPENVINO, OPTIMUM
 from benchmarks.machine import machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
 from benchmarks.setting import Setting
@@ -75,7 +75,7 @@ def main() -> int:
     failed = []
     if args.names != ["page"]:
         args.results.mkdir(parents=True, exist_ok=True)
-        failed = _run_all(args, peers_python, optimum_python)
+        failed = _run_all(args, peers_python, optimum_python, _python_of(peers / OPENVINO)[1])
     if not args.smoke or args.names == ["page"]:
         args.page.write_text(page(_stored(args.results)), encoding="utf-8")
         print(f"wrote {args.page}")
@@ -91,10 +91,13 @@ def _python_of(environment: Path) -> tuple[Path, Path | None]:
 
 
 def _run_all(
-    args: argparse.Namespace, peers_python: Path | None, optimum_python: Path | None
+    args: argparse.Namespace,
+    peers_python: Path | None,
+    optimum_python: Path | None,
+    openvino_python: Path | None,
 ) -> list[tuple[str, str]]:
     failed = []
-    found = versions(peers_python, optimum_python)
+    found = versions(peers_python, optimum_python, openvino_python)
     print(json.dumps(machine() | found, indent=1))
     for name in args.names or NAMES:
         if args.scratch is None:
@@ -106,6 +109,7 @@ def _run_all(
             scratch=scratch,
             peers_python=peers_python,
             optimum_python=optimum_python,
+            openvino_python=openvino_python,
             smoke=args.smoke,
             turns=args.turns,
         )

@@ -21,6 +21,7 @@ class Setting:
     scratch: Path  # logs and whatever contenders write
     peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
+    openvino_python: Path | None = None  # of OpenVINO GenAI, likewise
     smoke: bool = False  # as small as it goes: whether it works, not how fast
     turns: int = 2
     say: Callable[[str], None] = print
