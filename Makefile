@@ -7,6 +7,8 @@ NIGHTGRID = $(VENV)/bin/nightgrid
 GAUDI_VENV ?= .venv-gaudi
 # Of the suite, on two cores: one starts clusters and waits half of its time, in which the others compute.
 PROCESSES ?= 3
+# Hardly a test of these waits, and each process imports torch and transformers for itself.
+QUICK_PROCESSES ?= 2
 PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 
 .PHONY: help demo real test suite test-gaudi quick lint docs clean
@@ -15,7 +17,7 @@ PINS = pyproject.toml constraints.txt constraints-hpu.txt tools/install.py
 help:
 	@sed -n '1,3p' Makefile | sed 's/^# //'
 	@echo "  make real    the same with a pretrained model (SmolLM2-135M-Instruct) on the CPU"
-	@echo "  make quick   the tests that take no Ray and no more than seconds"
+	@echo "  make quick   the tests that take no Ray and no more than a second each"
 	@echo "  make test-gaudi  the real optimum-habana on the CPU, in an environment of its own"
 	@echo "  make rehearsal  a night in an hour: hundreds of jobs on 3x8 emulated cards, a fault every 19 s;"
 	@echo "                  before it 10,000 hostile inputs and a million simulated events"
@@ -60,7 +62,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(PROCESSES) --hypothesis-profile=quick -m "not ray and not slow and not real"
+	$(VENV)/bin/python -m pytest -n $(QUICK_PROCESSES) --hypothesis-profile=quick -m "not ray and not slow and not real"
 
 # One after the other, since each takes the whole machine; `make -k rehearsal` does all in any case.
 rehearsal:

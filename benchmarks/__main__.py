@@ -29,6 +29,7 @@ NAMES = (
     "estimates",
     "results",
     "generation",
+    "pruning",
     "finetuning",
     "pretraining",
     "images",
@@ -40,7 +41,7 @@ NAMES = (
     "emulated",
 )
 #: These need no environment of peers.
-WITHOUT_PEERS = ("estimates",)
+WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"
 
 

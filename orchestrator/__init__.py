@@ -16,7 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.notebook import Grid, Run, load, run
+    from orchestrator.notebook import Grid, run
+    from orchestrator.run_rows import Run, load
 
 __version__ = "0.1.0"
 __all__ = ["Grid", "Run", "load", "run"]
@@ -24,8 +25,8 @@ __all__ = ["Grid", "Run", "load", "run"]
 #: Imported when asked for: the command line must not pay for what a notebook needs.
 _HOMES = {
     "Grid": "orchestrator.notebook",
-    "Run": "orchestrator.notebook",
-    "load": "orchestrator.notebook",
+    "Run": "orchestrator.run_rows",
+    "load": "orchestrator.run_rows",
     "run": "orchestrator.notebook",
 }
 

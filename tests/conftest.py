@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cost import Cost
 from guardian import guard_this_process
 from hypothesis import HealthCheck, settings
 from patience import patience
@@ -25,7 +26,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=10)
 settings.load_profile("nightgrid")  # before --hypothesis-profile, which `make quick` names
 
 # Else each of hundreds of processes that tests start would compile all of our modules anew.
@@ -35,10 +36,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have all that tests start end with this process. A shell starts what it puts in the
     background with SIGINT ignored, which programs would inherit: one that has a handler, even one
     that does nothing, is theirs by default again."""
+    config.pluginmanager.register(Cost())
     guard_this_process()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: None)

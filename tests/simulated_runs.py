@@ -19,13 +19,9 @@ from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationResult
 
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
-#: ``NIGHTGRID_EXAMPLES=5000`` looks longer.
-
-
-#: Whole runs are slow examples; the time limit of the suite is per test, not per example.
-#: ``NIGHTGRID_EXAMPLES=5000`` looks longer.
+#: ``NIGHTGRID_EXAMPLES=5000`` looks longer, `make quick` shorter.
 thorough = settings(
-    max_examples=int(os.environ.get("NIGHTGRID_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("NIGHTGRID_EXAMPLES", settings.default.max_examples * 3 // 2)),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -54,6 +50,14 @@ def clusters(draw: st.DrawFn) -> list[Node]:
             node(f"n{number}", accelerator=kind, card_indices=tuple(range(mine)), server_cards=size)
         )
     return nodes
+
+
+def the_rest_of(part: Node) -> Node | None:
+    """The cards of the node's server that are not among its own, as a further part of it."""
+    rest = tuple(n for n in range(part.server_cards) if n not in part.card_indices)
+    if not rest:
+        return None
+    return replace(part, node_id=f"{part.node_id}+1", part_of=part.node_id, card_indices=rest)
 
 
 @st.composite

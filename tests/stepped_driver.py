@@ -26,7 +26,7 @@ from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
 from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.on_ray.claims import PRELOAD
+from orchestrator.on_ray.claim import PRELOAD
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes

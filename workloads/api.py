@@ -43,6 +43,9 @@ class Request:
     measure: MeasureSettings
     settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
     probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
+    #: Name of the run and the job, for what outlives an attempt of it; "": nothing does.
+    kept_as: str = ""
+    attempt: int = 1  # number of this try at the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class Result:
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
     image: bytes | None = None  # the first that was made, as PNG
+    trace: bytes | None = None  # of a profile, gzipped; a file of its own beside the rows
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

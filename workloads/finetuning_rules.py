@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
-from workloads.models.model_rules import saving_refusals
+from workloads.models.known_config import known_config, positions_of
+from workloads.models.model_rules import saving_refusals, too_long
 from workloads.parallel.layout import tensor_size
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
+from workloads.seq2seq_settings import source_length, target_length
 from workloads.techniques import chosen
 
 #: Precisions in which weights can be trained, or stand under an adapter, as they are.
@@ -30,6 +32,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
         *_quantization(asked, method),
         *_adapter(asked, method),
         *_saving(asked, method),
+        *_lengths(asked),
     ]
     for technique in chosen(asked.parameters):
         found += technique.refusals(asked)
@@ -113,6 +116,19 @@ def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
             hint="write strategy: ddp",
             unsupported=True,
         )
+
+
+def _lengths(asked: Asked) -> Iterator[Refusal]:
+    """Samples longer than the model has positions."""
+    config = known_config(asked.model) or {}
+    if (positions := positions_of(config)) is None:
+        return
+    given = asked.parameters
+    if config.get("is_encoder_decoder"):
+        yield from too_long("max_source_length", source_length(given), positions)
+        yield from too_long("max_target_length", target_length(given), positions)
+    else:
+        yield from too_long("max_length", int(given["max_length"]), positions)
 
 
 def _targets(asked: Asked, wanted: str) -> Iterator[Refusal]:

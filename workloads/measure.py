@@ -148,7 +148,7 @@ def measure(
     instruments.enter_phase("warmup")
     began = instruments.clock()
     warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
-    loop = _Loop(run_batch, batches, instruments, warmup_until)
+    loop = _Loop(run_batch, batches, instruments, warmup_until, plan.first)
     warmth = _warm_up(loop, settings, plan)
     parts, repeated = 0, False
     while True:
@@ -189,10 +189,10 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
         done = rehearse(plan, instruments.clock, loop.warmup_until, instruments.collective)
         cut, steps, met = done.cut, done.steps, done.met
     firsts = _firsts(plan) if plan.compiled and plan.rehearse is None else frozenset()
-    while not cut and loop.repeat < max(settings.warmup, plan.passes):
+    while not cut and loop.repeat - plan.first < max(settings.warmup, plan.passes):
         passes = loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
         cut = not all(done.finished for done in passes)
-    while cut and firsts and loop.repeat < plan.passes:
+    while cut and firsts and loop.repeat - plan.first < plan.passes:
         loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
     if plan.rehearse is None and plan.shapes:
         met = frozenset(plan.shapes[sample.batch] for sample in loop.samples)
@@ -283,13 +283,14 @@ class _Loop:
         batches: int,
         instruments: Instruments,
         warmup_until: float,
+        first: int,
     ) -> None:
         self._run_batch = run_batch
         self._batches = batches
         self.instruments = instruments
         self.warmup_until = warmup_until
         self.samples: list[Sample] = []
-        self.repeat = 0  # the next one's number
+        self.repeat = first  # the next one's number
 
     def timed_was_warm_up(self) -> None:
         """Count all that was done so far as warm-up."""

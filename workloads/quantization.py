@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from workloads import precision as precisions
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
+from workloads.bias_correction import correct_biases, mean_outputs
 from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
 from workloads.data.examples import Example, text_of
@@ -27,6 +28,7 @@ from workloads.models.loading import ModelSource, load_config, load_tokenizer, o
 from workloads.models.saved import save_trained
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals, task_for
+from workloads.static_activations import NOTED, forget_ranges, measure_ranges, use_ranges
 from workloads.training.held_out import split
 from workloads.training.rows import padded
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
@@ -93,6 +95,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
     if parameters.bias_correction and not outputs:
         raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
+    ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
     made, extra = source, {}
     if parameters.method == "auto-round":
         learned = learn_rounding(plain, tokenizer, parameters, texts, ending)
@@ -108,6 +111,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         **{precisions.dtype_keyword(): dtype},
         **extra,
     ).eval()
+    static = use_ranges(model, ranges) if ranges else 0
     corrected = correct_biases(model, outputs)
     device.synchronize()
     wall_s = context.clock() - began
@@ -117,6 +121,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         "quantization": f"{parameters.method}, {parameters.numbers}",
         "architecture": type(model).__name__,
     }
+    if ranges:
+        details["static_activations"] = f"{static} layers multiply in int8"
     if parameters.bias_correction:
         details["bias_correction"] = f"{corrected} layers with a bias"
     if parameters.save_model and not request.probe:
@@ -125,7 +131,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
             "model": request.model,
             "quantization": details["quantization"],
             "precision": PRECISION[parameters.numbers],
+            **({NOTED: ranges} if ranges else {}),
         }
+        forget_ranges(model)
         details["saved_model"] = str(
             save_trained(
                 model, source, parameters.save_model, origin, written=_written(made, source)
@@ -297,65 +305,3 @@ def _config(parameters: QuantizationParameters, dtype: torch.dtype) -> Any:
             granularity=PerGroup(parameters.group_size or INT4_GROUP),
         )
     )
-
-
-# ---------------------------------------------------------------- biases
-
-#: A layer's mean input [1, inputs], and what the plain layer makes of it without its bias.
-MeanOutput = tuple["torch.Tensor", "torch.Tensor"]
-
-
-def mean_outputs(
-    model: Any, texts: Sequence[Sequence[int]], device: Device
-) -> dict[str, MeanOutput]:
-    """The mean input of each linear layer with a bias over texts, and its output, by name; of
-    layers that the texts reach (a mixture's experts may see none)."""
-    import torch
-
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.bias is not None
-    }
-    sums: dict[str, torch.Tensor] = {}
-    rows: dict[str, int] = {}
-
-    def summing(name: str) -> Any:
-        def hook(_: Any, given: tuple[torch.Tensor, ...]) -> None:
-            flat = given[0].detach().reshape(-1, given[0].shape[-1]).double()
-            sums[name] = sums.get(name, 0) + flat.sum(0)  # type: ignore[operator]
-            rows[name] = rows.get(name, 0) + len(flat)
-
-        return hook
-
-    with _hooked([layer.register_forward_pre_hook(summing(n)) for n, layer in layers.items()]):
-        for ids in texts:
-            with torch.no_grad():
-                model(input_ids=torch.tensor([ids], device=device.torch_device), use_cache=False)
-    found = {}
-    for name, total in sums.items():
-        layer = layers[name]
-        mean = (total / rows[name])[None].to(layer.weight.dtype)
-        with torch.no_grad():
-            found[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
-    return found
-
-
-@contextlib.contextmanager
-def _hooked(handles: Sequence[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def correct_biases(model: Any, outputs: dict[str, MeanOutput]) -> int:
-    """Add to each layer's bias what its mean output lost; the number of layers."""
-    import torch
-
-    for name, (mean, wanted) in outputs.items():
-        layer = model.get_submodule(name)
-        with torch.no_grad():
-            layer.bias += (wanted - (layer(mean) - layer.bias))[0].to(layer.bias.dtype)
-    return len(outputs)

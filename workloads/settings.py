@@ -20,6 +20,7 @@ What else a declaration may say:
     consumes      the kind of thing whose name it takes: the job waits for the one that produces it
     renamed       values of earlier versions and what they are called now; grids may still say
                   them, and job ids keep them
+    also_called   what others call a value, and the value: for the message that refuses the former
     always_in_id  part of every job id. Without it a setting enters a job's id only where it
                   differs from its default, so that a new setting changes no id of older rows; its
                   default may not change later. Settings of version 0.1.0 have it.
@@ -56,6 +57,7 @@ class Declaration:
     consumes: str = ""
     always_in_id: bool = False
     renamed: tuple[tuple[str, str], ...] = ()  # values: the old name, the new one
+    also_called: tuple[tuple[str, str], ...] = ()  # others' name of a value, the value
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -94,6 +96,7 @@ def setting(
     consumes: str = "",
     always_in_id: bool = False,
     renamed: Mapping[str, str] | None = None,
+    also_called: Mapping[str, str] | None = None,
     **limits: Any,
 ) -> Any:
     """A field of a ``Settings`` model; the module's docstring says what the arguments mean.
@@ -111,6 +114,7 @@ def setting(
         consumes=consumes,
         always_in_id=always_in_id,
         renamed=tuple((renamed or {}).items()),
+        also_called=tuple((also_called or {}).items()),
     )
     return Field(default, description=description, json_schema_extra=declaration, **limits)
 

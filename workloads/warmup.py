@@ -27,6 +27,7 @@ class WarmupPlan:
     #: Of the batches of a repeat; where there is a rehearsal, of the timed steps.
     shapes: Sequence[Hashable] = ()
     passes: int = 0  # untimed repeats that the engine needs at least
+    first: int = 0  # number of the first repeat, where others went before in another attempt
     #: Does the work of a timed step, by its position in ``shapes``; nothing of it remains.
     rehearse: Callable[[int], object] | None = None
     #: Whether a new shape is compiled: then each is met before timing, whatever the limit.

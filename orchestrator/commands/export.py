@@ -36,7 +36,8 @@ beside the rows. What is there already is left alone, so it can be done every mo
 the card's own libraries, on a card) with dates, by the rows of this results directory. Another site
 merges it into its own with --merge; bundles can be merged in any order, and again.
 
-exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written;
+exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written or refuses rows,
+which are named when the others are written;
 7 mlflow or wandb is not installed
 """
 
@@ -77,13 +78,14 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.merge and not args.atlas:
         raise StoreError("--merge belongs to --atlas")
+    refused: list[str] = []
     if args.atlas:
         destination = args.destination
         written = _write_atlas(args)
         told = ", ".join(f"{count:,} cells by {status}" for status, count in written.items())
     elif args.to != "datasets":
         destination = args.destination
-        written = dict(_track(TRACKERS[args.to], args))
+        written = dict(_track(TRACKERS[args.to], args, refused))
         told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
     else:
         from orchestrator.report.export_datasets import export_datasets
@@ -96,20 +98,28 @@ def run(args: argparse.Namespace) -> int:
         output.say_json({"destination": destination, "written": written})
     else:
         output.say(f"{destination}: {told}")
+    if refused:
+        raise StoreError("; ".join(refused))
     return 0
 
 
-def _track(tracker: Tracker, args: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Write the newest final rows of each run to a tracker; by run, how many were new there."""
+def _track(
+    tracker: Tracker, args: argparse.Namespace, refused: list[str]
+) -> Iterator[tuple[str, int]]:
+    """Write the newest final rows of each run to a tracker; by run, how many were new there. What
+    it refuses is told in ``refused``."""
     from orchestrator.report.grouping import newest_final
     from orchestrator.results.finding import existing_runs, find_run
-    from orchestrator.trackers.base import write_rows
+    from orchestrator.runtime.backlog import write_rows
 
     destination = tracker.destination_of(args.destination)
     for name in args.run_names or sorted(existing_runs(args.results)):
         store = find_run(name, args.results)
         rows = newest_final(store.measurements(samples=False))
-        yield name, write_rows(tracker, destination, name, store.path, rows)
+        done = write_rows(tracker, destination, name, store.path, rows)
+        if done.told_of_refused:
+            refused.append(f"{name}: of its rows {done.told_of_refused}")
+        yield name, done.written
 
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:

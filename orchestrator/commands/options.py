@@ -18,18 +18,24 @@ from orchestrator.results.directory import (
 
 
 def add_results_argument(
-    parser: argparse.ArgumentParser, what: str = "where runs lie", *, of_a_grid: bool = False
+    parser: argparse.ArgumentParser,
+    what: str = "where runs lie",
+    *,
+    of_a_grid: bool = False,
+    or_there: bool = False,
 ) -> None:
     """``--results DIR``: ``what`` lies there. ``of_a_grid``: a grid may name others, and addresses
-    are taken as ``ResultsOption`` says."""
+    are taken as ``ResultsOption`` says. ``or_there``: it may be one of a cluster's head, so the
+    text stays as it is; see ``results_here``."""
     first = "the grid's `results:`, else " if of_a_grid else ""
+    last = "; with --address as the run was sent" if or_there else ""
     parser.add_argument(
         "--results",
         metavar="DIR",
-        default=default_results_dir(),
-        help=f"{what} (default: {first}$NIGHTGRID_RESULTS, else ./results)"
+        default=None if or_there else default_results_dir(),
+        help=f"{what} (default: {first}$NIGHTGRID_RESULTS, else ./results{last})"
         + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if of_a_grid else ""),
-        **({"action": ResultsOption} if of_a_grid else {"type": Path}),
+        **({"action": ResultsOption} if of_a_grid else {"type": str if or_there else Path}),
     )
     if of_a_grid:
         parser.set_defaults(results_address=default_address(), results_named=False)
@@ -40,12 +46,8 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="URL", help="the cluster's dashboard, http://HEAD:8265"
     )
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        help="where runs lie: here, or with --address on the cluster's head (default: "
-        "$NIGHTGRID_RESULTS, else ./results; with --address as the run was sent)",
-    )
+    where = "where runs lie: here, or with --address on the cluster's head"
+    add_results_argument(parser, where, or_there=True)
 
 
 def results_here(args: argparse.Namespace) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import exit_codes
 from orchestrator.commands.options import add_results_argument, add_set_argument
@@ -50,26 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
-    from orchestrator.errors import GridError, Problem
-    from orchestrator.grid.reader import grid_of_values, load_grid
-    from orchestrator.planning.verification_grid import verification_grid, verified
+    from orchestrator.grid.reader import grid_of_values
+    from orchestrator.planning.verification_grid import verified
     from orchestrator.report import read_summary
     from orchestrator.runtime.options import RunOptions
     from orchestrator.runtime.run import run_grid
 
-    source = load_grid(args.grid, overrides=args.overrides)
-    asked = verification_grid(
-        source.name,
-        source.jobs(),
-        open_engines=source.open_engines,
-        prompts=args.prompts,
-        output_tokens=args.tokens,
-        batch_size=args.batch_size,
-    )
-    if asked is None:
-        message = "no job of this grid generates text, so there is nothing to verify"
-        problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
-        raise GridError([problem])
+    asked = questions(args)
     options = RunOptions(
         results=args.results,
         emulate=args.emulate,
@@ -88,6 +75,35 @@ def run(args: argparse.Namespace) -> int:
         output.say(_as_text(answers))
     wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
     return exit_codes.DISAGREEMENT if wrong else exit_codes.OK
+
+
+def questions(args: argparse.Namespace) -> dict[str, Any]:
+    """The grid of the questions, as its file would say it. Names of the hub are at the commits
+    which the grid's run was begun with, if there is one: its rows are what is verified.
+
+    Raises:
+        GridError: the grid is refused, or has no job that generates text.
+    """
+    from orchestrator.errors import GridError, Problem
+    from orchestrator.planning.verification_grid import verification_grid
+    from orchestrator.runtime.grid_plan import grid_of
+    from orchestrator.runtime.options import RunOptions
+
+    begun = RunOptions(results=args.results, overrides=tuple(args.overrides), resume=True)
+    source = grid_of(args.grid, begun)
+    asked = verification_grid(
+        source.name,
+        source.jobs(),
+        open_engines=source.open_engines,
+        prompts=args.prompts,
+        output_tokens=args.tokens,
+        batch_size=args.batch_size,
+    )
+    if asked is None:
+        message = "no job of this grid generates text, so there is nothing to verify"
+        problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
+        raise GridError([problem])
+    return asked
 
 
 def _as_text(answers: list[Verified]) -> str:

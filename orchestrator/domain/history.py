@@ -22,6 +22,7 @@ class PastRow:
     accelerator: Accelerator
     cards: int
     busy_s: float | None  # from start to end of the attempt
+    started_at: float | None = None  # seconds since the epoch
     load_s: float | None
     queued_s: float | None = None  # of busy_s, waiting for a turn on processors that others use
     reason: str = ""

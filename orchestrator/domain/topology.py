@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.domain.job import Accelerator, default_accelerator
@@ -48,6 +48,12 @@ class Node:
     emulated_device: str = host_device().name  # the software that drives a card which is not there
     #: Versions of packages that matter for the choice of an engine; None: nobody has asked.
     packages: tuple[tuple[str, str], ...] | None = None
+    part_of: str = ""  # id of the server, where its cards were claimed at different times
+
+    @property
+    def server_id(self) -> str:
+        """Id of the server that has the cards: that of the node, or of all its parts."""
+        return self.part_of or self.node_id
 
     @property
     def device(self) -> str:
@@ -79,31 +85,32 @@ def legal_groups(
 
 def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
     """Every card set of ``count`` cards that the cluster could ever give, were all cards free."""
-    of_kind = [node for node in nodes if node.accelerator is accelerator]
+    servers: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.accelerator is accelerator:
+            servers.setdefault(node.server_id, []).append(node)
     sets: list[CardSet] = []
-    for node in of_kind:
-        by_index = {card.index: card for card in node.cards}
-        for group in legal_groups(accelerator, count, node.server_cards):
+    whole: dict[int, list[CardSet]] = {}  # by the number of cards of a server
+    for parts in servers.values():
+        by_index = {card.index: card for node in parts for card in node.cards}
+        size = max(node.server_cards for node in parts)
+        for group in legal_groups(accelerator, count, size):
             if all(index in by_index for index in group):
                 sets.append(tuple(by_index[index] for index in group))
-    if not sets:
-        sets.extend(_whole_node_sets(of_kind, count))
-    return sets
+        if len(by_index) == size:
+            whole.setdefault(size, []).append(tuple(by_index[index] for index in range(size)))
+    return sets or _whole_server_sets(whole, count)
 
 
-def _whole_node_sets(nodes: Iterable[Node], count: int) -> list[CardSet]:
-    """Sets made of several equal whole nodes, taken in order."""
-    by_size: dict[int, list[Node]] = {}
-    for node in nodes:
-        if len(node.card_indices) == node.server_cards:
-            by_size.setdefault(node.server_cards, []).append(node)
+def _whole_server_sets(whole: Mapping[int, Sequence[CardSet]], count: int) -> list[CardSet]:
+    """Sets made of several equal whole servers, taken in order."""
     sets: list[CardSet] = []
-    for size, group in sorted(by_size.items(), reverse=True):
+    for size, servers in sorted(whole.items(), reverse=True):
         if count <= size or count % size:
             continue
         span = count // size
-        for start in range(len(group) - span + 1):
-            sets.append(tuple(c for node in group[start : start + span] for c in node.cards))
+        for start in range(len(servers) - span + 1):
+            sets.append(tuple(itertools.chain.from_iterable(servers[start : start + span])))
     return sets
 
 

@@ -157,7 +157,7 @@ class Expander:
             except WorkloadError as error:
                 self._revisions[pair] = pair[1]
                 path = experiment.origins.get(("dataset", dataset), experiment.path)
-                hint = "a `revision:` that is a commit is not looked up"
+                hint = "with a commit as `revision:` the hub is not asked"
                 self._complain(experiment, path, f"dataset {error}", hint)
         if self._revisions[pair] == pair[1]:
             return parameters

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.domain.job import Accelerator, Scalar
 from orchestrator.domain.job_fields import FIELDS, MAPPINGS, JobFields
+from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
-from workloads.settings import declarations
+from workloads.settings import Declaration, declarations
 
 if TYPE_CHECKING:
     from workloads.hub_revisions import Revisions
@@ -162,7 +163,10 @@ class Vocabulary:
         """Fields whose values are names of things outside the grid."""
         if name == "workload":
             known = value in self.workloads  # asked without looking for what others have installed
-            return None if known else _not_among(value, self.workloads, "workload")
+            if known:
+                return None
+            written = {n: each for n, each in self.workloads.items() if not each.implied}
+            return _not_among(value, written, "workload", _meant(value, written))
         if name == "accelerator":
             return _unknown_accelerator(value)
         if name == "precision":
@@ -176,7 +180,8 @@ class Vocabulary:
             entry = self.workloads[workload]
             if entry.takes_engine(str(value)):
                 return None
-            return _not_among(value, entry.engines, f"engine of {workload}")
+            meant = _meant(value, {name: ENGINES[name] for name in entry.engines})
+            return _not_among(value, entry.engines, f"engine of {workload}", meant)
         entry = self.workloads.get(workload or "")
         fresh = entry is not None and entry.fresh_weights
         model = self.find_configuration if fresh else self.find_model
@@ -239,10 +244,19 @@ def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar
         made = model.model_validate_json(json.dumps({name: value}), strict=True)
     except ValidationError as error:
         details: list[Any] = [d for d in error.errors(include_url=False) if d["loc"][:1] == (name,)]
-        return value, explain(details, value) if details else None
+        declared = model.model_fields[name].json_schema_extra
+        meant = dict(declared.also_called) if isinstance(declared, Declaration) else {}
+        return value, explain(details, value, meant) if details else None
     return made.model_dump(mode="json")[name], None
 
 
+#: Limits of numbers, by pydantic's name of the complaint.
+_LIMITS = {
+    "greater_than_equal": "at least {ge:g} is wanted",
+    "greater_than": "more than {gt:g} is wanted",
+    "less_than_equal": "at most {le:g} is wanted",
+    "less_than": "less than {lt:g} is wanted",
+}
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -256,8 +270,11 @@ _WANTED = {
 }
 
 
-def explain(details: list[Any], value: object) -> Fault:
-    """A pydantic complaint in the words of this project."""
+def explain(
+    details: list[Any], value: object, also_called: Mapping[str, str] | None = None
+) -> Fault:
+    """A pydantic complaint in the words of this project; ``also_called`` has others' names of
+    values."""
     wanted: list[str] = []
     limits: list[str] = []
     choices: list[str] = []
@@ -269,6 +286,8 @@ def explain(details: list[Any], value: object) -> Fault:
             wanted.append(_WANTED[kind])
         elif kind == "string_pattern_mismatch" and len(details) > 1:
             continue  # one of several forms: the others say what is wanted
+        elif kind in _LIMITS:
+            limits.append(_LIMITS[kind].format(**detail["ctx"]))
         else:
             limits.append(detail["msg"].removeprefix("Input ").removeprefix("Value error, "))
     if limits:
@@ -276,7 +295,10 @@ def explain(details: list[Any], value: object) -> Fault:
     choices = list(dict.fromkeys(choice.strip("'") for choice in choices))
     wanted = list(dict.fromkeys(wanted))
     if choices and not wanted:
-        return _not_among(value, choices, "possible value") or Fault(f"{shown(value)} is refused")
+        meant = (also_called or {}).get(str(value).casefold(), "")
+        return _not_among(value, choices, "possible value", meant) or Fault(
+            f"{shown(value)} is refused"
+        )
     hint = ""
     if isinstance(value, str) and wanted[:1] == ["a whole number"]:
         digits = value.strip().lstrip("0") or "0"
@@ -293,6 +315,12 @@ def _unknown_accelerator(value: Scalar) -> Fault | None:
         meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
         return _not_among(value, known, "kind of card", meant)
     return None
+
+
+def _meant(value: object, entries: Mapping[str, Any]) -> str:
+    """The entry that others call so; "" where none is."""
+    word = str(value).casefold()
+    return next((name for name, entry in entries.items() if word in entry.also_called), "")
 
 
 def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") -> Fault | None:

@@ -47,6 +47,10 @@ _HABITS = {  # what people write, and where it belongs
     "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
     "epochs": "a job trains for `steps:`, each of `batch_size:` samples a card",
     "repeats": "write `measure: {max_repeats: 5}`",
+    "deadline": "it is an option of a run: nightgrid run GRID --deadline 08:00",
+    "budget": "it is an option of a run: nightgrid run GRID --budget 10h",
+    "priority": "it is an option of a run: nightgrid run GRID --priority 5",
+    "nodes": "a run takes what its cluster has; on this machine: nightgrid run GRID --emulate 2x8",
 }
 #: Words of other programs, and the keys that mean the same here.
 MEANT = {
@@ -211,6 +215,13 @@ class GridReader:
         names = list(names)
         own = next((each for each, words in MEANT.items() if name in words), "")
         hint = _HABITS.get(name) or self._elsewhere(name)
+        field = own or name
+        if (
+            len(path) == 1
+            and not _HABITS.get(name)
+            and (field in FIELD_NAMES or self._elsewhere(field))
+        ):
+            hint = f"write `{field}:` under `defaults:`, or in each experiment"
         if own and not hint:
             hint = f"write `{own}:`" if own in names else self._elsewhere(own, f"`{own}:`")
         hint = hint or suggestion(name, names)

@@ -49,7 +49,8 @@ _SILENCE_S = 5.0
 class NodeAgent:
     """Owns a node's process server and its workers; when the agent goes, they all go.
 
-    Ray runs ``submit`` in one thread, ``exchange`` in another and the rest in a third.
+    Ray runs ``submit`` in one thread, ``exchange`` in another, each ``job`` in one of as many as
+    there are cards, and the rest in one more.
     """
 
     def __init__(self) -> None:
@@ -168,6 +169,11 @@ class NodeAgent:
         return pickled(
             ResponseBatch(first, responses, self._batches.received, progress, telemetry, gone)
         )
+
+    def job(self, worker_id: str, attempt_id: str) -> None:
+        """Last as long as an attempt on a worker of this node: Ray lists the call, named like the
+        job, among its tasks."""
+        self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
         """Kill every worker of the node and the server; returns when they are gone."""

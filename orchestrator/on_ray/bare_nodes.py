@@ -1,38 +1,97 @@
 """Ray nodes of this machine without what an emulated cluster has no use for.
 
-Ray starts a dashboard's process also where there is to be none, and waits for its imports (two
-seconds of CPU); and it asks every two seconds whether a node has come up. Both are in functions of
-its own that have no switch. A version of Ray that does not have them is used as it is.
+Ray starts three Python processes beside each node: a dashboard, even where there is to be none, and
+two agents, one for the dashboard and metrics and one that prepares the environments of workers. A
+node waits for the imports of all three (over a second of CPU each), and is seen two seconds late.
+None of that has a switch. So a node's command is changed on its way to the kernel: idle processes
+take the agents' place, and the ports that the node would wait for are written beforehand. Workers
+of such a node have the node's own environment, and a label says so (``environment_of``). A version
+of Ray that does not have these functions is used as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-_ASK_EVERY_S = 0.1
+_ASK_EVERY_S = 0.05
 _PATIENCE_S = 20.0  # then Ray asks itself, and has its own patience
+
+#: Variables of workers: Ray runs them at niceness 15, which a benchmark would feel.
+WORKERS = {"RAY_worker_niceness": "0"}
+#: Label of a node that prepares no environments.
+PLAIN_WORKERS = {"nightgrid.io/plain-workers": "true"}
+#: Where nothing listens.
+_NO_PORT = 1
+_AGENTS = {
+    "dashboard_agent_command": (
+        "DASHBOARD_AGENT_LISTEN_PORT_NAME",
+        "METRICS_AGENT_PORT_NAME",
+        "METRICS_EXPORT_PORT_NAME",
+    ),
+    "runtime_env_agent_command": ("RUNTIME_ENV_AGENT_PORT_NAME",),
+}
+_IDLE = [sys.executable, "-I", "-S", str(Path(__file__).with_name("idle_agent.py"))]
+
+
+def environment_of(ray_node: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Options of an actor on a node that is to have these variables; a node whose workers have its
+    own environment was given them when it was started."""
+    if PLAIN_WORKERS.items() <= ray_node.get("Labels", {}).items():
+        return {}
+    return {"runtime_env": {"env_vars": dict(variables)}}
 
 
 @contextlib.contextmanager
-def bare_nodes() -> Iterator[None]:
-    """Nodes that this process starts meanwhile have no dashboard, and are seen as soon as they are
-    up."""
+def bare_nodes(*, metrics: bool = False) -> Iterator[None]:
+    """Nodes that this process starts meanwhile have no dashboard and idle agents, and are seen as
+    soon as they are up.
+
+    Args:
+        metrics: leave them the agent of the dashboard, which exports metrics.
+    """
     from ray._private import node, services
 
     get_node: Any = getattr(services, "get_node", None)
+    start_process: Any = getattr(services, "start_ray_process", None)
+    agents = dict(_AGENTS)
+    if metrics:
+        del agents["dashboard_agent_command"]
 
     def get_node_soon(gcs_address: str, node_id: str) -> Any:
         _wait_for(gcs_address, node_id)
         return get_node(gcs_address, node_id)
 
+    def start_bare(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        return start_process(_with_idle(command, agents), *args, **kwargs)
+
     with (
         replaced(node.Node, "start_api_server", lambda *_, **__: None),
         replaced(services, "get_node", get_node_soon),
+        replaced(services, "start_ray_process", start_bare),
     ):
         yield
+
+
+def _with_idle(command: Sequence[str], agents: Mapping[str, Sequence[str]]) -> list[str]:
+    """The command of a node with idle processes for these agents; any other command as it is."""
+    from ray import _raylet
+
+    given = dict(part[2:].split("=", 1) for part in command if part[:2] == "--" and "=" in part)
+    if not agents.keys() <= given.keys():
+        return list(command)
+    persist: Any = _raylet.persist_port  # type: ignore[attr-defined]  # a compiled module
+    for ports in agents.values():
+        for name in ports:
+            persist(given["session_dir"], given["node_id"], getattr(_raylet, name), _NO_PORT)
+    idle = subprocess.list2cmdline(_IDLE)
+    changed = {f"--{name}={given[name]}": f"--{name}={idle}" for name in agents}
+    return [changed.get(part, part) for part in command]
 
 
 def _wait_for(gcs_address: str, node_id: str) -> None:

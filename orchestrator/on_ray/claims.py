@@ -3,7 +3,8 @@
 A node counts as joined when Ray has given its cards to our agent and the agent's process server
 listens. It has left when Ray says so, or when its agent or server died: then every worker on it is
 gone too, and if the node itself lives, it is claimed anew. Of a node that others had cards of, the
-rest is claimed once it is free, as a node of its own with the same name: no gang spans the two.
+rest is claimed once it is free, as a node of its own that is part of the same server; until then
+the rest is reported as held, so that jobs which need all of the server wait for it.
 
 All that needs Ray's control store is asked beside the loop (``control_store.py``). While it is
 silent no node is found and none is declared dead, the nodes that are ours work on, and no patience
@@ -19,7 +20,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,17 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.calls import Calls
+from orchestrator.on_ray.claim import Claim, cards_on_host, unclaimed
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
 from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.held_cards import HeldCards
-from orchestrator.on_ray.placement import Opened, end_agent, start_agent
+from orchestrator.on_ray.placement import end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.messages import ResponseBatch
-from orchestrator.worker.process_server import OPTIONAL
 from orchestrator.worker.redaction import redact
 from workloads.devices import host_device
 
-#: Modules that a node which computes on the CPU imports once, for all its workers.
-PRELOAD = (
-    "torch",
-    "transformers.generation",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.glm.modeling_glm",
-    "transformers.models.llama.modeling_llama",
-    "orchestrator.worker.card_worker",
-)
 CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
@@ -68,52 +59,6 @@ AGENT_PATIENCE_S = 60.0
 ORPHANED_AGENT_PATIENCE_S = 20.0
 #: A loop that has not looked for so long was frozen itself: its agents may have spoken.
 _ABSENCE_S = 5.0
-
-
-@dataclass(slots=True)
-class Claim:
-    """A node whose cards are ours, or are being claimed."""
-
-    node: Node
-    ray_node: RayNode
-    since: float
-    opened: Opened | None = None  # once the control store knows of it
-    found: HostFacts | None = None
-    opened_channel: AgentChannel | None = None  # once it has joined
-
-    @property
-    def joined(self) -> bool:
-        """Return whether its cards can be used."""
-        return self.opened_channel is not None
-
-    @property
-    def ray_id(self) -> str:
-        """Id of the node in Ray; further cards of a node that were claimed later are a node of
-        their own here, with an id of its own."""
-        return str(self.ray_node["NodeID"])
-
-    @property
-    def agent(self) -> Any:
-        """The actor on the node."""
-        assert self.opened is not None
-        return self.opened.agent
-
-    @property
-    def facts(self) -> HostFacts:
-        """Facts that the agent found."""
-        assert self.found is not None
-        return self.found
-
-    @property
-    def channel(self) -> AgentChannel:
-        """The channel to its agent."""
-        assert self.opened_channel is not None
-        return self.opened_channel
-
-
-def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
-    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
-    return (*PRELOAD, *(name + OPTIONAL for name in packages))
 
 
 class Claims:
@@ -152,7 +97,7 @@ class Claims:
         self._preload = preload
         self._clock = clock
         self.by_node: dict[str, Claim] = {}  # by node id
-        self._retry_at: dict[str, float] = {}
+        self.retry_at: dict[str, float] = {}
         self._next_poll = 0.0
         self._polled_at = clock()
         self._empty_since = clock()
@@ -226,8 +171,7 @@ class Claims:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                if claim.node.node_id == claim.ray_id:  # its further cards are no node of Ray's
-                    self.held.add(claim.node, taken=True)
+                self.held.add(claim.node, taken=True)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -241,10 +185,15 @@ class Claims:
             if self._accelerators is None or node.accelerator in self._accelerators
         ]
         for node in wanted:
-            if not self.held.in_turn and node.node_id not in self.by_node:
-                self.held.add(node, taken=False)
-            elif (new := self._new_claim_on(node)) and self._retry_at.get(new.node_id, 0) <= now:
-                cards_here = _cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
+            new = unclaimed(node, self.by_node)
+            if new is None:
+                continue
+            if not self.held.in_turn:
+                self.held.add(new, taken=new is not node)
+            elif self.retry_at.get(new.node_id, 0) <= now:
+                if new is not node:
+                    self.held.add(new, taken=True)
+                cards_here = cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(new, ray_nodes[node.node_id], cards_here)
         self.held.say()
         if self.joined() or self.held:
@@ -253,20 +202,6 @@ class Claims:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
-
-    def _new_claim_on(self, node: Node) -> Node | None:
-        """The node to claim: this one, or, where only some of its cards are ours, a node of the
-        others, which whoever had them may have given back; None where there is nothing to claim."""
-        ours = [claim for claim in self.by_node.values() if claim.ray_id == node.node_id]
-        if node.node_id not in self.by_node:
-            return node
-        if not self.held.in_turn:
-            return None
-        have = sum(len(claim.node.card_indices) for claim in ours)
-        if not node.accelerator.spec.ray_indices or have >= len(node.card_indices):
-            return None  # or one is being claimed, which counts with all cards
-        ids = (f"{node.node_id}+{number}" for number in range(1, len(node.card_indices)))
-        return replace(node, node_id=next(name for name in ids if name not in self.by_node))
 
     def _mind_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
@@ -316,12 +251,12 @@ class Claims:
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
-            self._preload if _computes_on_cpu(node) else (),
+            self._preload if node.device == host_device().name else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, claim.ray_id, serve),
+            lambda: start_agent(self._run, node, ray_node, serve),
             lambda value: self._opened(claim, value),
         )
 
@@ -335,10 +270,9 @@ class Claims:
         elif value is None:
             if current:
                 del self.by_node[node.node_id]
-                self._retry_at[node.node_id] = self._clock() + RETRY_S
-                if node.node_id == claim.ray_id:
-                    self._trouble = f"{node.name} has no free {node.accelerator} card"
-                    self.held.add(node, taken=True)
+                self.retry_at[node.node_id] = self._clock() + RETRY_S
+                self._trouble = f"{node.name} has no free {node.accelerator} card"
+                self.held.add(node, taken=True)
         else:
             claim.opened = value
             if current:
@@ -364,9 +298,10 @@ class Claims:
                 self._failed(claim, "cannot read which cards are ours", error)
                 return
             there = node_of(claim.ray_node, node.name, node.accelerator, indices)
-            claim.node = replace(there, node_id=node.node_id)
+            size = max(there.server_cards, node.server_cards)
+            claim.node = replace(node, card_indices=indices, server_cards=size)
         claim.found = value
-        self.held.remove(node.node_id)
+        self.held.remove(node.server_id)
         claim.opened_channel = AgentChannel(
             claim.agent,
             calls=self._calls,
@@ -390,7 +325,7 @@ class Claims:
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
-        self.held.remove(claim.node.node_id)
+        self.held.remove(claim.node.server_id)
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
@@ -399,7 +334,7 @@ class Claims:
         if self.by_node.get(claim.node.node_id) is not claim:
             return
         del self.by_node[claim.node.node_id]
-        self._retry_at[claim.node.node_id] = self._clock() + RETRY_S
+        self.retry_at[claim.node.node_id] = self._clock() + RETRY_S
         if claim.opened_channel is not None:
             claim.opened_channel.close()
             self._left(claim, self._with_silence(failure))
@@ -416,16 +351,3 @@ class Claims:
         if claim.opened is not None:
             opened, claim.opened = claim.opened, None
             self._store.ask(lambda: end_agent(opened))
-
-
-def _computes_on_cpu(node: Node) -> bool:
-    return node.device == host_device().name
-
-
-def _cards_on_host(
-    ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
-) -> int:
-    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
-    address = ray_node["NodeManagerAddress"]
-    here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
-    return sum(node.server_cards for node in here)

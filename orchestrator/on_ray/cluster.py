@@ -112,10 +112,11 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
 
 
 @contextlib.contextmanager
-def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
+def emulate(nodes: Sequence[Node], *, metrics: bool = False) -> Iterator[EmulatedCluster]:
     """Start a cluster on this machine with these nodes, join it, and end it afterwards.
 
-    Nobody else can use it (``private_ray.py``). To be called from the main thread.
+    Nobody else can use it (``private_ray.py``). To be called from the main thread. ``metrics``: its
+    nodes export them, which nobody but a test would look for.
 
     Raises:
         ClusterError: Ray cannot start here, this process is on a cluster already, or the
@@ -123,7 +124,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[EmulatedCluster]:
     """
     threads_asked()  # a bad one is told before anything starts
     with contextlib.ExitStack() as stack:
-        private = stack.enter_context(private_ray())
+        private = stack.enter_context(private_ray(metrics=metrics))
         cluster = EmulatedCluster(address="", temp_dir=str(private.directory), private=private)
         try:
             # The head holds no cards and runs no jobs. Nobody looks at what Ray's dashboard, its

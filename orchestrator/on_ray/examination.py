@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
 from orchestrator.doctor.probe import NEEDED, examine
+from orchestrator.on_ray.bare_nodes import WORKERS, environment_of
 from orchestrator.on_ray.calls import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.submission import versions_here
@@ -30,7 +31,6 @@ _PATIENCE_S = 2.0  # of one round trip
 #: the others took, and not in twenty seconds, is silent. (A cold disk explains less.)
 _SLOWER = 4.0
 START_S = 20.0
-_RUNTIME_ENV = {"env_vars": {"RAY_worker_niceness": "0"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Examination:
             shared, trouble = None, ""
             if self.shared_dir is not None:
                 shared, trouble = _write_shared(self.shared_dir, stack)
-            actors = {node_id: _start(node_id) for node_id, node in facts.items() if node.alive}
+            actors = {node["NodeID"]: _start(node) for node in ray_nodes if node["Alive"]}
             stack.callback(_end, list(actors.values()))
             clocks = self._clocks(actors, facts, started)
             self._probes(actors, facts, clocks, shared, started)
@@ -172,7 +172,7 @@ def clock_offset(
 # ---------------------------------------------------------------- actors
 
 
-def _start(node_id: str) -> Any:
+def _start(ray_node: Mapping[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -180,8 +180,8 @@ def _start(node_id: str) -> Any:
     return (
         decorate(NodeExaminer)
         .options(
-            runtime_env=_RUNTIME_ENV,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            **environment_of(ray_node, WORKERS),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False),
         )
         .remote()
     )

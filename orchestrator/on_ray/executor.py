@@ -31,10 +31,11 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure
-from orchestrator.domain.job import Accelerator
+from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claims import PRELOAD, Claim, Claims
+from orchestrator.on_ray.claim import PRELOAD, Claim
+from orchestrator.on_ray.claims import Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
@@ -57,6 +58,7 @@ class RayExecutor:
             workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
+        label: of a job in Ray's list of tasks.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class RayExecutor:
         preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
+        label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Join the nodes.
 
@@ -85,6 +88,7 @@ class RayExecutor:
             factory=factory,
             clock=clock,
             tell=self._events.append,
+            label=label,
         )
         self._store = ControlStore()
         for name in end_predecessors():
@@ -129,6 +133,7 @@ class RayExecutor:
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
             self._pool.give_up_stops(self.claims.lose_if_silent)
+            self._pool.show_jobs()
             if self._events or left == 0.0:
                 break
         happened = list(self._events)

@@ -32,7 +32,7 @@ class HeldCards:
         self._queue, self._store, self._clock, self._tell = queue, store, clock, tell
         self._standing: Standing | None = None
         self._next_look = 0.0
-        self._nodes: dict[str, Node] = {}  # by id
+        self._nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
         self._taken: set[str] = set()  # ids of those which Ray did not give us in our turn
         self._told: tuple[Node, ...] = ()
 
@@ -64,19 +64,19 @@ class HeldCards:
 
     def add(self, node: Node, *, taken: bool) -> None:
         """A node is there; ``taken``: Ray has no free card of it for us."""
-        self._nodes[node.node_id] = node
+        self._nodes[node.server_id] = node
         if taken:
-            self._taken.add(node.node_id)
+            self._taken.add(node.server_id)
 
-    def remove(self, node_id: str) -> None:
-        """Nobody else has the cards of a node."""
-        self._nodes.pop(node_id, None)
-        self._taken.discard(node_id)
+    def remove(self, server_id: str) -> None:
+        """Nobody else has cards of a server."""
+        self._nodes.pop(server_id, None)
+        self._taken.discard(server_id)
 
     def keep(self, alive: Collection[str]) -> None:
-        """Forget the nodes that are not among these."""
-        for node_id in set(self._nodes) - set(alive):
-            self.remove(node_id)
+        """Forget the servers that are not among these."""
+        for server_id in set(self._nodes) - set(alive):
+            self.remove(server_id)
 
     def say(self) -> None:
         """Tell the nodes, if they are others than before."""
@@ -92,7 +92,7 @@ class HeldCards:
             return ""
         if self._standing is not None and self._standing.why:
             return self._standing.why
-        taken = [node for node in self._told if node.node_id in self._taken]
+        taken = [node for node in self._told if node.server_id in self._taken]
         if not taken:
             return ""
         kinds = "/".join(sorted({node.accelerator.value for node in taken}))

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import NodeAgent
+from orchestrator.on_ray.bare_nodes import WORKERS, environment_of
 from orchestrator.on_ray.predecessors import owned
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from workloads.devices import DeviceSpec
@@ -24,11 +25,14 @@ class Opened:
     serve: Any
 
 
-def start_agent(run: str, node: Node, ray_id: str, serve: Sequence[Any]) -> Opened | None:
+def start_agent(
+    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any]
+) -> Opened | None:
     """Claim a node's free cards, and start the agent that holds them; None if none is free.
-    ``ray_id`` is the node's id in Ray."""
+    ``ray_node`` is the node as Ray describes it."""
     from ray.util import placement_group
 
+    ray_id = ray_node["NodeID"]
     bundle = _free_bundle(node, ray_id)
     if not bundle:
         return None
@@ -39,7 +43,8 @@ def start_agent(run: str, node: Node, ray_id: str, serve: Sequence[Any]) -> Open
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name))
+    environment = environment_of(ray_node, _variables())
+    agent = _agent_in(group, node.accelerator.spec, bundle, owned(name), environment)
     return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
 
 
@@ -51,31 +56,36 @@ def end_agent(opened: Opened) -> None:
     remove_placement_group(opened.group)
 
 
-def _runtime_env() -> dict[str, Any]:
-    """Ray runs its workers at niceness 15, which a benchmark would feel. What they start can be
-    told to be this driver's (``worker/leftovers.py``)."""
-    variables = {"RAY_worker_niceness": "0"}
-    if owner := Owner.of_this_process():
-        variables[VARIABLE] = str(owner)
-    return {"env_vars": variables}
+def _variables() -> dict[str, str]:
+    """Variables of an agent. What it starts can be told to be this driver's
+    (``worker/leftovers.py``)."""
+    owner = Owner.of_this_process()
+    return {**WORKERS, VARIABLE: str(owner)} if owner else dict(WORKERS)
 
 
-def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
+def _agent_in(
+    group: Any,
+    spec: DeviceSpec,
+    bundle: Mapping[str, float],
+    name: str,
+    environment: Mapping[str, Any],
+) -> Any:
     """Start the agent of a node, which holds all cards of the bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    cards = int(bundle[spec.ray_resource])
     options: dict[str, Any] = {
         "num_cpus": 0,
-        **spec.ray_request(int(bundle[spec.ray_resource])),
+        **spec.ray_request(cards),
         "max_restarts": 0,
         "max_task_retries": 0,
-        "runtime_env": _runtime_env(),
+        **environment,
         "name": name,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
     remote: Any = ray.remote  # whose types do not know groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1})(NodeAgent)
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
     return agent.options(**options).remote()
 
 

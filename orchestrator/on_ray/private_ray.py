@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.bare_nodes import bare_nodes, replaced
+from orchestrator.on_ray.bare_nodes import PLAIN_WORKERS, WORKERS, bare_nodes, replaced
 from orchestrator.on_ray.token import new_token, ray_environment
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
@@ -34,6 +34,7 @@ class PrivateRay:
 
     directory: Path
     cluster: Any  # ray.cluster_utils.Cluster
+    metrics: bool = False  # whether its nodes export them
     _nodes: dict[str, Any] = field(default_factory=dict)  # by name
 
     @property
@@ -43,12 +44,13 @@ class PrivateRay:
 
     def add_node(self, name: str, **arguments: Any) -> None:
         """Start a node; it is up on return."""
-        with bare_nodes():
+        with bare_nodes(metrics=self.metrics):
             self._nodes[name] = self.cluster.add_node(
                 node_name=name,
                 node_ip_address=LOOPBACK,
                 object_store_memory=OBJECT_STORE_BYTES,
                 dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
+                labels=PLAIN_WORKERS,
                 **arguments,
             )
 
@@ -62,7 +64,7 @@ class PrivateRay:
 
 
 @contextlib.contextmanager
-def private_ray() -> Iterator[PrivateRay]:
+def private_ray(*, metrics: bool = False) -> Iterator[PrivateRay]:
     """Prepare a cluster without nodes, to which they can be added; end all of it afterwards, also
     if this process is killed. Within the block this process sends the cluster's token.
 
@@ -91,7 +93,7 @@ def private_ray() -> Iterator[PrivateRay]:
         stack.enter_context(ray_environment(_settings(directory.path)))
         cluster = Cluster()
         stack.callback(cluster.shutdown)
-        yield PrivateRay(directory=directory.path, cluster=cluster)
+        yield PrivateRay(directory=directory.path, cluster=cluster, metrics=metrics)
 
 
 @contextlib.contextmanager
@@ -113,6 +115,7 @@ def _settings(directory: Path) -> dict[str, str | None]:
     return {
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
+        **WORKERS,
         # Ray notes the address of the newest cluster in its temporary directory, where a
         # stranger's `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,

@@ -5,6 +5,7 @@ Nothing here waits for a single worker, so a thousand can start, run and die sid
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,8 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.on_ray.claims import Claim
+from orchestrator.domain.job import Job, State
+from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.launch import launch_of
@@ -41,6 +42,9 @@ from orchestrator.worker.wire import unpickled
 from workloads.models import protection, remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
+#: Jobs that are over sooner are not shown among Ray's tasks: the call would cost more than they do,
+#: and nobody could see them there.
+SHOWN_AFTER_S = 1.0
 _GONE = "the worker was gone before it could start"
 _GANG_STOPPED = "another rank of the gang ended early"
 
@@ -52,6 +56,7 @@ class WorkerPool:
         claim_of: the claim on a node that has joined and not left.
         factory: "module:callable" that makes the worker inside its process.
         tell: called with each event.
+        label: of a job in Ray's list of tasks.
     """
 
     def __init__(
@@ -61,12 +66,15 @@ class WorkerPool:
         factory: str,
         clock: Callable[[], float],
         tell: Callable[[Event], None],
+        label: Callable[[Job], str],
     ) -> None:
         self.progress: dict[str, Progress] = {}  # of the busy workers, by worker id
         self._claim_of = claim_of
         self._factory = factory
         self._clock = clock
         self._tell = tell
+        self._label = label
+        self._not_shown: deque[tuple[float, str]] = deque()  # when each began, attempt id
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, Running] = {}
 
@@ -234,6 +242,18 @@ class WorkerPool:
             )
             metered = None if claim.node.emulated else worker.card.index
             claim.channel.put(Run(worker_id, order, metered))
+        self._not_shown.append((self._clock(), attempt.attempt_id))
+
+    def show_jobs(self) -> None:
+        """Have Ray list the jobs that have been running for a while (``SHOWN_AFTER_S``)."""
+        since = self._clock() - SHOWN_AFTER_S
+        while self._not_shown and self._not_shown[0][0] <= since:
+            running = self._running.get(self._not_shown.popleft()[1])
+            worker = self._workers.get(running.worker_ids[0]) if running is not None else None
+            claim = self._claim_of(worker.card.node_id) if worker is not None else None
+            if running is not None and worker is not None and claim is not None:
+                label = self._label(running.attempt.job)
+                claim.channel.show_job(label, worker.worker_id, running.attempt.attempt_id)
 
     def _ended(self, response: Ended) -> None:
         self.progress.pop(response.worker_id, None)

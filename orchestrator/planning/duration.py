@@ -24,7 +24,9 @@ from orchestrator.scheduling.estimate import Estimator
 
 #: How far the next start may be from the middle one of the earlier ones.
 START_FACTOR = 3.0
-
+#: Time that the first job in a process takes longer than in a worker that is up: libraries are
+#: imported and used for the first time (2 to 16 s in the runs that are kept).
+FIRST_USE = Span(low_s=0.0, middle_s=4.0, high_s=20.0)
 
 PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
 
@@ -46,7 +48,12 @@ class Startup:
         return sqrt(max(1.0, (self.load + 1) / self.processors))
 
     def span(self, cards: int) -> Span:
-        """Range of the time to the first job, on so many cards."""
+        """Range of the time to the first job, on so many cards; and what the first job takes
+        longer because no worker is up for it."""
+        first_use = FIRST_USE if self.kind == IN_PROCESS else NOTHING
+        return self._to_first_job(cards) + first_use
+
+    def _to_first_job(self, cards: int) -> Span:
         if self.earlier_s:
             known = sorted(self.earlier_s)
             middle = known[len(known) // 2]
@@ -66,17 +73,19 @@ def duration(
     planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, startup: Startup
 ) -> Span:
     """Range of the seconds that these jobs take on these nodes, from the command to the last
-    row. What computes on this host is slowed down by what does so already, which rows of it tell
-    themselves; it may be over soon, so the shortest time stays."""
+    row. What computes on this host is slowed down by what does so already; it may be over soon, so
+    the shortest time stays. Rows and earlier starts had loads of their own, so where there are any,
+    only the longest time grows."""
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
-    slow = (1.0, startup.slowdown, startup.slowdown)
-    start = startup.span(_cards(nodes))
-    if not startup.earlier_s:  # which were taken under loads of their own
-        start = start.times(*slow)
+
+    def slowed(span: Span, *, known: bool) -> Span:
+        return span.times(1.0, 1.0 if known else startup.slowdown, startup.slowdown)
+
+    start = slowed(startup.span(_cards(nodes)), known=bool(startup.earlier_s))
     here = any(node.emulated or node.accelerator.spec.host for node in nodes)
-    return start + (working.times(*slow) if here and not estimator.knows_rows else working)
+    return start + (slowed(working, known=estimator.knows_rows) if here else working)
 
 
 def work(

@@ -70,8 +70,8 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
 
     def add(job: Job, needed: Sequence[Job]) -> None:
         if needed:
-            ids = tuple(other.job_id for other in needed)
-            needs[job.job_id] = needs.get(job.job_id, ()) + ids
+            ids = (*needs.get(job.job_id, ()), *(other.job_id for other in needed))
+            needs[job.job_id] = tuple(dict.fromkeys(ids))
 
     for job, _, thing in things(jobs, "consumes") if saved else ():
         add(job, saved.get(thing, ()))
@@ -115,6 +115,48 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
             )
         done.append(item)
     return done
+
+
+def measured_again(
+    planned: list[PlannedJob],
+    began: Callable[[Job], float | None],
+    made_at: Callable[[Thing], float | None],
+    estimate_s: Callable[[Job], float],
+) -> list[PlannedJob]:
+    """The plan in which a job that was measured runs once more where a name that it takes stands
+    for something else than it did: it was made anew since, or this run makes it anew.
+
+    Args:
+        planned: all jobs, with their needs.
+        began: when the attempt began that measured a job.
+        made_at: when the thing was made that has a name now.
+        estimate_s: how long a job takes.
+    """
+    reasons: dict[str, str] = {}
+    reused = [item.job for item in planned if item.action is Action.REUSE]
+    for job, _, (kind, name) in things(reused, "consumes"):
+        made, measured = made_at((kind, name)), began(job)
+        if made is not None and measured is not None and measured < made:
+            reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
+    made_by = {
+        item.job.job_id
+        for item in planned
+        if item.action is Action.RUN and not is_calibration(item.job)
+    }
+    while True:
+        for item in planned:
+            if item.action is Action.REUSE and (others := made_by.intersection(item.needs)):
+                reason = f"job {min(others)} makes anew what this was measured on"
+                reasons.setdefault(item.job.job_id, reason)
+        if reasons.keys() <= made_by:
+            break
+        made_by |= reasons.keys()
+    return [
+        replace(item, action=Action.RUN, reason=why, estimate_s=estimate_s(item.job))
+        if (why := reasons.get(item.job.job_id))
+        else item
+        for item in planned
+    ]
 
 
 def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:

@@ -30,7 +30,7 @@ class PlannedJob:
 
     job: Job
     action: Action
-    reason: str = ""  # for all but RUN
+    reason: str = ""  # for all but a first RUN
     estimate_s: float = 0.0  # busy time of its cards, loading included
     needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
     after: tuple[str, ...] = ()  # ids of the jobs that must have ended before, in whatever way

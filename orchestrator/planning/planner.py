@@ -4,14 +4,15 @@ A job is *unsupported* when its precision does not exist on the device it would 
 node has its kind of card, or when its workload's own rules say so (``workloads/refusal.py``); that
 is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
 success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
-row counts only on the same footing: what emulated cards measured never stands in for real ones. A
+row counts only on the same footing: what emulated cards measured never stands in for real ones; and
+only for the model, adapter or calibration that a name stands for now (``needs.measured_again``). A
 card count that the cluster can never give is an error in the grid, and so are settings that the
 workload's rules call wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from orchestrator.errors import ClusterError, GridError, Problem
 from orchestrator.planning.duration import Startup, duration
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.implied_jobs import with_implied
-from orchestrator.planning.needs import with_needs
+from orchestrator.planning.needs import Thing, measured_again, with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
@@ -46,6 +47,7 @@ def make_plan(
     force: bool = False,
     estimator: Estimator | None = None,
     startup: Startup | None = None,
+    made_at: Callable[[Thing], float | None] = lambda thing: None,
 ) -> Plan:
     """Decide what becomes of every job of the grid.
 
@@ -57,6 +59,7 @@ def make_plan(
         force: run everything that can run, measured or not.
         estimator: how long a job takes; made from ``history`` by default.
         startup: what is known of the time to the first job.
+        made_at: the moment at which a job made the thing that has a name now, where it is known.
 
     Raises:
         GridError: a job asks for a number of cards that these nodes can never give it.
@@ -71,7 +74,12 @@ def make_plan(
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
-    planned = with_needs(planned)
+    planned = measured_again(
+        with_needs(planned),
+        planner.began,
+        made_at,
+        lambda job: estimator.estimate(job).total_s,
+    )
     if any(job.replicate > 1 for job in grid.jobs()):
         from orchestrator.planning.replicates import with_fresh_processes
 
@@ -175,6 +183,11 @@ class _Planner:
         why = f": {row.reason}" if row.reason else ""
         return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
 
+    def began(self, job: Job) -> float | None:
+        """The moment at which the newest terminal attempt of a job began."""
+        row = self.past.get((job.job_id, self.cards(job).emulated))
+        return row.started_at if row is not None else None
+
     def cards(self, job: Job) -> _Cards:
         """The cluster's cards for jobs of this kind and count."""
         key = (job.accelerator, job.cards)
@@ -248,7 +261,9 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
             if refusal.unsupported or known in problems:
                 continue
             value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
-            message = f"{refusal.setting} {value}: {refusal.reason}"
+            written = (job.experiment, refusal.setting, value) in grid.origins
+            named = "" if written else f"{refusal.setting} "  # else the problem's path names it
+            message = f"{named}{value}: {refusal.reason}"
             hint = refusal.hint
             problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
     return list(problems.values())

@@ -126,6 +126,7 @@ def headline(trends: Trends) -> str:
     largest = max(first.changes, key=lambda one: abs(one.ratio - 1))
     since = trends.nights[first.points[largest.at].night]
     told = f"{first.label} is {units.times(largest.ratio)} since {since.run}"
+    told += f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"{len(changed):,} of {units.plural(jobs, 'job')} changed {over}: {told}."
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.causes import without_rule
 from orchestrator.report.contests import Contest, Verdict
 from orchestrator.report.grouping import precision_rank
 from orchestrator.report.head_to_head import HeadToHead
@@ -69,7 +70,7 @@ def _nothing_measured(summary: Summary) -> tuple[str, ...]:
     if not summary.causes:
         return ()
     cause = summary.causes[0]
-    reason = one_line(cause.reason, _REASON_LENGTH) or "no reason was recorded"
+    reason = one_line(without_rule(cause), _REASON_LENGTH) or "no reason was recorded"
     jobs = f"{len(cause.rows):,} of {units.plural(len(summary.rows), 'job')}"
     so_far = " so far" if summary.underway else ""
     return (f"Nothing was measured{so_far}. {jobs} {cause.state}: {reason}",)
@@ -127,6 +128,7 @@ def _sides(one: HeadToHead) -> str:
     if side == 0:
         other = name
         value, low, high = 1 / value, *(None if v is None else 1 / v for v in (high, low))
-    span = "" if low is None else f"{units.times(low)} to {units.times(high)}, "
+    ends = [] if low is None else [units.times(low), units.times(high)]
+    span = f"{ends[0]} to {ends[1]}, " if len(set(ends)) > 1 else ""
     told = f"{one.sides[side]} is {units.times(value)} {other} at equal settings"
     return f"{told} ({span}{settings})."

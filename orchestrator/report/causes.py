@@ -73,6 +73,15 @@ def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda c: (STATE_ORDER.index(c.state), -len(c.rows))))
 
 
+def without_rule(cause: Cause) -> str:
+    """The reason without the rule of retries behind it, or before it in rows of older versions."""
+    kind = re.escape(cause.failure_class)
+    told = re.sub(
+        rf" \({kind}(?: after \d+ attempts?[;,]|; retry \d).*$", "", cause.reason, flags=re.S
+    )
+    return re.sub(rf"^{kind} after \d+ attempts?; limit is \d+ retr\w+ \(.*?\): ", "", told)
+
+
 def retried(
     measurements: Sequence[Measurement], final: Mapping[str, Measurement]
 ) -> tuple[Retried, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.finding import Finding
+from orchestrator.report.forms import forms
 from orchestrator.report.grouping import Differences, described
 from orchestrator.report.head_to_head import HeadToHead
 from orchestrator.report.published import REFERENCES
@@ -13,22 +15,12 @@ from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import SHORT_STATE, Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One table. ``numbers`` are the columns that are set right; ``note`` stands below it."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[int, ...]
-    note: str = ""
-
-
 def findings(summary: Summary) -> tuple[Finding, ...]:
     """The tables that have something to say, in the page's order."""
     every = (
         *head_to_head(summary),
         _effects(summary),
+        forms(summary),
         training(summary),
         replicates(summary),
         _scaling(summary),
@@ -76,6 +68,8 @@ def training(summary: Summary) -> Finding:
     the time of a step goes."""
     steps = {one.row.job_id: one for one in summary.steps}
     trained = [row for row in summary.joined.rows if cells.losses(row) or row.job_id in steps]
+    units_ = {row.metrics.throughput_unit for row in trained}
+    unit = units_.pop() if len(units_) == 1 else ""
     rows = []
     for row in sorted(trained, key=lambda row: row.metrics.throughput or 0.0, reverse=True):
         step = steps.get(row.job_id)
@@ -87,14 +81,15 @@ def training(summary: Summary) -> Finding:
         rows.append(
             (
                 summary.label(row),
-                cells.throughput(row).removesuffix(f" {cells.scope(row)}"),
+                f"{cells.figure(row)} {'' if unit else row.metrics.throughput_unit} "
+                f"{cells.plus_minus(row)}".strip().replace("  ", " "),
                 units.number(row.metrics.loss_first),
                 units.number(row.metrics.loss_last),
                 units.seconds(step.step_s if step else None),
                 *(units.percent(share, 2) for share in shares),
             )
         )
-    head = ("throughput", "loss first", "loss last", "step", "data", "forward", "backward")
+    head = (unit or "throughput", "loss first", "loss last", "step", "data", "forward", "backward")
     note = "Loss of the first and of the last timed step. Then shares of a timed step."
     shared = any(one.communication is not None for one in summary.steps)
     found = Finding(
@@ -139,7 +134,7 @@ def _head_to_head(one: HeadToHead) -> Finding:
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
     if len(one.lines) > 1:
-        means = ("1" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}"
+        means = ("1×" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}"
                  for ratio in one.overall)  # fmt: skip
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."

@@ -26,7 +26,10 @@ EDGE = 276
 AXES = ("input + output, tokens", "output, tokens", "latency, s")
 #: The edge on which each axis stands: what its other two coordinates are.
 _EDGES: tuple[Mapping[int, float], ...] = ({1: 0, 2: 0}, {0: 0, 2: 0}, {0: 0, 1: 1})
-_TICK_OFF, _NAME_OFF = 18, 66
+_TICK_OFF = 18
+#: Place of each axis's name: the share of its edge, and pixels off it. The upright one has its name
+#: above its end, since beside it there is no room on a phone.
+_NAMES = ((0.5, 66), (0.5, 66), (1.1, 18))
 
 Place = tuple[float, float, float]
 
@@ -51,7 +54,8 @@ def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title
     for axis, (top, step) in enumerate(limits):
         for tick in range(axis == 2, round(top / step) + 1):
             parts.append(_text(_on(axis, tick * step / top), _TICK_OFF, f"{tick * step:g}"))
-        parts.append(_text(_on(axis, 0.5), _NAME_OFF, AXES[axis], "axis"))
+        share, off = _NAMES[axis]
+        parts.append(_text(_on(axis, share), off, AXES[axis], "axis"))
     placed: dict[str, list[str]] = {}
     for *point, number in zip(*values, points["row"], strict=True):
         x, y, z = (value / top for value, (top, _) in zip(point, limits, strict=True))

@@ -232,10 +232,15 @@ def _findings(summary: Summary, console: Console) -> None:
     for finding in findings(summary):
         _heading(console, finding.title)
         if finding.rows:
-            grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+            grid = RichTable(
+                box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True
+            )
             for index, name in enumerate(finding.head):
                 justify: JustifyMethod = "right" if index in finding.numbers else "left"
-                grid.add_column(name, justify=justify, overflow="fold")
+                # One word stays whole; what has several gives way.
+                words = {len(row[index].split()) for row in finding.rows[:MOST_FINDINGS]}
+                short = index in finding.numbers and max(words) < 2 and " " not in name
+                grid.add_column(name, justify=justify, overflow="fold", no_wrap=short)
             for row in finding.rows[:MOST_FINDINGS]:
                 grid.add_row(*(Text(one_line(text)) for text in row))
             console.print(grid)

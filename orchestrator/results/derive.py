@@ -102,7 +102,7 @@ def metrics_of(
     rates = {
         "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
         "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
-        "items_per_s": [t.items / t.wall_s for t in totals],
+        "items_per_s": [t.items / t.wall_s for t in totals if whole.items],
     }
     if throughput is None or (throughput.counts == "output_tokens" and not generates):
         throughput = TOKENS if generates else SAMPLES

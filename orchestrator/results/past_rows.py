@@ -78,6 +78,7 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
         parameters=parameters_of(row["workload"], row["engine"], tuple(row["parameters"] or ())),
+        started_at=started.timestamp() if started else None,
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         queued_s=row["queued_s"],

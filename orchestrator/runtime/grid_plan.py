@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ def plan_grid(
         StoreError: earlier rows cannot be read.
     """
     from orchestrator.planning.planner import make_plan
+    from workloads.products import made_at
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
@@ -69,6 +70,7 @@ def plan_grid(
         retry_failed=options.retry_failed,
         force=options.force,
         startup=startup_of(options),
+        made_at=cache(lambda thing: made_at(*thing)),
     )
     return plan, history
 
@@ -194,11 +196,12 @@ def _commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
 def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
+    from workloads.products import made_at
 
     history = history_of(store)
     retry_failed, force = options.retry_failed, options.force
     counting = history
-    if options.charge is not None and options.charge.again and (retry_failed or force):
+    if options.charge is not None and options.again and (retry_failed or force):
         # Jobs that the drivers before this one measured again, as the user asked, are not
         # measured once more.
         this_time = _attempts_since(store, options.charge.began)
@@ -216,6 +219,7 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
         force=force,
         estimator=estimator_for(history, session.nodes),
         startup=startup_of(options),
+        made_at=cache(lambda thing: made_at(*thing)),
     )
 
 

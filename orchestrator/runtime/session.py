@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.domain.executor import Executor
-from orchestrator.domain.job import Accelerator, default_accelerator
+from orchestrator.domain.job import Accelerator, Job, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.errors import ClusterError
 from orchestrator.host.node_packages import with_own_packages
@@ -23,9 +23,12 @@ from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import share_of_host
 
+LabelOf = Callable[[Job], str]
 #: Opens an executor for a run of this name, which may log in this directory; workers that are
-#: forked have these modules, beside those that all jobs need.
-OpenExecutor = Callable[[str, Path, Sequence[str]], contextlib.AbstractContextManager[Executor]]
+#: forked have these modules, beside those that all jobs need; jobs are shown by these labels.
+OpenExecutor = Callable[
+    [str, Path, Sequence[str], LabelOf], contextlib.AbstractContextManager[Executor]
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,9 @@ def in_process_session(
     nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
+    def executor(
+        run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
+    ) -> Iterator[Executor]:
         from orchestrator.runtime.in_process import InProcessExecutor
 
         with contextlib.closing(InProcessExecutor(nodes)) as opened:
@@ -110,15 +115,17 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import preload_with
+    def executor(
+        run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
+    ) -> Iterator[Executor]:
+        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.cluster import emulate
         from orchestrator.on_ray.executor import RayExecutor
 
         with (
             emulate(nodes),
             contextlib.closing(
-                RayExecutor(run=run, log_dir=log_dir, preload=preload_with(modules))
+                RayExecutor(run=run, log_dir=log_dir, preload=preload_with(modules), label=label)
             ) as opened,
         ):
             yield opened
@@ -139,8 +146,10 @@ def cluster_session(
     from orchestrator.on_ray.cluster import connect
 
     @contextlib.contextmanager
-    def executor(run: str, log_dir: Path, modules: Sequence[str]) -> Iterator[Executor]:
-        from orchestrator.on_ray.claims import preload_with
+    def executor(
+        run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
+    ) -> Iterator[Executor]:
+        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
 
@@ -152,7 +161,11 @@ def cluster_session(
             options=place,
         )
         opening = RayExecutor(
-            run=run, accelerators=accelerators, preload=preload_with(modules), queue=queue
+            run=run,
+            accelerators=accelerators,
+            preload=preload_with(modules),
+            queue=queue,
+            label=label,
         )
         with contextlib.closing(opening) as opened:
             yield opened

@@ -54,7 +54,7 @@ class Assigner:
         yield from self.gangs.place_spanning(now)
         while self.pool.dirty:  # a reservation made on the way may add servers
             server = min(self.pool.dirty.values(), key=lambda server: server.order)
-            del self.pool.dirty[server.node.node_id]
+            del self.pool.dirty[server.server_id]
             yield from self._fill(server, now)
         yield from self._use_warm_workers(now)
         yield from self._swap_models(now)

@@ -67,6 +67,7 @@ class Slot:
     """A card and everything that happens on it."""
 
     card: Card
+    name: str  # as people know it, e.g. ``hpu-1/HPU3``: Ray's ids of nodes say nothing
     server: Server
     order: int
     worker: Worker | None = None
@@ -79,9 +80,9 @@ class Slot:
     barred: bool = False  # stays in quarantine: for good, or until its process has ended
 
     @property
-    def name(self) -> str:
-        """The card as people know it, e.g. ``hpu-1/HPU3``: Ray's ids of nodes say nothing."""
-        return f"{self.server.node.name}/{self.card.accelerator}{self.card.index}"
+    def node(self) -> Node:
+        """The node that has the card."""
+        return self.server.nodes[self.card.node_id]
 
     @property
     def usable(self) -> bool:
@@ -104,18 +105,47 @@ SlotSet = tuple[Slot, ...]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server:
-    """A node and its cards."""
+    """A server and the cards of it that are ours, which may be several nodes: those of a server
+    whose cards were claimed at different times."""
 
-    node: Node
+    server_id: str
     order: int
-    slots: dict[int, Slot] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)  # by id
+    slots: dict[int, Slot] = field(default_factory=dict)  # by the card's index, in order
     vacant: dict[int, Slot] = field(default_factory=dict)
     _groups: dict[int, tuple[SlotSet, ...]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Count the cards of the server, ours or not."""
+        return max(node.server_cards for node in self.nodes.values())
+
+    def add(self, node: Node) -> list[Slot]:
+        """Add the cards of a node; returns their slots."""
+        self.nodes[node.node_id] = node
+        first = (self.order + 1) * 4096
+        new = [
+            Slot(card=c, name=_name(node, c), server=self, order=first + c.index)
+            for c in node.cards
+        ]
+        known = {**self.slots, **{slot.card.index: slot for slot in new}}
+        self.slots = dict(sorted(known.items()))
+        self._groups.clear()
+        return new
+
+    def remove(self, node_id: str) -> list[Slot]:
+        """Remove a node and its cards; returns their slots."""
+        gone = [self.slots.pop(card.index) for card in self.nodes.pop(node_id).cards]
+        for slot in gone:
+            self.vacant.pop(slot.card.index, None)
+        self._groups.clear()
+        return gone
 
     def groups(self, width: int) -> tuple[SlotSet, ...]:
         """Legal sets of ``width`` of its cards, best first."""
         if width not in self._groups:
-            legal = legal_groups(self.node.accelerator, width, self.node.server_cards)
+            accelerator = next(iter(self.nodes.values())).accelerator
+            legal = legal_groups(accelerator, width, self.size)
             self._groups[width] = tuple(
                 tuple(self.slots[index] for index in group)
                 for group in legal
@@ -125,7 +155,7 @@ class Server:
 
     def whole(self, good: Callable[[Slot], bool]) -> bool:
         """Return whether every card of the server is ours and good."""
-        return len(self.slots) == self.node.server_cards and all(map(good, self.slots.values()))
+        return len(self.slots) == self.size and all(map(good, self.slots.values()))
 
     def broken(self, slot: Slot) -> tuple[int, int]:
         """Count the cards in use in its pair and in its quad: a one-card job harms gangs least
@@ -139,12 +169,17 @@ class Server:
         return counts[0], counts[1]
 
 
+def _name(node: Node, card: Card) -> str:
+    return f"{node.name}/{card.accelerator}{card.index}"
+
+
 class CardPool:
     """The cards of one kind of accelerator, indexed by what may be done with them."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, Server] = {}  # by id
+        self.server_of: dict[str, Server] = {}  # by the id of a node
         self.vacant: dict[str, Server] = {}  # servers with a card that has no worker
         self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
         self.newly_idle: dict[str, Worker] = {}  # also on reserved ones
@@ -156,36 +191,45 @@ class CardPool:
 
     def add(self, node: Node) -> None:
         """Add a node; a node of the same id must have left before."""
-        server = Server(node=node, order=self._joined)
-        self._joined += 1
-        for card in node.cards:
-            slot = Slot(card=card, server=server, order=self._joined * 4096 + card.index)
-            server.slots[card.index] = slot
-        self.servers[node.node_id] = server
+        server = self.servers.get(node.server_id)
+        if server is None:
+            server = Server(server_id=node.server_id, order=self._joined)
+            self._joined += 1
+        self.servers[node.server_id] = self.server_of[node.node_id] = server
+        new = server.add(node)
         self._spans.clear()
-        self.usable_cards += len(server.slots)
+        self.usable_cards += len(new)
         self.changed = True
-        for slot in server.slots.values():
+        for slot in new:
             self.refresh(slot)
 
-    def leave(self, node_id: str) -> Server:
-        """Remove a node; its leases and workers are the caller's to end."""
-        server = self.servers.pop(node_id)
+    def leave(self, node_id: str) -> list[Slot]:
+        """Remove a node, and return its slots; their leases and workers are the caller's to
+        end."""
+        server = self.server_of.pop(node_id)
+        gone = server.remove(node_id)
         self._spans.clear()
-        for index in (self.vacant, self.dirty):
-            index.pop(node_id, None)
-        for slot in server.slots.values():
+        if not server.vacant:
+            self.vacant.pop(server.server_id, None)
+        if not server.nodes:
+            del self.servers[server.server_id]
+            self.dirty.pop(server.server_id, None)
+        for slot in gone:
             if slot.worker is not None:
-                self.idle.pop(slot.worker.worker_id, None)
-                self.newly_idle.pop(slot.worker.worker_id, None)
+                self.forget(slot.worker)
             self.usable_cards -= slot.usable
         self.changed = True
-        return server
+        return gone
 
     def slot(self, card: Card) -> Slot | None:
         """The slot of a card that is here now."""
-        server = self.servers.get(card.node_id)
+        server = self.server_of.get(card.node_id)
         return server.slots.get(card.index) if server is not None else None
+
+    def slots_of(self, node_id: str) -> list[Slot]:
+        """The slots of a node that is here now."""
+        slots = self.server_of[node_id].slots
+        return [slots[index] for index in self.server_of[node_id].nodes[node_id].card_indices]
 
     def quarantine(self, slot: Slot, reason: str) -> None:
         """Stop using a card until it is released."""
@@ -206,17 +250,17 @@ class CardPool:
     def refresh(self, slot: Slot) -> None:
         """Put a slot into the indexes that its state belongs in."""
         server, worker = slot.server, slot.worker
-        if self.servers.get(server.node.node_id) is not server:
+        server_id, index = server.server_id, slot.card.index
+        if server.slots.get(index) is not slot:  # its node has left
             return
-        node_id, index = server.node.node_id, slot.card.index
         is_open = slot.open
         if is_open and slot.reservation is None and worker is None:
             server.vacant[index] = slot
-            self.vacant[node_id] = server
+            self.vacant[server_id] = server
         elif index in server.vacant:
             del server.vacant[index]
             if not server.vacant:
-                self.vacant.pop(node_id, None)
+                self.vacant.pop(server_id, None)
         if worker is not None:
             if is_open and worker.state is WorkerState.IDLE:
                 self.newly_idle[worker.worker_id] = worker
@@ -228,7 +272,7 @@ class CardPool:
                 self.idle.pop(worker.worker_id, None)
                 self.newly_idle.pop(worker.worker_id, None)
         if is_open:
-            self.dirty[node_id] = server
+            self.dirty[server_id] = server
 
     def forget(self, worker: Worker) -> None:
         """A worker is gone."""
@@ -237,9 +281,9 @@ class CardPool:
 
     def touch_all(self) -> None:
         """Look again at every server with an open card: a job came that may fit there."""
-        for node_id, server in self.servers.items():
+        for server_id, server in self.servers.items():
             if any(slot.open for slot in server.slots.values()):
-                self.dirty[node_id] = server
+                self.dirty[server_id] = server
 
     def pick_vacant(self, *, leave_groups: bool, avoided: Collection[Card] = ()) -> Slot:
         """A vacant card for a new warm worker: spread over servers, or such that aligned groups
@@ -263,7 +307,7 @@ class CardPool:
         hold ``width`` cards; in joining order."""
         by_size: dict[int, list[SlotSet]] = {}
         for server in self.servers.values():
-            size = server.node.server_cards
+            size = server.size
             if width > size and width % size == 0 and server.whole(good):
                 by_size.setdefault(size, []).append(tuple(server.slots.values()))
         for size, servers in sorted(by_size.items(), reverse=True):

@@ -182,7 +182,9 @@ class Invariants:
             other = process.replicate not in (0, job.replicate)
             _must(not other, "a process runs two replicates", command)
             process.replicate = job.replicate
-            local = sum(c.node_id == process.card.node_id for c in attempt.cards[:rank])
+            here = self.nodes[process.card.node_id].server_id
+            earlier = (self.nodes[card.node_id] for card in attempt.cards[:rank])
+            local = sum(node.server_id == here for node in earlier)
             placed = (process.rank, process.local_rank, process.world_size)
             _must(placed == (rank, local, job.cards), "wrong rank or world size", (placed, command))
             self._must_be_recorded(process.card)
@@ -238,22 +240,23 @@ class Invariants:
 
 
 def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
-    """Return whether a job may hold exactly these cards: a legal group of one node, or whole
-    nodes."""
-    by_node: dict[str, list[int]] = {}
-    for card in cards:
-        by_node.setdefault(card.node_id, []).append(card.index)
-    if any(node_id not in nodes for node_id in by_node):
+    """Return whether a job may hold exactly these cards: a legal group of one server, or whole
+    servers."""
+    if any(card.node_id not in nodes for card in cards):
         return False
-    if len(by_node) == 1:
-        [(node_id, indices)] = by_node.items()
-        node = nodes[node_id]
-        groups = legal_groups(node.accelerator, len(indices), node.server_cards)
+    by_server: dict[str, list[int]] = {}
+    size_of: dict[str, int] = {}
+    for card in cards:
+        node = nodes[card.node_id]  # perhaps one of several parts of the server
+        by_server.setdefault(node.server_id, []).append(card.index)
+        size_of[node.server_id] = max(node.server_cards, size_of.get(node.server_id, 0))
+    sizes = set(size_of.values())
+    if len(by_server) == 1:
+        [indices], [size] = by_server.values(), sizes
+        groups = legal_groups(cards[0].accelerator, len(indices), size)
         return tuple(sorted(indices)) in groups
-    sizes = {nodes[node_id].server_cards for node_id in by_node}
     return len(sizes) == 1 and all(
-        sorted(indices) == list(range(nodes[node_id].server_cards))
-        for node_id, indices in by_node.items()
+        sorted(indices) == list(range(*sizes)) for indices in by_server.values()
     )
 
 

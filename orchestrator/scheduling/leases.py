@@ -208,8 +208,7 @@ class Leases:
     def _start_for(self, lease: Lease, rank: int, now: float) -> StartWorker:
         slot = lease.slots[rank]
         worker = self._new_worker(slot, now, for_lease=True)
-        node_id = slot.card.node_id
-        here = tuple(each.card.index for each in lease.slots if each.card.node_id == node_id)
+        here = tuple(each.card.index for each in lease.slots if each.server is slot.server)
         return StartWorker(
             worker_id=worker.worker_id,
             card=slot.card,
@@ -247,7 +246,7 @@ class Leases:
         self._numbers += 1
         number = self._numbers
         worker = Worker(
-            worker_id=f"{slot.server.node.name}-{slot.card.accelerator}{slot.card.index}-{number}",
+            worker_id=f"{slot.node.name}-{slot.card.accelerator}{slot.card.index}-{number}",
             slot=slot,
             state=WorkerState.STARTING,
             started_at=now,

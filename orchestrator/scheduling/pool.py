@@ -100,7 +100,8 @@ class Pool:
         if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
             return True
         held = {node.node_id for node in self._held}
-        nodes = [*self._held, *(server.node for server in self.cards.servers.values())]
+        ours = (node for server in self.cards.servers.values() for node in server.nodes.values())
+        nodes = [*self._held, *ours]
         sets = legal_card_sets(nodes, self.cards.accelerator, width) if held else []
         return any(card.node_id in held for cards in sets for card in cards)
 
@@ -118,12 +119,12 @@ class Pool:
 
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """A node is there; returns the leases that a lost node of the same id still held."""
-        lost = self.leave(node.node_id) if node.node_id in self.cards.servers else []
+        lost = self.leave(node.node_id) if node.node_id in self.cards.server_of else []
         self.cards.add(node)
         self._down.discard(node.name)
         losses = self._losses[node.name]
         if losses >= self._settings.node_failures:
-            for slot in self.cards.servers[node.node_id].slots.values():
+            for slot in self.cards.slots_of(node.node_id):
                 yield from self._quarantine(slot, f"node {node.name} was lost {losses} times")
         self.cards_came()
         return lost
@@ -132,14 +133,14 @@ class Pool:
         """A node is gone with its workers; returns the leases that have cards on it, which the
         caller must end.
 
-        Cards of one host that were claimed apart are nodes of one name, which go together: that is
-        one loss.
+        Cards of one server that were claimed apart are nodes of one name, which go together: that
+        is one loss.
         """
-        name = self.cards.servers[node_id].node.name
+        name = self.cards.server_of[node_id].nodes[node_id].name
         if name not in self._down:
             self._losses[name] += 1
             self._down.add(name)
-        slots = list(self.cards.servers[node_id].slots.values())
+        slots = self.cards.slots_of(node_id)
         reservations = {slot.reservation for slot in slots if slot.reservation is not None}
         self.cards.leave(node_id)
         for reservation in sorted(reservations, key=lambda r: r.record.order):
@@ -167,7 +168,7 @@ class Pool:
         others = list(slot.server.slots.values())
         bad = sum(not other.usable for other in others)
         if bad >= max(self._settings.node_failures, len(others) / 2):
-            name = slot.server.node.name
+            name = slot.node.name
             for other in others:
                 if other.usable:
                     why = f"{bad} cards of {name} failed, the last: {reason}"

@@ -209,23 +209,30 @@ def failure_class_of(outcome: Outcome) -> FailureClass:
 
 
 def judge(
-    failure_class: FailureClass, *, failures: int, attempts: int, max_attempts: int
+    failure_class: FailureClass,
+    message: str = "",
+    *,
+    failures: int,
+    attempts: int,
+    max_attempts: int,
 ) -> Verdict:
     """Decide on a job that has failed ``failures`` times in this class, this time included.
 
     ``attempts`` counts its tries of all classes in this run; ``max_attempts`` bounds them, so
-    that a job which fails differently each time ends too.
+    that a job which fails differently each time ends too. The reason begins with ``message``, the
+    cause of the failure, since who reads it may see no more than its beginning.
     """
     policy = POLICIES[failure_class]
-    tries = "attempt" if attempts == 1 else "attempts"
+    tried = f"{failure_class} after {attempts} attempt{'s' if attempts > 1 else ''}"
+    delay, retry = 0.0, False
     if failures > policy.retries:
-        limit = f"{policy.retries} retries" if policy.retries != 1 else "1 retry"
-        why = f"{failure_class} after {attempts} {tries}; limit is {limit} ({policy.reason})"
-        return Verdict(retry=False, delay_s=0.0, state=policy.state, reason=why)
-    if attempts >= max_attempts:
-        why = f"{failure_class}, and {attempts} {tries} are the most a job gets"
-        return Verdict(retry=False, delay_s=0.0, state=policy.state, reason=why)
-    delay = min(policy.backoff_s * 2 ** (failures - 1), MAX_BACKOFF_S)
-    where = f" on another {policy.elsewhere}" if policy.elsewhere else ""
-    why = f"{failure_class}; retry {failures} of {policy.retries}{where}"
-    return Verdict(retry=True, delay_s=delay, state=policy.state, reason=why)
+        limit = "1 retry" if policy.retries == 1 else f"{policy.retries or 'no'} retries"
+        rule = f"{tried}; limit is {limit}: {policy.reason}"
+    elif attempts >= max_attempts:
+        rule = f"{tried}, the most that a job gets"
+    else:
+        delay, retry = min(policy.backoff_s * 2 ** (failures - 1), MAX_BACKOFF_S), True
+        where = f" on another {policy.elsewhere}" if policy.elsewhere else ""
+        rule = f"{failure_class}; retry {failures} of {policy.retries}{where}"
+    reason = f"{message} ({rule})" if message else rule
+    return Verdict(retry=retry, delay_s=delay, state=policy.state, reason=reason)

@@ -253,8 +253,8 @@ class Schedule:
 
     def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:
         for pool in self.pools.values():
-            if node_id in pool.cards.servers:
-                self._verdicts.node_gone(pool.cards.servers[node_id].node)
+            if node_id in pool.cards.server_of:
+                self._verdicts.node_gone(pool.cards.server_of[node_id].nodes[node_id])
                 for lease in pool.leave(node_id):
                     yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 

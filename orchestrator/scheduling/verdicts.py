@@ -101,22 +101,24 @@ class Verdicts:
         """An attempt failed: its job is retried or ends, and its cards may have to answer."""
         record, policy = lease.record, POLICIES[failure_class]
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
+        message = outcome.failure.message if outcome.failure is not None else ""
         verdict = judge(
             failure_class,
+            message,
             failures=record.failures[failure_class],
             attempts=sum(record.failures.values()),
             max_attempts=self.settings.max_attempts,
         )
-        detail = f": {outcome.failure.message}" if outcome.failure is not None else ""
+        detail = f": {message}" if message else ""
         retry = verdict.retry and not self.ledger.stopping
         if retry:
-            yield self.ledger.row(
-                record, outcome.state, verdict.reason + detail, lease.attempt, outcome
-            )
+            yield self.ledger.row(record, outcome.state, verdict.reason, lease.attempt, outcome)
         else:
-            state, reason = verdict.state, verdict.reason + detail
+            state, reason = verdict.state, verdict.reason
             if self.ledger.stopping and outcome.state is State.LOST:  # taken away from it
-                state, reason = State.LOST, f"cut short: {self.ledger.stopping}{detail}"
+                why = self.ledger.stopping
+                more = "" if why in message else detail  # the message may be that very reason
+                state, reason = State.LOST, f"cut short: {why}{more}"
             elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
             yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)

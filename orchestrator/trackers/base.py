@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -183,21 +183,3 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
         name: str(value).lower() if isinstance(value, bool) else str(value)[:_LONGEST]
         for name, value in known
     }
-
-
-def write_rows(
-    tracker: Tracker, destination: str, run: str, directory: Path, rows: Iterable[Measurement]
-) -> int:
-    """Write those of a run's final rows that are not there yet; their number.
-
-    Raises:
-        StoreError: the tracker cannot be written.
-    """
-    count = 0
-    with tracker.explained(destination):
-        connection = tracker.connect(destination, run, directory)
-        for each in map(tracked, rows):
-            if not connection.has(each.attempt):
-                connection.write(each)
-                count += 1
-    return count

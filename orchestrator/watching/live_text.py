@@ -39,21 +39,22 @@ def duration(seconds: float) -> str:
 
 
 def left_text(middle_s: float, low_s: float | None, high_s: float | None) -> str:
-    """``about 3m05s``, or ``1m10s to 12m40s`` while little is known."""
+    """``about 3m05s``, or ``1m10s to 12m40s`` or ``up to 12m40s`` while little is known."""
     if low_s is None or high_s is None:
         return f"about {duration(middle_s)}"
-    return f"{duration(low_s)} to {duration(high_s)}"
+    return f"{duration(low_s)} to {duration(high_s)}" if low_s >= 1 else f"up to {duration(high_s)}"
 
 
 def summary_line(status: RunStatus) -> str:
     """Counts, cards, time: one line."""
     parts = [f"{status.done}/{status.total} jobs"]
     parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
-    starting = sum(1 for card in status.cards if card.phase == "starting")
     emulated = " emulated" if status.emulated else ""
     parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
-    if starting:
-        parts.append(f"{starting} starting")
+    # Phases in which a card computes nothing: its worker starts, or waits for its host's processor.
+    for phase, told in (("starting", "starting"), ("queued", "waiting for the processor")):
+        count = sum(card.phase == phase for card in status.cards)
+        parts += [f"{count} {told}"] if count else []
     parts += rate_texts(status)
     parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:

@@ -8,6 +8,7 @@ Machines get one JSON object, a job a line.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -82,6 +83,8 @@ def nodes_text(nodes: Sequence[Node]) -> str:
 #: A heading, and a text for each job.
 Column = tuple[str, list[str]]
 
+#: Texts of settings that nobody has set.
+_UNSET = ("null", '""', "")
 #: A job's own settings, in the order of the table.
 _FIELDS = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
@@ -99,7 +102,7 @@ def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
         yield name, [texts[value] for value in values]
     shared = [id(job.parameters) for job in jobs]  # one tuple serves many jobs
     known = {
-        key: {name: _as_json(value) for name, value in job.parameters}
+        key: {name: _written(value) for name, value in job.parameters}
         for key, job in dict(zip(shared, jobs, strict=True)).items()
     }
     names = list(dict.fromkeys(chain.from_iterable(known.values())))
@@ -134,8 +137,10 @@ def _unusual(
     }
 
 
-def _as_json(value: Scalar) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _written(value: Scalar) -> str:
+    """A value as a grid has it: text without quotes where it needs none."""
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./:@-]*", value)
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
@@ -154,7 +159,7 @@ def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
     for name, texts in _settings(jobs):
         if len(set(texts)) > 1:
             columns.append((name, texts))
-        elif texts:
+        elif texts and texts[0] not in _UNSET:
             shared[name] = texts[0]
     durations = {seconds: duration_text(seconds) for seconds in {i.estimate_s for i in items}}
     estimates, actions, reasons = [], [], []

@@ -29,8 +29,9 @@ from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from orchestrator.worker.failure_record import describe
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
-from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
+from workloads.api import Collective, JobContext, Phase, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.errors import BadConfiguration
 from workloads.resident import ResidentModel
@@ -343,38 +344,6 @@ class CardWorker(CardHolder):
         gc.collect()
         if self.device is not None:
             self.device.release_memory()
-
-
-def request_of(attempt: Attempt) -> Request:
-    """The attempt as its workload sees it.
-
-    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
-    because the longest prompts decide.
-    """
-    from workloads.registry import find_workload
-
-    job = attempt.job
-    if not isinstance(job.batch_size, int):
-        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
-    measure = job.measure
-    if attempt.purpose == "probe":
-        measure = MeasureSettings(
-            warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
-        )
-    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
-    return Request(
-        workload=job.workload,
-        model=job.model,
-        dataset=job.dataset,
-        precision=job.precision,
-        batch_size=job.batch_size,
-        engine=job.engine,
-        residency_key=job.residency_key,
-        parameters=parameters,
-        settings=settings,
-        measure=measure,
-        probe=attempt.purpose == "probe",
-    )
 
 
 def _state(failure: Failure | None) -> State:

@@ -54,6 +54,7 @@ class _Worker:
     process: CardProcess
     requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
+    runs: tuple[str, threading.Event] | None = None  # attempt, and its end here
     rank_of: str = ""  # the attempt of a gang of which it runs a rank
     halted: int = 0  # looks in a row that found its process halted
 
@@ -89,6 +90,14 @@ class NodeWorkers:
                     found.requests.put(request)
                     return
             self._tell(_too_late(request))
+
+    def wait_for_end(self, worker_id: str, attempt_id: str) -> None:
+        """Wait until a worker has ended this attempt; not at all if it does not run it."""
+        with self._lock:
+            worker = self._workers.get(worker_id)
+        runs = worker.runs if worker is not None else None
+        if runs is not None and runs[0] == attempt_id:
+            runs[1].wait()
 
     def progress(self) -> Mapping[str, Progress]:
         """Last report of each busy worker, by worker id."""
@@ -131,10 +140,14 @@ class NodeWorkers:
             self._tell(Listened(worker.name, request.attempt_id, rendezvous))
             return False
         worker.rank_of = request.order.attempt_id if request.order.rendezvous is not None else ""
+        ended = threading.Event()
+        worker.runs = request.order.attempt_id, ended
         try:
             outcome = process.run(request.order)
         finally:
             worker.rank_of = ""
+            worker.runs = None
+            ended.set()
         gone = process.gone
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):

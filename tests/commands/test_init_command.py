@@ -37,6 +37,7 @@ def test_the_file_plans_jobs_of_ones_own_data(
     assert len(actions) == 5 * len(told["precisions"]) and "run" in actions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [w.name for w in WORKLOADS.values() if "causal-lm" in w.tasks])
 def test_every_setting_that_it_shows_may_be_written(workload: str, here: Path) -> None:
     """The commented lines are names and defaults of the workload's settings."""

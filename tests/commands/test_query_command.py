@@ -282,6 +282,25 @@ def test_mlflow_gets_the_rows_of_a_run_as_they_come(
     assert "0 new jobs of live" in capsys.readouterr().out
 
 
+def test_an_export_goes_on_after_a_row_that_mlflow_refuses(
+    tracking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows behind it and the runs behind its run are written; it is named with the reason, and
+    the exit code says that something is missing. Another export brings nothing twice."""
+    odd = row(0, run="first", parameters={"no//name": 1})
+    for run, rows in (("first", [odd, row(1), row(2)]), ("second", [row(3)])):
+        with Store.open(tmp_path / "r", run) as store:
+            for each in rows:
+                store.append(replace(each, run=run))
+    options = ["export", tracking, "--to", "mlflow", "--results", str(tmp_path / "r"), "--json"]
+    for written in ({"first": 2, "second": 1}, {"first": 0, "second": 0}):
+        assert main(options) == 4
+        told = capsys.readouterr()
+        assert json.loads(told.out)["written"] == written
+        assert f"first: of its rows 1 set aside ({odd.job_id}): MLflow at file:" in told.err
+        assert "no//name" in told.err
+
+
 def test_a_run_that_mlflow_refuses_leaves_nothing_behind(tracking: str, tmp_path: Path) -> None:
     """Each try makes a run before its values are refused: it must not stay there as running."""
     from mlflow import MlflowClient

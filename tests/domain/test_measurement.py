@@ -18,6 +18,7 @@ from orchestrator.domain.topology import Node
 from orchestrator.results.derive import Provenance, measurement_of, metrics_of, to_microseconds
 from orchestrator.results.tables import from_table, to_table
 from workloads.api import Item, Result, Sample
+from workloads.metrics import SAMPLES
 
 NODE = Node(
     node_id="n1",
@@ -158,6 +159,12 @@ def test_training_is_counted_in_samples() -> None:
     assert metrics.throughput_unit == "samples/s"
     assert metrics.generated_tokens_per_s is None
     assert (metrics.loss_first, metrics.loss_last) == (3.0, 1.5)
+
+
+def test_where_nothing_was_counted_there_is_no_rate() -> None:
+    """Quantization of weights alone reads no text: it is not 0 samples/s."""
+    metrics = metrics_of(repeats(2.0, items=0, output_tokens=0), throughput=SAMPLES)
+    assert (metrics.throughput, metrics.items_per_s, metrics.measure_s) == (None, None, 2.0)
 
 
 def test_no_samples_no_metrics() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from patience import patience
 
+pytestmark = pytest.mark.slow  # a wheel is built and installed
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("orchestrator", "workloads", "grids", "pyproject.toml", "README.md")
 

@@ -193,6 +193,7 @@ def mutated(draw: Callable[..., Any]) -> Any:
     return document
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(document=mutated())
 def test_a_mutated_grid_is_planned_or_refused(directory: Path, document: Any) -> None:
@@ -211,6 +212,7 @@ GRIDS = sorted((ROOT / "grids").glob("*.yaml"))
 CUT = st.tuples(st.integers(0, 10_000), st.integers(0, 60), st.binary(max_size=12))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(which=st.integers(0, len(GRIDS) - 1), cuts=st.lists(CUT, min_size=1, max_size=3))
 def test_a_damaged_grid_is_planned_or_refused(
@@ -291,6 +293,7 @@ BOMBS: dict[str, str | bytes] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_is_refused(directory: Path, content: str | bytes) -> None:
     """Refused before it is built: none of these would fit into memory or a night."""

@@ -211,6 +211,7 @@ def asked(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return said.out, said.err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("command", "before"), TEXTS, ids=[f"{c}-{b.__name__}" for c, b in TEXTS])
 def test_no_command_lets_a_control_character_through(

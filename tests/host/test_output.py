@@ -190,6 +190,7 @@ def test_a_run_measures_all_whatever_becomes_of_its_output(tmp_path: Path) -> No
     assert (tmp_path / "results/tiny-run/report.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "shell", "code", "error"),
     [

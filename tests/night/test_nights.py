@@ -44,6 +44,7 @@ def batches(nights: int, size: int) -> list[object]:
     return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", batches(IN_MEMORY, BATCH))
 def test_nights_with_many_events(first: int) -> None:
     """Drivers, workers, nodes and cards fail, disks get full; a violation names its seed."""
@@ -51,6 +52,7 @@ def test_nights_with_many_events(first: int) -> None:
         TOTAL.add(run_night(seed, on_disk=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", batches(ON_DISK, 8))
 def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
     """Torn writes, lost renames, a full disk and flipped bits under the store as it is."""
@@ -64,6 +66,7 @@ def test_requests_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
         TOTAL.add(run_exchange(seed))
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_night() -> None:
     """A seed replays exactly."""
     assert run_night(11, on_disk=False) == run_night(11, on_disk=False)

@@ -11,9 +11,11 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.domain.failure import Failure
+from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.calls import Calls
+from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.claims import (
     AGENT_PATIENCE_S,
     BEREFT_PATIENCE_S,
@@ -21,7 +23,6 @@ from orchestrator.on_ray.claims import (
     ORPHANED_AGENT_PATIENCE_S,
     RETRY_S,
     SILENCE_PATIENCE_S,
-    Claim,
     Claims,
 )
 from orchestrator.on_ray.control_store import ControlStore, RayNode
@@ -120,6 +121,7 @@ class Case:
         self.left: list[Failure] = []
         self.silences: list[bool] = []
         self.held: list[tuple[str, ...]] = []
+        self.held_cards: list[tuple[int, ...]] = []  # of the last that was told
         self.claims = Claims(
             run="case",
             accelerators=None,
@@ -132,9 +134,14 @@ class Case:
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
             silent=self.silences.append,
-            held=lambda nodes: self.held.append(tuple(node.name for node in nodes)),
+            held=self.are_held,
             queue=queue,  # type: ignore[arg-type]
         )
+
+    def are_held(self, nodes: tuple[Node, ...]) -> None:
+        """Others hold the cards of these nodes."""
+        self.held.append(tuple(node.name for node in nodes))
+        self.held_cards = [node.card_indices for node in nodes]
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
         """Let time pass, a second at a time."""
@@ -376,8 +383,8 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
 def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three cards two were free; the third is asked for every few seconds and becomes a node of
-    its own, which goes with Ray's node."""
+    """Of three cards two were free; the third is held by others until it is free, and becomes a
+    further part of the server, which goes with Ray's node."""
     case = Case()
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
@@ -391,7 +398,8 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
 
     look()
     case.store.answer(None)  # it is not free yet
-    assert case.claims.by_node == {"id-1": first} and not case.claims.held
+    assert case.claims.by_node == {"id-1": first}
+    assert case.held == [("hpu-1",)] and case.held_cards == [(1,)]
     look()
     assert list(case.claims.by_node) == ["id-1", "id-1+1"]
     monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
@@ -399,7 +407,11 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     case.store.answer(Opened(group=None, agent=MagicMock(), serve=facts(cards=("1",))))
     later = case.claims.by_node["id-1+1"]
     assert later.joined and later.node.card_indices == (1,) and later.node.name == "hpu-1"
+    assert later.node.server_id == first.node.server_id == "id-1"
+    pair = legal_card_sets([first.node, later.node], first.node.accelerator, 2)
+    assert {card.index for card in pair[0]} == {0, 1}
     look()
+    assert case.held == [("hpu-1",), ()]
     assert len(case.claims.joined()) == 2 and not case.store.asked  # all three are ours
     case.pass_s(2, silent=False)
     case.store.answer({})
@@ -407,8 +419,8 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
 
 
 def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> None:
-    """Of three cards two are ours, and Ray does not give the third: it is asked for again, and
-    nobody is told of a node that others hold, as when the node itself cannot be had."""
+    """Of three cards two are ours, and Ray does not give the third: it is asked for again and
+    again, and others hold it all the time."""
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
@@ -424,15 +436,16 @@ def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> N
     look(1)
     assert "id-1+1" in case.claims.by_node
     look(CLAIM_PATIENCE_S + 1)
-    assert list(case.claims.by_node) == ["id-1"] and not case.claims.held
+    assert list(case.claims.by_node) == ["id-1"]
     look(RETRY_S + 1)
-    assert "id-1+1" in case.claims.by_node and case.held == []
+    assert "id-1+1" in case.claims.by_node
+    assert case.held == [("hpu-1",)] and case.held_cards == [(1,)]
     case.claims.lose(first, claims.node_lost("its agent died"))  # the later claim lives on
     assert list(case.claims.by_node) == ["id-1+1"]
     look(RETRY_S + 1)
     assert list(case.claims.by_node) == ["id-1+1", "id-1"]
     look(CLAIM_PATIENCE_S + 1)
-    assert case.held == [("hpu-1",)]
+    assert set(case.held) == {("hpu-1",)}
 
 
 def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def sends(directory: Path, **variables: str) -> list[str | bool]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", ["none", "kept by Ray", "variable", "path", "gone"])
 def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, users: str) -> None:
     """Ray sends each one's within its block, and the user's own before and afterwards, wherever

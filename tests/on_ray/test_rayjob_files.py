@@ -44,6 +44,7 @@ def test_the_manifest_is_a_rayjob(name: str) -> None:
     jsonschema.validate(load(name), SCHEMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -26,6 +26,7 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "job
 # ---------------------------------------------------------------- pickles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["orchestrator", "workloads"])
 def test_nothing_is_unpickled(package: str) -> None:
     """No module imports a pickle library (one catches torch's error, one pickles what processes of

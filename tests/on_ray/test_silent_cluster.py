@@ -48,6 +48,7 @@ def run(address: str, results: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path: Path) -> None:
     """First that it is waited for, then what it is, and nothing was made."""
     done = run(silent, tmp_path / "results")
@@ -57,6 +58,7 @@ def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path
     assert "Traceback" not in done.stderr and not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_path: Path) -> None:
     """The second driver of a run learns who holds it while its cluster is away, and that the lock
     cannot be understood if that is so."""

@@ -14,8 +14,10 @@ from orchestrator.domain.job import MAX, Job, State
 from orchestrator.domain.span import NOTHING, Span
 from orchestrator.planning.duration import (
     CLUSTER,
+    FIRST_USE,
     IN_PROCESS,
     PRIVATE,
+    START_FACTOR,
     Startup,
     duration,
     work,
@@ -104,16 +106,24 @@ def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> N
     assert whole.middle_s == 40.0 + work(jobs, [REAL], Estimator(), 1).middle_s
 
 
+def test_the_first_job_of_a_process_pays_for_its_imports() -> None:
+    """Of those in this process; elsewhere workers are up before they get one."""
+    for kind, more_s in ((IN_PROCESS, FIRST_USE.high_s), (PRIVATE, 0.0), (CLUSTER, 0.0)):
+        assert Startup(kind=kind, earlier_s=(5.0,)).span(1).high_s == 5.0 * START_FACTOR + more_s
+
+
 def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> None:
     """Seven programs on two processors: twice the time for an eighth, unless they end; of the work
-    on real cards, which are not theirs, only the start."""
+    on real cards, which are not theirs, only the start. Rows may have been measured beside as many:
+    where they are known, the likeliest time is theirs."""
     jobs, quiet, busy = planned(job("x")), Startup(processors=2), Startup(processors=2, load=7.0)
     emulated = [node(cards=1, emulated=True)]
     alone, beside = (duration(jobs, emulated, Estimator(), each) for each in (quiet, busy))
     assert beside == alone.times(1, 2, 2)
-    known = knowing(past(job("x"), 20.0))  # on the same host
+    known = knowing(past(job("x"), 20.0))
+    quiet, busy = (replace(each, earlier_s=(40.0,)) for each in (quiet, busy))
     alone, beside = (duration(jobs, emulated, known, each) for each in (quiet, busy))
-    assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
+    assert beside == alone.times(1, 1, 2)
     alone, beside = (duration(jobs, [REAL], Estimator(), each) for each in (quiet, busy))
     assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
 

@@ -138,6 +138,14 @@ def test_the_jobs_of_an_experiment_share_an_engine_where_one_can_run_them_all() 
     }
 
 
+def test_where_no_engine_runs_all_of_them_each_job_has_the_first_that_runs_it() -> None:
+    """On nodes without the library, which would have run neither of the two any better."""
+    asked = one("precision: bf16\naxes: {attention: [sdpa, flash_attention_2]}")
+    sdpa, flash = make_plan(asked, gaudi(without("optimum-habana")), []).jobs
+    assert (sdpa.action, sdpa.job.engine) == (Action.RUN, "transformers")
+    assert flash.action is Action.UNSUPPORTED and "no hpu kernels" in flash.reason
+
+
 def test_a_job_that_is_asked_for_open_and_by_name_is_planned_as_both_say() -> None:
     """The open one may get another engine than the named one; where it gets the same, once."""
     both = "  - {{name: open, precision: bf16}}\n  - {{name: named, engine: {}, precision: bf16}}\n"

@@ -33,7 +33,7 @@ def one(body: str) -> Grid:
 @pytest.mark.parametrize(
     ("body", "where", "message", "hint"),
     [
-        ("rank: 0", "experiments[0].rank", "greater than or equal to 1", ""),
+        ("rank: 0", "experiments[0].rank", "0: at least 1 is wanted", ""),
         ("method: full, rank: 4", "experiments[0].rank", "method full has no adapter", "leave"),
         ("targets: kproj", "experiments[0].targets", "no linear layer is named kproj", "q_proj"),
         (

@@ -114,6 +114,17 @@ def test_the_plan_orders_a_grid_by_the_names_of_adapters(
     user, saver = make_plan(grid, nodes, [row]).jobs
     assert saver.action is Action.REUSE
     assert {r.state for r in simulate([user, saver], nodes, Scattered(1)).rows} == {State.SUCCEEDED}
+    used = replace(row, job_id=user.job.job_id, workload="text-generation", started_at=100.0)
+    user, _ = make_plan(grid, nodes, [used]).jobs  # the saver was changed since, or its row is lost
+    assert user.action is Action.RUN and user.estimate_s > 0
+    assert user.reason == f"job {saver.job.job_id} makes anew what this was measured on"
+    made = {("adapter", "advert"): 99.0}
+    user, _ = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
+    assert user.action is Action.REUSE
+    made = {("adapter", "advert"): 101.0}
+    user, saver = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
+    assert (user.action, saver.action) == (Action.RUN, Action.REUSE)
+    assert user.reason == "adapter advert was made anew since this was measured"
 
 
 @pytest.mark.parametrize(

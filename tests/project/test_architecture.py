@@ -129,6 +129,7 @@ def deciding(names: set[str], own_folder: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_devices_name_decides_anything() -> None:
     """Rules ask what a device can, clusters what it declares: a new one is a new file. Its own
     file names it, and what engines say of it: the fields of a spec, and words of a library."""
@@ -139,6 +140,7 @@ def test_no_devices_name_decides_anything() -> None:
     assert not found.keys() & {f"workloads/engines/{name}.py" for name in ("__init__", "base")}
 
 
+@pytest.mark.slow
 def test_no_engines_name_decides_anything() -> None:
     """Workloads ask for abilities, rules for features: a new engine is a new file. The one name
     that is found is that of a package whose version a spec limits."""
@@ -259,9 +261,13 @@ TIME_OF_DAY = {
     "orchestrator/runtime/run.py": {
         "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
-        "_under_way_s": "how long ago the command was typed, before there was a driver",
-        "_drive": "when the passport of a card was taken",
-        "_drive.to_measurement": "when a row was recorded",
+    },
+    "orchestrator/runtime/options.py": {
+        "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
+    },
+    "orchestrator/runtime/drive.py": {
+        "drive": "when the passport of a card was taken",
+        "drive.to_measurement": "when a row was recorded",
     },
     "orchestrator/runtime/supervisor.py": {
         "Supervisor": "when the first driver began, for its notice",
@@ -301,6 +307,7 @@ def readers_of_the_time_of_day(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["orchestrator", "workloads"])
 def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it(package: str) -> None:
     """Durations are of a clock that never jumps. A new reader of the time of day says here why it

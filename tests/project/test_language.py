@@ -37,6 +37,7 @@ def questions(source: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PLAIN)
 def test_no_docstring_opens_with_a_question_word(package: str) -> None:
     """A docstring opens with a verb or a noun phrase that names the thing."""

@@ -76,6 +76,7 @@ def of_the_product() -> set[str]:
     return {name for text in texts for name in _DEFINITION.findall(text)}
 
 
+@pytest.mark.slow
 def test_no_test_reaches_a_private_name_of_another_module() -> None:
     """What tests need is public; limits that they shorten are named constants."""
     trees = {path: ast.parse(path.read_text()) for path in modules("tests")}

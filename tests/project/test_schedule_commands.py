@@ -73,6 +73,7 @@ YIELDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), YIELDED)
 def test_each_forgotten_yield_is_found(name: str, text: str) -> None:
     """Without any one ``yield`` of the real modules, the law above is broken."""

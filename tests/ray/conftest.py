@@ -31,7 +31,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.syspath_prepend(here)
         patch.setenv("RAY_metrics_report_interval_ms", "1000")
         patch.setattr(claims, "RETRY_S", 1.0)
-        with emulate(nodes) as cluster:
+        with emulate(nodes, metrics=True) as cluster:
             executor = RayExecutor(
                 run="test",
                 factory="fake_workers:FakeWorker",

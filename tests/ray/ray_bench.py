@@ -51,10 +51,12 @@ class Bench:
     executor: RayExecutor
     seen: list[Event] = field(default_factory=list)
 
-    def wait_for(self, wanted: Callable[[Event], bool], timeout_s: float = 40.0) -> Any:
-        """The first event, past or to come, that is wanted."""
+    def wait_for(
+        self, wanted: Callable[[Event], bool], timeout_s: float = 40.0, *, since: int = 0
+    ) -> Any:
+        """The first event, past or to come, that is wanted; of those after the first ``since``."""
         deadline = time.monotonic() + patience(timeout_s)
-        position = 0
+        position = since
         while True:
             for event in self.seen[position:]:
                 if wanted(event):
@@ -66,6 +68,14 @@ class Bench:
     def node(self, name: str) -> Node:
         """A node that has joined, as the executor describes it."""
         joined = self.wait_for(lambda e: isinstance(e, NodeJoined) and e.node.name == name)
+        node: Node = joined.node
+        return node
+
+    def joined(self, node_id: str, since: int) -> Node:
+        """The node of this id that joins after the first ``since`` events."""
+        joined = self.wait_for(
+            lambda e: isinstance(e, NodeJoined) and e.node.node_id == node_id, since=since
+        )
         node: Node = joined.node
         return node
 

@@ -16,12 +16,14 @@ import outside_device
 import psutil
 import pytest
 import ray
+from domain_cases import a_job
 from patience import patience
+from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
 
 from orchestrator.domain.events import (
     AttemptEnded,
-    NodeJoined,
+    CardsHeld,
     NodeLeft,
     StartWorker,
     StopWorker,
@@ -32,8 +34,9 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
 from orchestrator.host.processors import usable_cores
-from orchestrator.on_ray import calls, worker_pool
+from orchestrator.on_ray import calls, claims, worker_pool
 from orchestrator.on_ray.calls import answers_of
+from orchestrator.on_ray.failures import node_lost
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
 
@@ -54,6 +57,14 @@ def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
+
+
+def until_free(gpus: int) -> None:
+    """Wait until Ray's accounts show so many free GPUs."""
+    deadline = time.monotonic() + patience(20)
+    while (free := ray.available_resources().get("GPU", 0)) != gpus:
+        assert time.monotonic() < deadline, f"{free} are free"
+        time.sleep(0.05)
 
 
 def test_a_mixed_cluster_is_discovered(bench: Bench) -> None:
@@ -170,11 +181,12 @@ def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
     assert bench.stopped(worker.worker_id).failure == failure
 
 
-def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: Bench) -> None:
+def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When Ray loses the agent, the processes beneath it end: attempt, worker, node; then the node
-    is claimed anew."""
-    import ray
-
+    is claimed anew. A card that another program took meanwhile is claimed when that gives it back,
+    and a gang spans both claims."""
     node = bench.node("gpu-1")
     card = node.cards[1]
     (worker,) = bench.start(card)
@@ -182,24 +194,83 @@ def test_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(bench: B
     bench.wait_for_phase(worker.worker_id, "measure")
     claim = bench.executor.claims.of(node.node_id)
     assert claim is not None
-    ray.kill(claim.agent)
-    outcome = bench.ended(attempt_id).outcome
-    assert outcome.state is State.LOST and outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.NODE_LOST
-    assert "its agent died" in outcome.failure.message
-    bench.stopped(worker.worker_id)
-    left = bench.wait_for(lambda e: isinstance(e, NodeLeft) and e.node_id == node.node_id)
-    assert gone_soon(worker.info.pid)
-    since = bench.seen.index(left)
+    since = len(bench.seen)
+    others = placement_group([{"GPU": 1}])  # it waits for a card
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "RETRY_S", 600.0)
+        ray.kill(claim.agent)
+        outcome = bench.ended(attempt_id).outcome
+        assert outcome.state is State.LOST and outcome.failure is not None
+        assert outcome.failure.failure_class is FailureClass.NODE_LOST
+        assert "its agent died" in outcome.failure.message
+        bench.stopped(worker.worker_id)
+        bench.wait_for(lambda e: isinstance(e, NodeLeft), since=since)
+        assert gone_soon(worker.info.pid)
+        assert others.wait(patience(60))
+        until_free(1)
+    bench.executor.claims.retry_at.clear()
+    first = bench.joined(node.node_id, since)
+    rest_of = {("gpu-1", index) for index in {0, 1} - {*first.card_indices}}
     bench.wait_for(
         lambda e: (
-            isinstance(e, NodeJoined)
-            and e.node.node_id == node.node_id
-            and bench.seen.index(e) > since
-        )
+            isinstance(e, CardsHeld)
+            and {(each.name, card.index) for each in e.nodes for card in each.cards} == rest_of
+        ),
+        since=since,
     )
-    (again,) = bench.start(card)
-    bench.stop(again)
+    remove_placement_group(others)
+    rest = bench.joined(f"{node.node_id}+1", since)
+    assert {*first.card_indices, *rest.card_indices} == {0, 1}
+    [pair] = legal_card_sets([first, rest], Accelerator.GPU, 2)
+    workers = bench.start(*pair)
+    outcome = bench.ended(bench.run(pair, workers, "ok")).outcome
+    assert outcome.state is State.SUCCEEDED and len(outcome.ranks) == 2
+    met = {rank.result.details["rendezvous"] for rank in outcome.ranks if rank.result}
+    seen = [rank.worker.visible_cards for rank in outcome.ranks if rank.worker]
+    assert len(met) == 1 and seen == ["0", "1"]
+    bench.stop(*workers)
+    since = len(bench.seen)
+    with monkeypatch.context() as patch:  # and now whole again, for the other tests
+        patch.setattr(claims, "RETRY_S", 600.0)
+        for part in (first, rest):
+            claim = bench.executor.claims.of(part.node_id)
+            assert claim is not None
+            bench.executor.claims.lose(claim, node_lost("the test gives it up"))
+        until_free(2)
+    bench.executor.claims.retry_at.clear()
+    assert bench.joined(node.node_id, since).card_indices == (0, 1)
+
+
+def tasks_named(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """The tasks of this name, as the source of `ray list tasks` has them: the emulated cluster has
+    no dashboard that could be asked."""
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+    from ray.util.state.common import protobuf_to_task_state_dict
+
+    with init_grpc_channel(bench.cluster.address) as channel:
+        source = gcs_service_pb2_grpc.TaskInfoGcsServiceStub(channel)
+        told = source.GetTaskEvents(gcs_service_pb2.GetTaskEventsRequest(limit=10_000), timeout=30)
+    tasks = [protobuf_to_task_state_dict(each) for each in told.events_by_task]
+    return [task for task in tasks if task["name"] == name]
+
+
+def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) -> None:
+    """As one task, by its label."""
+    card = bench.node("cpu-1").cards[0]
+    (worker,) = bench.start(card)
+    label = a_job(model="sleep:601", accelerator=card.accelerator, cards=1).label
+    bench.run((card,), [worker], "sleep:601")
+
+    def state_is(expected: str) -> None:
+        deadline = time.monotonic() + patience(30)
+        while [task["state"] for task in tasks_named(bench, label)] != [expected]:
+            assert time.monotonic() < deadline, tasks_named(bench, label)
+            bench.seen += bench.executor.events(0.2)
+
+    state_is("RUNNING")
+    bench.stop(worker)
+    state_is("FINISHED")
 
 
 def brings_an_end(answer: bytes) -> bool:
@@ -286,13 +357,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     stopped = bench.stopped(idle.worker_id)
     assert stopped.failure is not None
     assert stopped.failure.failure_class is FailureClass.NODE_LOST
-    bench.wait_for(
-        lambda e: (
-            isinstance(e, NodeJoined)
-            and e.node.node_id == node.node_id
-            and bench.seen.index(e) >= before
-        )
-    )
+    bench.joined(node.node_id, before)
     assert not alive(busy.info.pid) and not alive(idle.info.pid)
     (again,) = bench.start(node.cards[0])
     bench.stop(again)

@@ -74,11 +74,20 @@ def test_too_few_repeats_and_a_single_row_are_no_winners() -> None:
     assert "nothing to compare with" in alone
 
 
-def test_when_nothing_was_measured_failures_come_first() -> None:
-    """Cause first, in page and terminal, and no empty section."""
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "no driver",
+        "no driver (acquire after 4 attempts; limit is 3 retries: another process holds the card)",
+        "no driver (acquire after 1 attempt, the most that a job gets)",
+        "acquire after 4 attempts; limit is 1 retry (it is broken): no driver",  # of version 0.1.0
+    ],
+)
+def test_when_nothing_was_measured_failures_come_first(reason: str) -> None:
+    """Cause first, in page and terminal, without the rule of retries; and no empty section."""
     night = Night(emulated=False)
     for size in (1, 2):
-        night.add(a_job(batch_size=size), State.FAILED, reason="no driver")
+        night.add(a_job(batch_size=size), State.FAILED, reason=reason)
     summary = summarize(night.rows)
     (told,) = answers(summary)
     assert told == "Nothing was measured. 2 of 2 jobs FAILED: no driver"

@@ -41,6 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_picture_and_its_data(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
     assert (tmp_path / "scaling.csv").exists()
 
 
+@pytest.mark.slow
 def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
     """Tables and page need no extra."""
     import subprocess

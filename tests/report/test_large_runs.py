@@ -128,6 +128,7 @@ def failed_alike(count: int) -> list[Any]:
     return night.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [in_groups, in_one_table, failed_alike])
 def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
     """Four times the rows take four times the calls, and no more, to be summarized and printed."""
@@ -145,6 +146,7 @@ def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
 # ---------------------------------------------------------------- reading in columns
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(measurements, min_size=1, max_size=6))
 def test_columns_are_read_as_rows_are(rows: list[Any]) -> None:

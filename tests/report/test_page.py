@@ -197,6 +197,7 @@ def test_outputs_can_be_read_and_are_bounded() -> None:
     assert "Left out of the page for its size" in outputs["d"][-1]
 
 
+@pytest.mark.slow
 def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
     """Of many prompts a fixed number is shown, the slowest always, and the total is said."""
     rows = large_run(1400, items=10)
@@ -207,6 +208,7 @@ def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
     assert max(data["latency"]) == pytest.approx(max(latencies), rel=1e-4)  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_stay_below_eight_megabytes(large_page: str) -> None:
     """A page of 10,000 rows is complete and small enough to open at once."""
     assert len(large_page.encode()) < 8_000_000

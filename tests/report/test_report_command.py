@@ -32,6 +32,7 @@ def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "start"),
     [

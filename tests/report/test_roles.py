@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
@@ -106,6 +107,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
     return name, row_of(first), row_of(second)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(pair=pairs())
 def test_a_role_decides_who_is_ranked_against_whom(
@@ -135,6 +137,7 @@ def test_an_effect_is_of_a_choice(pair: tuple[str, Measurement, Measurement]) ->
     assert found == ([name] if compared else [])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), workload=st.sampled_from(sorted(WORKLOADS)))
 def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:

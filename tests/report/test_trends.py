@@ -13,6 +13,7 @@ from orchestrator.cli import main
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.all_runs import since_last, since_text
+from orchestrator.report.noise import ASSUMED_NOISE
 from orchestrator.report.trends import Trends, trends_of
 from orchestrator.results.store import Store
 from orchestrator.watching.notice import Ending, Notice
@@ -63,6 +64,13 @@ def test_what_all_jobs_share_is_found_too() -> None:
     """A night from which on everything is slower is a change of every job, and no noise."""
     found = trends_of(nights(1, slower=dict.fromkeys(range(12), 0.9)))
     assert len(found.changed) == 12 and found.noise < 0.03
+
+
+@pytest.mark.parametrize(("jobs", "learnt"), [(7, False), (8, True)])
+def test_the_noise_of_nights_is_learnt_from_eight_steps_on(jobs: int, learnt: bool) -> None:
+    """A step leads from one night to the next; with fewer the noise is assumed."""
+    found = trends_of(nights(4, jobs=jobs, count=2, slower={}))
+    assert (found.noise != ASSUMED_NOISE) is learnt
 
 
 def test_flagged_failed_and_single_rows_have_no_trend() -> None:

@@ -89,6 +89,7 @@ UNSOUND: dict[str, Callable[[], pa.Table]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", UNSOUND.values(), ids=UNSOUND)
 def test_what_holds_no_rows_is_not_lost(tmp_path: Path, make: Callable[[], pa.Table]) -> None:
     """A file that a reader refuses stays where it is; the others are compacted and read back."""

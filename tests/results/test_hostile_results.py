@@ -136,6 +136,7 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
 # ---------------------------------------------------------------- rows
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     which=st.integers(0, ROWS - 1),
@@ -264,28 +265,27 @@ def as_arrow(_: Path) -> bytes:
 FOREIGN["Arrow"] = as_arrow
 
 
-@pytest.mark.parametrize(
-    "compacted",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["fragment", "compacted"],
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_with_a_fitting_name_is_survived(
-    results: Path, make: Callable[[Path], bytes], compacted: bool
+    results: Path, make: Callable[[Path], bytes]
 ) -> None:
-    """Its checksum fits, as if somebody had written it on purpose: the sound rows are there."""
+    """Its checksum fits, as if somebody had written it on purpose, whether as a row or as many:
+    the sound rows are there."""
     data = make(results)
-    name = fragments.compacted_name(1, data) if compacted else fragments.fragment_name("x", 1, data)
-    path = results / "night" / "rows" / name
-    path.write_bytes(data)
+    names = fragments.compacted_name(1, data), fragments.fragment_name("x", 1, data)
+    paths = [results / "night" / "rows" / name for name in names]
+    for path in paths:
+        path.write_bytes(data)
     said = check_all(results, COMMANDS)
-    assert path.name in said
-    assert Store.existing(results, "night").measurements() == [row(n) for n in range(ROWS)]
-    assert [damage.path for damage in Store.existing(results, "night").read().damaged] == [path]
+    assert all(path.name in said for path in paths)
+    contents = Store.existing(results, "night").read()
+    assert list(contents.measurements) == [row(n) for n in range(ROWS)]
+    assert sorted(damage.path for damage in contents.damaged) == sorted(paths)
     with Store.open(results, "night") as store:
         store.compact()
         store.append(row(ROWS))
-    assert path.read_bytes() == data, "a foreign file is neither changed nor moved"
+    assert all(path.read_bytes() == data for path in paths), "foreign files stay as they are"
     assert len(Store.existing(results, "night").measurements()) == ROWS + 1
     check_all(results, {"report": COMMANDS["report"]})
 
@@ -320,6 +320,7 @@ def _damage(path: Path, put: Callable[[Path], None]) -> None:
     put(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("name", ["ROW", "status.json", "rows", "quarantine", "grid.yaml"])
 def test_other_things_in_the_place_of_files(
@@ -343,6 +344,7 @@ def test_side_files_may_hold_anything(results: Path, name: str, content: bytes) 
     check_all(results, commands)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
 def test_a_lock_that_cannot_be_understood_refuses_the_run(

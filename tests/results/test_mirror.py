@@ -90,6 +90,7 @@ def test_a_copy_follows_the_run_and_comes_back(
     assert again.copy() == 1  # the status
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_while_the_bucket_is_away(
     tmp_path: Path, address: str, server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, addres
     assert shown("s3://KEY:SECRET@nights/x?region=eu") == "s3://<credentials>@nights/x"
 
 
+@pytest.mark.slow
 def test_a_run_with_an_address_has_rows_and_page_in_both_places(
     tmp_path: Path,
     address: str,

@@ -155,6 +155,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             batch_size=1,
             accelerator=Accelerator.HPU,
             cards=1,
+            started_at=990.0,
             busy_s=9.5,
             load_s=1.5,
             reason="measured",
@@ -167,6 +168,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             state=State.FAILED,
             final=False,
             batch_size=2,
+            started_at=None,
             busy_s=None,
             reason="x",
             attempt_number=1,
@@ -322,6 +324,7 @@ def test_a_listing_that_a_compaction_made_stale_is_taken_again(
 # ---------------------------------------------------------------- damage
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     """Wherever a fragment rots it is reported and left out; the other rows are read."""
     store = filled(tmp_path, 2)

@@ -41,6 +41,7 @@ def run_until_killed(number: int, torn: bool, act: Callable, results: Path) -> t
     return process.exitcode != 0, acknowledged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_writer_killed_between_any_two_system_calls(tmp_path: Path, torn: bool) -> None:
     """For every system call of an append, dying just before it leaves no torn row, loses no
@@ -130,6 +131,7 @@ def killed_writer(results: Path, first: int, after_s: float) -> set[int]:
         return acknowledged
 
 
+@pytest.mark.slow
 def test_reading_while_a_run_writes_and_compacts(tmp_path: Path) -> None:
     """A reader that looks all the time sees rows come and never go, each once, none damaged."""
     count = 60

@@ -54,6 +54,7 @@ def by_polars(rows: Path) -> list[dict]:
     return polars.read_parquet(f"{rows}/*.parquet").to_dicts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [by_pyarrow, by_pandas, by_duckdb, by_polars])
 def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list[dict]]) -> None:
     """Scalars, text, times, nested structures and maps arrive in each of the four."""

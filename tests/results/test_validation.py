@@ -75,6 +75,7 @@ def table_with(name: str, path: tuple[str, ...], number: Any) -> pa.Table:
     return SOUND.set_column(SOUND.schema.get_field_index(name), field, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "path", "kind", "allowed"), PLACES, ids=[".".join([p[0], *p[1]]) for p in PLACES]
 )
@@ -151,6 +152,7 @@ ODD = st.sampled_from([float("nan"), float("inf"), -1.0, -(2.0**60), 1e300, 5.0]
 WHOLE = st.sampled_from([-1, 2**53 + 1, 2**63, 2**70, 7])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(one=measurements, throughput=ODD, weight=WHOLE, started=ODD, wall=ODD, step=ODD)
 def test_what_was_measured_is_never_refused(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from measurements import row
 
 from orchestrator.results.store import Store
@@ -36,6 +37,7 @@ def settle(place: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_reported_and_told(tmp_path: Path) -> None:
     """The page has the rows that the dead driver wrote, the notice says that it goes on."""
     with Store.open(tmp_path / "results", "night") as store:
@@ -58,6 +60,7 @@ def test_who_asked_is_told_even_if_nothing_was_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_hook_that_cannot_be_told_does_not_matter(tmp_path: Path) -> None:
     """It is said, and the page is there."""
     with Store.open(tmp_path / "results", "night") as store:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from grid_cases import grid
 from measurements import row
 
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import parse_emulation
+from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.store import Store
 from orchestrator.runtime.earlier import cards_before
+from orchestrator.runtime.grid_plan import plan_grid
+from orchestrator.runtime.options import RunOptions
+from workloads.models.saved import ORIGIN
 
 
 def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
@@ -41,3 +47,25 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
             store.append(replace(row(number), **attempt, **changes))
     assert one.cell_id != two.cell_id
     assert cards_before(plan, store) == {one.cell_id: {("hpu-1", n) for n in (5, 6, 7)}}
+
+
+def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of a model that a job saved say when that was."""
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "config.json").write_text('{"architectures": ["GlmForCausalLM"]}')
+    for name in ("model.safetensors", "tokenizer.json", ORIGIN):
+        (tmp_path / "tuned" / name).write_text("{}")
+    job = {"name": "x", "workload": "text-generation", "model": "tuned", "accelerator": "HPU"}
+    (tmp_path / "g.yaml").write_text(json.dumps({"name": "night", "experiments": [job]}))
+    options = RunOptions(results=tmp_path, results_named=True, emulate="1x1:HPU")
+    (planned,) = plan_grid(tmp_path / "g.yaml", options)[0].jobs
+    with Store.open(tmp_path, "night") as store:
+        store.append(replace(row(), job_id=planned.job.job_id, started_at=500.0))
+    actions = []
+    for made in (499, 501):
+        os.utime(tmp_path / "tuned" / ORIGIN, (made, made))
+        actions += [each.action for each in plan_grid(tmp_path / "g.yaml", options)[0].jobs]
+    assert actions == [Action.REUSE, Action.RUN]

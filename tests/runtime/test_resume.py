@@ -68,6 +68,7 @@ def dies_holding(results: Path, begun: int, ended: int) -> None:
     assert subprocess.run(arguments, check=False).returncode == -9
 
 
+@pytest.mark.slow
 def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
     """Of three attempts that had begun one had its row; the others are LOST, not final, and
     neither the next driver nor the one after it writes them again."""

@@ -15,7 +15,7 @@ from orchestrator import trackers
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.results.stored_run import StoredRun
-from orchestrator.runtime import driver, row_log, run
+from orchestrator.runtime import backlog, driver, row_log, run
 from orchestrator.runtime.options import RunOptions
 from orchestrator.runtime.row_log import RowLog, close_all
 from orchestrator.trackers.base import TrackedRun, Tracker, tracked
@@ -108,7 +108,7 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
     told = log.close()
     assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
     assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
-    assert kept.refusals == row_log.MOST_FAILURES
+    assert kept.refusals == backlog.MOST_FAILURES
 
 
 def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
@@ -212,7 +212,7 @@ def test_rows_that_are_there_already_are_not_made_again(
         return tracked(each)
 
     kept = Kept(runs=[tracked(row(0, run="night"))])
-    monkeypatch.setattr(row_log, "tracked", counting)
+    monkeypatch.setattr(backlog, "tracked", counting)
     monkeypatch.delattr(StoredRun, "measurements")  # the reader that looks at every value
     log = RowLog(store, kept.tracker(), "there")
     log.start()

@@ -60,6 +60,7 @@ def measured(options: RunOptions, tmp_path: Path) -> list[Measurement]:
     return Store.existing(tmp_path, "night").measurements()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["force", "retry_failed"])
 def test_what_was_measured_anew_is_not_measured_anew_once_more(
     asked: str, tmp_path: Path, pipe: int, monkeypatch: pytest.MonkeyPatch

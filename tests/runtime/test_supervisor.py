@@ -120,6 +120,7 @@ def test_an_exit_code_is_passed_through(supervised: Callable[..., Supervised], c
     assert len(run.lives) == 1 and run.told == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "words"),
     [

@@ -144,6 +144,7 @@ def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
     assert margins == sorted(margins) and len(set(margins)) == 4
 
 
+@pytest.mark.slow
 @given(spread=st.floats(0.0, 0.5), seed=st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_the_margin_covers_nine_of_ten(spread: float, seed: int) -> None:

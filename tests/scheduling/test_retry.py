@@ -38,17 +38,21 @@ def test_retries_are_counted_by_class(failure_class: FailureClass) -> None:
     assert last.state is POLICIES[failure_class].state
 
 
-def test_the_reason_names_the_limit_that_was_reached() -> None:
-    """The row says why it was given up."""
-    verdict = judge(FailureClass.CRASH, failures=3, attempts=3, max_attempts=99)
-    assert "crash after 3 attempts; limit is 2 retries" in verdict.reason
+def test_the_reason_is_the_cause_and_then_the_limit_that_was_reached() -> None:
+    """The row says what happened first, then why it was given up or is tried again."""
+    verdict = judge(FailureClass.CRASH, "killed by SIGSEGV", failures=3, attempts=3, max_attempts=9)
+    assert verdict.reason.startswith(
+        "killed by SIGSEGV (crash after 3 attempts; limit is 2 retries: a signal may come"
+    )
+    verdict = judge(FailureClass.CRASH, "killed by SIGSEGV", failures=1, attempts=1, max_attempts=9)
+    assert verdict.reason == "killed by SIGSEGV (crash; retry 1 of 2 on another card)"
 
 
 def test_attempts_of_all_classes_together_are_bounded() -> None:
     """A job that fails differently each time ends too."""
     verdict = judge(FailureClass.CRASH, failures=1, attempts=4, max_attempts=4)
     assert not verdict.retry
-    assert "4 attempts are the most" in verdict.reason
+    assert "after 4 attempts, the most that a job gets" in verdict.reason
 
 
 def test_the_pause_doubles_up_to_a_limit() -> None:

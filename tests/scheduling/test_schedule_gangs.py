@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
-from orchestrator.domain.events import RunAttempt, StartWorker
+from orchestrator.domain.events import CardsHeld, RunAttempt, StartWorker
 from orchestrator.domain.job import State
 
 # ------------------------------------------------------------ gangs
@@ -60,6 +60,35 @@ def test_a_gang_is_not_started_on_an_illegal_set() -> None:
     assert not cluster.starting
     cluster.tick(10)
     assert cluster.finals()["gang"].state is State.LOST
+
+
+def test_a_gang_spans_cards_of_a_server_that_came_at_different_times() -> None:
+    """Others give back the second half of a server: a gang takes all of it, with ranks and groups
+    as on a server that came at once, and goes with the part that is lost."""
+    cluster = Cluster(planned(job("gang", cards=8), job("pair", cards=2)), wait_for_nodes_s=30)
+    first = node("n1", card_indices=(0, 1, 4, 5), server_cards=8)
+    rest = node("n1", node_id="n1+1", part_of="n1", card_indices=(2, 3, 6, 7), server_cards=8)
+    cluster.join(first)
+    cluster.see(CardsHeld(at=cluster.now, nodes=(rest,)))
+    cluster.ready()
+    cluster.ends(cluster.run_of("pair"))
+    cluster.stopped()
+    cluster.tick(100_000)
+    assert set(cluster.finals()) == {"pair"} and not cluster.starting  # it waits for the rest
+    cluster.join(rest)
+    starts = list(cluster.starting.values())
+    assert [(s.card.index, s.rank, s.local_rank) for s in starts] == [(n, n, n) for n in range(8)]
+    assert {s.gang for s in starts} == {tuple(range(8))}
+    assert {s.card.node_id for s in starts} == {"n1", "n1+1"}
+    cluster.ready()
+    cluster.leave("n1+1")
+    assert [row.state for row in cluster.rows] == [State.SUCCEEDED, State.LOST]
+    cluster.stopped()
+    cluster.tick(10)
+    assert not cluster.starting  # half a server is left
+    cluster.join(rest)
+    cluster.play_out()
+    assert cluster.finals()["gang"].state is State.SUCCEEDED
 
 
 def late_gang(*, cards: int = 8, singles: int = 60, run_s: float = 50.0) -> Cluster:

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node
-from simulated_runs import Scattered, check_rows, clusters, faults, grids, schedules, thorough
+from simulated_runs import (
+    Scattered,
+    check_rows,
+    clusters,
+    faults,
+    grids,
+    schedules,
+    the_rest_of,
+    thorough,
+)
 
 from orchestrator.domain.events import StopRequested
 from orchestrator.domain.job import MAX, State
@@ -31,6 +40,7 @@ from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulat
     how=schedules(),
     seed=st.integers(0, 2**32),
     joins=st.lists(st.tuples(st.floats(0, 3000), clusters()), max_size=2),
+    given_back_at=st.one_of(st.none(), st.floats(0, 1000)),
     stop_at=st.one_of(st.none(), st.none(), st.floats(0, 4000)),
 )
 def test_every_run_ends_with_every_job_accounted_for(
@@ -40,14 +50,18 @@ def test_every_run_ends_with_every_job_accounted_for(
     how: ScheduleSettings,
     seed: int,
     joins: list[tuple[float, list[Node]]],
+    given_back_at: float | None,
     stop_at: float | None,
 ) -> None:
-    """Whatever is asked for, whatever breaks, whoever joins, and whenever it is stopped."""
+    """Whatever is asked for, whatever breaks, whoever joins or gives cards back, and whenever it is
+    stopped."""
     late = tuple(
         (at, node(f"late{n}-{each.name}", accelerator=each.accelerator, cards=each.server_cards))
         for n, (at, group) in enumerate(joins)
         for each in group
     )
+    if given_back_at is not None:
+        late += tuple((given_back_at, rest) for each in nodes if (rest := the_rest_of(each)))
     stops = [] if stop_at is None else [StopRequested(at=stop_at, reason="morning")]
     result = simulate(
         jobs,
@@ -60,6 +74,34 @@ def test_every_run_ends_with_every_job_accounted_for(
         extra_events=stops,
     )
     check_rows(jobs, result)
+
+
+def test_gangs_get_a_server_that_others_give_back_card_by_card() -> None:
+    """Three of four servers come in two or three parts while one-card jobs keep them busy: every
+    gang runs, on legal sets, and the night takes little longer than on servers that were whole."""
+    jobs = [
+        PlannedJob(job=job(str(n), cards=cards), action=Action.RUN)
+        for n, cards in enumerate([8, 8, 4, 4, 4, 2, 2, 16] + [1] * 100)
+    ]
+    whole = [node(f"n{n}") for n in range(4)]
+    parts = [
+        (100.0, node("n0", node_id="n0+1", part_of="n0", card_indices=(0, 2, 5), server_cards=8)),
+        (200.0, node("n0", node_id="n0+2", part_of="n0", card_indices=(1, 6), server_cards=8)),
+        (100.0, node("n1", node_id="n1+1", part_of="n1", card_indices=(7,), server_cards=8)),
+        (50.0, node("n2", node_id="n2+1", part_of="n2", card_indices=(0, 1, 2, 3), server_cards=8)),
+    ]
+    first = [
+        node("n0", card_indices=(3, 4, 7), server_cards=8),
+        node("n1", card_indices=(0, 1, 2, 3, 4, 5, 6), server_cards=8),
+        node("n2", card_indices=(4, 5, 6, 7), server_cards=8),
+        whole[3],
+    ]
+    settings = SimulationSettings(seed=1, noise=0.0)
+    at_once = simulate(jobs, whole, Scattered(1), settings=settings)
+    settings = SimulationSettings(seed=1, noise=0.0, joins=tuple(parts))
+    result = simulate(jobs, first, Scattered(1), settings=settings)
+    assert [row.state for row in result.rows] == [State.SUCCEEDED] * len(jobs)
+    assert result.makespan_s <= 1.25 * at_once.makespan_s
 
 
 @st.composite
@@ -94,6 +136,7 @@ def test_sound_runs_succeed_within_twice_the_bound(
     assert result.makespan_s <= 2 * result.bound_s + 3 * (start + load)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_bad_night_on_many_cards(seed: int) -> None:
     """Hundreds of jobs on 64 cards, with lost nodes and faults of all kinds: all accounted for."""

@@ -85,6 +85,7 @@ def test_one_seed_is_one_history() -> None:
     assert play(5) != play(6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_no_schedule_beats_the_bound(seed: int) -> None:
     """And ours is near it on a mixed load."""
@@ -231,6 +232,7 @@ def calls_per_event(jobs: list[PlannedJob], count: int) -> float:
     return schedule_calls / events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty", [False, True], ids=["mixed", "one card"])
 def test_the_cost_of_a_decision_does_not_grow_with_the_jobs(faulty: bool) -> None:
     """Counted in calls, not in seconds: eight times the jobs, about the same cost an event."""

@@ -85,6 +85,14 @@ def test_apart() -> None:
 def test_that_fails_without_a_defect() -> None:
     assert product.difference(1, 2) == 1
 """
+LAST = """from tiny.product import LIMIT
+
+assert LIMIT != 6
+
+
+def test_last() -> None:
+    assert LIMIT
+"""
 
 
 @pytest.fixture
@@ -95,11 +103,12 @@ def project(tmp_path: Path) -> Project:
         "tiny/product.py": PRODUCT,
         "tiny/other.py": OTHER,
         "tests/test_product.py": TESTS,
+        "tests/test_the_last.py": LAST,
         "pytest.ini": "[pytest]\nmarkers = slow: takes long\n",
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return Project(root=root, packages=("tiny",), quick="not slow")
+    return Project(root=root, packages=("tiny",), quick="not slow", libraries=("pytest",))
 
 
 def named(project: Project, after: str) -> Mutation:
@@ -111,7 +120,8 @@ def named(project: Project, after: str) -> Mutation:
 def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_path: Path) -> None:
     """The lines of a shared fixture are those of all its tests, and those of another process are
     of the test that started it. A test that fails in any case catches nothing, nor does one that
-    fails once. What was found is not looked for again, and the tree is as it was."""
+    fails once; a file that cannot be imported any more catches a defect. What was found is not
+    looked for again, and the tree is as it was."""
     before = project.modules()
     record(project, project.test_files(), tmp_path / "executed", only_quick=False)
     expected = {
@@ -119,6 +129,7 @@ def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_pa
         "return 8": ("tests/test_product.py::test_apart", "survived", "caught"),
         "return (a - LIMIT)": ("", "survived", "survived"),
         "LIMIT = 50": ("", "survived", "survived"),
+        "LIMIT = 6": ("tests/test_the_last.py", "caught", "caught"),
         "return (a / 2)": ("", "not executed", "not executed"),
     }
     defects = {after: named(project, after) for after in expected}
@@ -135,7 +146,7 @@ def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_pa
     plant(project, defects.values(), Record(tmp_path / "executed"), written)
     assert written.read_text() == lines
     text = "\n".join(summary(list(found.values()), {defects["LIMIT = 50"].key: "no matter"}))
-    assert "5 defects, 2 caught, 3 survived" in text
+    assert "6 defects, 3 caught, 3 survived" in text
     assert "equivalent: no matter" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,3 +49,34 @@ def test_a_run_is_noted_where_the_package_made_no_directory(
     again = TRACKERS["wandb"].connect("there", "night", tmp_path / "night")
     assert again.has(one.attempt) is not refuses
     assert ended == [int(refuses)]
+
+
+@pytest.mark.parametrize(
+    ("login", "variable", "mode"),
+    [(True, "", None), (False, "", "offline"), (False, "disabled", None)],
+)
+def test_without_a_key_files_alone_are_written(
+    login: bool,
+    variable: str,
+    mode: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless the environment says which mode is meant, which the package reads itself. Tags name
+    what is not real, and no text is changed but a truth value, which is written as YAML has it."""
+    asked: dict[str, object] = {}
+
+    def init(**given: object) -> Run:
+        asked.update(given)
+        return Run([], refuses=False)
+
+    package = SimpleNamespace(login=lambda **_: login, Settings=lambda **_: None, init=init)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.setenv("WANDB_MODE", variable)
+    one = replace(row(1), model="Org/Model", emulated=True, random_weights=False)
+    TRACKERS["wandb"].connect("there", "night", tmp_path).write(tracked(one))
+    assert asked["mode"] == mode
+    assert asked["tags"] == ["emulated"]
+    config = asked["config"]
+    assert isinstance(config, dict) and config["model"] == "Org/Model"
+    assert (config["emulated"], config["random_weights"]) == ("true", "false")

@@ -49,6 +49,14 @@ def test_the_summary_line_has_counts_cards_and_time() -> None:
     )
 
 
+def test_a_card_that_waits_for_the_processor_is_not_called_busy() -> None:
+    """Emulated cards take turns: the line says so, and says nothing of zero seconds left."""
+    cards = [dataclasses.replace(card, phase="queued") for card in STATUS.cards]
+    queued = dataclasses.replace(STATUS, cards=cards, eta_low_s=0.0, eta_high_s=3495.0)
+    line = summary_line(queued)
+    assert "3 waiting for the processor" in line and line.endswith("up to 58m15s left")
+
+
 def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() -> None:
     """Rates of different units stand side by side; what is not known yet is left out."""
     rates = (

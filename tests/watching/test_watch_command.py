@@ -82,6 +82,7 @@ def test_in_the_background_it_ends_on_sigterm(tmp_path: Path) -> None:
         assert asking.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.slow
 def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) -> None:
     """The printed address lets in, the bare one does not; each start has a token of its own."""
     RunDirectory(tmp_path).status()

@@ -28,7 +28,7 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import Card
-from orchestrator.on_ray.claims import PRELOAD, preload_with
+from orchestrator.on_ray.claim import PRELOAD, preload_with
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.process_server import installed
@@ -156,6 +156,7 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
     assert not alive(info.pid)
 
 
+@pytest.mark.slow
 def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     """An engine that changes its process gets one of its own, with its own variables; jobs of the
     same kind then share it, and an ordinary job gets an ordinary one again."""
@@ -190,6 +191,7 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     assert process.gone and not alive(pids[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -214,6 +216,7 @@ def test_every_sudden_death_has_its_cause_in_the_row(
     assert process.gone and outcome.worker == info
 
 
+@pytest.mark.slow
 def test_no_secret_gets_into_a_row_or_a_log(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +249,7 @@ warnings.warn("a warning")
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(server: Server, tmp_path: Path) -> None:
     """Its log has no room left when it starts to print, in its midst, or from its beginning, when
     the log cannot even be made; once there is room, the log says what is missing."""
@@ -269,6 +273,7 @@ def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(server: Server, tmp_
         full_from_the_start.stop("done")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -297,6 +302,7 @@ def test_a_job_may_do_to_its_output_what_it_likes(server: Server, source: str) -
     process.stop("done")
 
 
+@pytest.mark.slow
 def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path: Path) -> None:
     """Neither written to nor read: the job runs without a log, and its row quotes nothing."""
     target = tmp_path / "precious"
@@ -313,6 +319,7 @@ def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path
     assert not (tmp_path / "not there").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
     """An exception at start is a failure; a death at start is one too."""
     process = server.process(start="raise ValueError('no such card')")
@@ -442,6 +449,7 @@ def pids_in(file: Path) -> list[int]:
     return pids
 
 
+@pytest.mark.slow
 def test_descendants_in_sessions_of_their_own_are_stopped_too(
     server: Server, tmp_path: Path
 ) -> None:
@@ -459,6 +467,7 @@ def test_descendants_in_sessions_of_their_own_are_stopped_too(
     bystander.stop("done")
 
 
+@pytest.mark.slow
 def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
     server: Server, tmp_path: Path
 ) -> None:
@@ -508,6 +517,7 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
     shutil.rmtree(Path(opened.path).parent, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
     """When the asker's process dies, the kernel closes its connection and the worker goes."""
     asker = subprocess.Popen(
@@ -628,6 +638,7 @@ def small_cgroup() -> Iterator[str]:
     pytest.skip("no control group with a memory limit can be made here")
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_killed(
     server: Server, small_cgroup: str
 ) -> None:
@@ -641,6 +652,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
     assert "the kernel killed the worker for want of host memory" in outcome.failure.message
 
 
+@pytest.mark.slow
 def test_a_worker_is_not_taken_for_one_that_the_kernel_killed_elsewhere(
     server: Server, small_cgroup: str
 ) -> None:

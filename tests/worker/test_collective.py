@@ -76,6 +76,7 @@ def _rank_one(rendezvous: Rendezvous, channel: Any) -> None:
     channel.send(_exchange(1, channel.recv()))
 
 
+@pytest.mark.slow
 def test_two_processes_exchange_values_and_can_meet_again(spawn: Any) -> None:
     """Values come in rank order on both; leaving is clean enough to join another gang; on loopback
     none listens anywhere else."""
@@ -96,6 +97,7 @@ def test_two_processes_exchange_values_and_can_meet_again(spawn: Any) -> None:
     assert here["listening"] == there["listening"] == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_the_death_of_a_rank_is_an_error_in_the_others(spawn: Any) -> None:
     """Who waits for a dead rank gets CollectiveFailed with its own rank, and can go on."""
     listener = listen("127.0.0.1", world_size=2, timeout_s=patience(60))
@@ -135,6 +137,7 @@ def test_a_rank_that_never_comes_ends_the_wait() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_an_address_that_is_not_ours_is_refused() -> None:
     """Rank 0 says where it could not listen."""
     with pytest.raises(CollectiveFailed, match=r"rank 0 cannot listen on 203\.0\.113\.7"):

@@ -153,6 +153,7 @@ def test_no_secret_of_the_environment_survives(
                 assert spell(value) not in shown
 
 
+@pytest.mark.slow
 @settings(max_examples=25)  # of each spelling
 @given(key=private_keys(), before=ordinary_texts, chunking=chunkings, named=st.booleans())
 @pytest.mark.parametrize("spell", [str, SPELLINGS[1], SPELLINGS[5], one_line])

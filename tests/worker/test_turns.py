@@ -116,6 +116,7 @@ def fits(taker: Taker, takers: list[Taker]) -> bool:
     return used(takers) + min(taker.threads + 1, len(CORES)) <= len(CORES)
 
 
+@pytest.mark.slow
 def test_never_more_threads_than_cores_and_everybody_comes_to_turn(takers: list[Taker]) -> None:
     """Sixty jobs of one to five threads in a random order: those that have their turn leave a core
     to the rest of the host unless one needs them all, and turns come in the order of arrival."""

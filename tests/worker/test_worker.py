@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -21,13 +23,16 @@ from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.domain.topology import Card
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker, request_of
+from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.leftovers import VARIABLE
+from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse
 from workloads.devices.monitoring.telemetry import Holder
 from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
+from workloads.models.saved import ORIGIN
 
 CARD = node().cards[0]
 HOLDER = Holder(pid=7, name="python")
@@ -356,7 +361,38 @@ def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
     assert request_of(measured).parameters == filled
 
 
+def test_what_outlives_an_attempt_has_the_name_of_run_and_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All attempts of a run at a job share it; a probe, or a worker of no run, has none."""
+    first = tiny()
+    assert request_of(first).kept_as == ""
+    monkeypatch.setenv(VARIABLE, "run.invocation")
+    assert request_of(first).kept_as == f"run-{first.job.job_id}"
+    second = dataclasses.replace(first, attempt_id="t-2", number=2)
+    monkeypatch.setenv(VARIABLE, "run.later")
+    assert request_of(second).kept_as == request_of(first).kept_as
+    assert (request_of(first).attempt, request_of(second).attempt) == (1, 2)
+    assert request_of(dataclasses.replace(first, purpose="probe")).kept_as == ""
+
+
 def test_a_batch_size_that_is_not_decided_yet_is_refused() -> None:
     """``max`` is a question for the schedule, not for a worker."""
     with pytest.raises(BadConfiguration, match="no batch size yet"):
         request_of(attempt(job("max"), CARD))  # type: ignore[arg-type]
+
+
+def test_a_model_that_was_saved_anew_is_not_the_one_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is the same; a name that nobody saved stands for one model."""
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
+    (tmp_path / "tuned").mkdir()
+    keys = []
+    for moment in (1, 2):
+        (tmp_path / "tuned" / ORIGIN).write_text("{}")
+        os.utime(tmp_path / "tuned" / ORIGIN, (moment, moment))
+        keys += [
+            request_of(attempt(job(model=name), CARD)).residency_key for name in ("tuned", "x")
+        ]
+    assert keys[0] != keys[2] and keys[1] == keys[3]

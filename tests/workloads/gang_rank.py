@@ -2,22 +2,28 @@
 
 GANGS is a JSON list of [number of ranks, cases]; cases map a name to settings of a fine-tuning job
 (``finetuning_cases.request``), or with ``generate`` to those of text generation
-(``generated``). All cases of a gang run one after another in the same processes. The
-last line printed is what each rank of each gang measured, as JSON. Ranks are forked from a process
-that has imported everything, as those of emulated cards are, and import nothing again.
+(``generated``). All cases of a gang run one after another in the same processes. A case with
+``dies_at`` is tried twice: the first time, in processes of its own, every rank is killed with
+signal 9 at that step (``dies``); what the second measured is told. The last line printed is what
+each rank of each gang measured, as JSON. Ranks are forked from a process that has imported
+everything, as those of emulated cards are, and import nothing again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import importlib.util
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
+import zlib
+from pathlib import Path
 from typing import Any
 
 import finetuning_cases
@@ -25,9 +31,10 @@ import generation_cases
 import torch
 
 from workloads import finetuning, text_generation
-from workloads.api import JobContext, MeasureSettings
+from workloads.api import JobContext, MeasureSettings, Request
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
+from workloads.training import saver
 
 
 def measured(settings: dict[str, Any], rank: int, world_size: int, collective: Any) -> Any:
@@ -39,8 +46,9 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         return split_and_whole(settings["architecture"], rank, world_size)
     if "generate" in settings:
         return generated(settings, context)
-    result = finetuning.run(finetuning_cases.request(**settings), context)
+    result = finetuning.run(asked(settings), context)
     return {
+        "steps": [sample.repeat for sample in result.samples],
         "losses": finetuning_cases.losses(result),
         "items": sum(sample.items for sample in result.samples),
         "tokens": sum(sample.input_tokens for sample in result.samples),
@@ -49,6 +57,38 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "details": dict(result.details),
         "trainable": result.trainable_parameter_count,
     }
+
+
+def asked(settings: dict[str, Any]) -> Request:
+    """The request of a fine-tuning job; one that is killed keeps checkpoints."""
+    again = "dies_at" in settings
+    fields = {name: value for name, value in settings.items() if name != "dies_at"}
+    if "measure" in fields:
+        fields["measure"] = MeasureSettings(**fields["measure"])
+    request = finetuning_cases.request(**fields)
+    kept_as = f"killed-{zlib.crc32(repr(settings).encode())}" if again else ""
+    return dataclasses.replace(request, kept_as=kept_as, attempt=1 + again)
+
+
+def dies(rank: int, world_size: int, port: int, case: dict[str, Any]) -> None:
+    """Run a case until its step ``dies_at`` is being saved, and be killed with signal 9: rank 0
+    when it has written its part, the others in the middle of theirs."""
+    write = saver.write_state
+
+    def killed(state: Any, target: Path) -> None:
+        if state.get("step") == case["dies_at"] and rank:
+            target.with_suffix(".part").write_bytes(b"half of a file")
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(state, target)
+        if state.get("step") == case["dies_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    saver.write_state = killed
+    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
+    with joined(
+        rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu")
+    ) as collective:
+        measured(case, rank, world_size, collective)
 
 
 def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
@@ -83,6 +123,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.norm import total_norm
     from workloads.parallel.tensor import split
 
     torch.manual_seed(0)
@@ -104,10 +145,11 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
     summary = split(part, layout, make_groups(layout))
     ids = torch.arange(2, 22).reshape(2, 10)
-    logits = []
+    logits, norms = [], []
     for model in (whole, part):
         logits.append(model(input_ids=ids, use_cache=False).logits)
         torch.nn.functional.cross_entropy(logits[-1].flatten(0, 1), ids.flatten()).backward()
+        norms.append(float(total_norm(model, list(model.parameters()))))
     of_part = dict(part.named_parameters())
     pairs = [
         (parameter.grad, of_part[name].grad)
@@ -119,6 +161,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
         "logits": _difference(*logits),
         "gradients": max(_difference(one, other) for one, other in pairs),
         "compared": len(pairs),
+        "norms": norms,
     }
 
 
@@ -142,9 +185,19 @@ def run_rank(rank: int, world_size: int, port: int, cases: dict[str, Any], chann
 def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of each rank. A rank that fails ends this process, and with it the others."""
     context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    for name, case in cases.items():
+        if "dies_at" in case:
+            port = free_port()
+            gang = [
+                context.Process(target=dies, args=(rank, world_size, port, case), daemon=True)
+                for rank in range(world_size)
+            ]
+            for process in gang:
+                process.start()
+            for process in gang:
+                process.join()
+            assert [p.exitcode for p in gang] == [-signal.SIGKILL] * world_size, name
+    port = free_port()
     channels, ranks = [], []
     for rank in range(world_size):
         mine, theirs = context.Pipe()
@@ -157,6 +210,13 @@ def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
     for process in ranks:
         process.join()
     return found
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def preload() -> None:

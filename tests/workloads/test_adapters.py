@@ -22,6 +22,8 @@ from workloads.training.chatglm3_lora import Lora
 sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
 import chatglm3_reference as reference
 
+pytestmark = pytest.mark.slow  # an adapter is trained for all of them
+
 IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
 
 

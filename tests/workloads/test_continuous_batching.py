@@ -45,6 +45,7 @@ def plain(worker: Worker, dataset: str) -> Result:
     return worker.run(dataset, batch_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["sorted", "continuous"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batching_changes_no_text(
@@ -95,6 +96,7 @@ def test_continuous_batching_pads_nothing(worker: Worker, dataset: str, plain: R
     assert sample.computed_tokens < sum(s.computed_tokens for s in plain.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [3, 64])
 def test_the_kv_cache_has_no_slot_without_a_prompt(
     slots: int, worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +196,7 @@ def test_a_slot_whose_text_has_ended_gives_its_memory_back() -> None:
     assert keys[1].count_nonzero() <= 2 * 4096 // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_packed_weights_generate(batching: str, dataset: str, plain: Result) -> None:
     """In a model of their own, every prompt has its text, and most are those of plain weights."""

@@ -97,6 +97,7 @@ def pair():
     return make(), generator(make())
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

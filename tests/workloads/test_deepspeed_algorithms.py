@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # loads DeepSpeed
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _TWO_JOBS = """

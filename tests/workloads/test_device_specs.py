@@ -46,6 +46,7 @@ def test_the_first_in_the_declared_order_is_the_default_of_a_grid() -> None:
     assert [spec for spec in own_devices() if spec.host] == [devices.host_device()]
 
 
+@pytest.mark.slow
 def test_rules_ask_for_capabilities_that_there_are() -> None:
     """One with a typing error in its name is refused, where it is declared and where it is asked
     for; each is had by some device."""

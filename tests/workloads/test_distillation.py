@@ -53,6 +53,7 @@ def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
     )
 
 
+@pytest.mark.slow
 def test_training_learns_from_what_plain_torch_computes() -> None:
     """The first step's loss is α·T²·KL + (1 − α)·cross entropy of the untrained student, by models
     that are loaded here and a batch that is padded here."""
@@ -97,6 +98,7 @@ def test_a_row_tells_of_teacher_and_student() -> None:
     assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
 
 
+@pytest.mark.slow
 def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> None:
     """A job that learns next to nothing under autocast has the same one before and after; a job
     whose weights are shared in the end has that of the model it saves."""
@@ -112,6 +114,7 @@ def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> No
 # ---------------------------------------------------------------- kept logits
 
 
+@pytest.mark.slow
 def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all of a small vocabulary kept the losses are those of the teacher itself; a second job
     reads what the first has written, whatever its temperature."""
@@ -125,6 +128,7 @@ def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.Mo
     assert second.details["teacher_logits"].endswith("read")
 
 
+@pytest.mark.slow
 def test_logits_of_another_arithmetic_are_not_read() -> None:
     """Autocast and attention are part of what is kept: the second job computes its own."""
     one = {**SMALL, "steps": 1, "held_out": 0, "max_length": 40, "teacher_logits": "kept"}
@@ -158,6 +162,7 @@ def test_students_keep_layers_or_width() -> None:
     assert narrow(input_ids=torch.tensor([[5, 9, 77]])).logits.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
     """The student of one job is the model of the next, which names its teacher."""
     train(**{**SMALL, "steps": 1}, save_model="student")

@@ -28,6 +28,7 @@ def learned(method: str, precision: str) -> Result:
     return trained(method=method, precision=precision, learning_rate=rate, samples=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "precision", "trainable", "detail"),
     [
@@ -53,6 +54,7 @@ def test_every_method_learns(method: str, precision: str, trainable: int, detail
     assert result.metrics["first_batch_loss_after"] < before - 0.01
 
 
+@pytest.mark.slow
 def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
     """QLoRA's base takes less memory than bf16 would, with the same number of parameters."""
     result = learned("qlora", "bf16")
@@ -87,6 +89,7 @@ def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
     assert held["qlora"] < 0.8 * held["lora"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["qat", "qat-lora"])
 def test_quantization_aware_training_ends_in_int4_weights(method: str) -> None:
     """All linear layers are converted, and the converted model has the loss that training saw."""
@@ -132,6 +135,7 @@ def test_padding_is_computed_but_not_counted(lora: Result) -> None:
     assert any(s.input_tokens < s.computed_tokens for s in lora.samples)
 
 
+@pytest.mark.slow
 def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Path) -> None:
     """The last examples of the dataset, in whatever batches, beside transformers' own loss; what is
     learned, and whether dropout is on, makes the difference. Techniques that change nothing of what
@@ -228,6 +232,7 @@ def test_the_row_says_what_it_is(lora: Result) -> None:
     assert lora.train_flops_per_token == expected
 
 
+@pytest.mark.slow
 def test_a_loss_that_rises_is_told(cache: Path) -> None:
     """A learning rate far too large gives a row with a flag, and the losses as they were."""
     result = train(method="full", learning_rate=1.0, samples=4)
@@ -257,6 +262,7 @@ def test_a_job_cut_by_its_time_limit_keeps_its_steps() -> None:
     assert result.stop_reason == "time_limit" and len(result.samples) == 1
 
 
+@pytest.mark.slow
 def test_a_probe_takes_the_longest_samples_twice() -> None:
     """The second step has the optimizer's state and activations at once; nothing is kept."""
     result = train(probe=True, steps=50, batch_size=2, save_adapter="never", max_length=400)
@@ -266,6 +272,7 @@ def test_a_probe_takes_the_longest_samples_twice() -> None:
     assert result.samples[0].input_tokens > max(sample.input_tokens for sample in plain.samples)
 
 
+@pytest.mark.slow
 def test_training_leaves_no_trace_in_the_next_job() -> None:
     """Two equal jobs in one worker give the same losses; neither gets the other's model."""
     worker = Worker()
@@ -318,7 +325,7 @@ def test_data_of_ones_own_is_learned_from(
     ("changes", "error", "words"),
     [
         ({"batch_size": 0}, BadConfiguration, "batch size 0"),
-        ({"max_length": 9000}, BadConfiguration, "was made for 8192 positions"),
+        ({"max_length": 9000}, BadConfiguration, "more than the model's 8,192 positions"),
         ({"targets": "w_pack"}, BadConfiguration, "no linear layer is named w_pack; there is: "),
         ({"method": "full", "rank": 4}, BadConfiguration, "method full has no adapter"),
         ({"precision": "int8"}, Unsupported, "weights in int8 have no gradients"),

@@ -48,6 +48,7 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
         ({"precision": "fp16"}, "precision", "plain fp16 ends in NaN"),
         ({"precision": "fp16", "autocast": "fp16", "method": "full"}, "precision", "fp16 weights"),
         ({"autocast": "fp16"}, "autocast", "lose range and precision"),
+        ({"max_length": 8193}, "max_length", "8,193 tokens are more than the model's 8,192"),
         ({"packed_attention": "apart"}, "packed_attention", "packs nothing"),
         (
             {"padding": "packing", "packed_attention": "apart", "attention": "eager"},

@@ -17,6 +17,8 @@ from workloads.api import MeasureSettings, Result
 from workloads.decoding import layers
 from workloads.training.loop import Steps
 
+pytestmark = pytest.mark.slow  # trains in processes of their own
+
 COST_S = 0.05
 SETTINGS = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=600)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from local_hub import LocalHub, local_hub
 
+from orchestrator.commands import verify
 from orchestrator.domain.job import Job
 from orchestrator.domain.labels import labels_of
 from orchestrator.errors import GridError
@@ -125,10 +127,12 @@ def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Pa
 
 def test_a_run_that_is_gone_on_with_keeps_its_commits(hub: LocalHub, tmp_path: Path) -> None:
     """Where a driver is started again or resumed, by the grid file or the run's copy of it, though
-    the branch has moved; a new start takes the branch as it is now."""
+    the branch has moved; a new start takes the branch as it is now. What `nightgrid verify` asks is
+    about the commits of the run, if there is one."""
     first = hub.commit("models", "org/tiny", model_files(8))
     file = tmp_path / "mine.yaml"
     text = GRID.format(model="org/tiny", dataset="advertisegen-synthetic")
+    text = text.replace("finetuning", "text-generation")
     file.write_text(f"results: {tmp_path / 'nights'}\n{text}")
     begun = grid_of(file, RunOptions())
     run = tmp_path / "nights" / begun.name
@@ -148,6 +152,16 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(hub: LocalHub, tmp_path: P
         jobs = grid_of(source, options).jobs()
         assert {job.model for job in jobs} == {f"org/tiny@{commit}"}
     assert grid_of(file, again).commits == begun.commits
+    parser = argparse.ArgumentParser()
+    verify.add_arguments(parser)
+    for source, place, commit in (
+        (run / paths.GRID, tmp_path, first),
+        (file, tmp_path / "nights", first),
+        (file, tmp_path, second),
+    ):
+        file.write_text(text)
+        asked = verify.questions(parser.parse_args([str(source), "--results", str(place)]))
+        assert [each["model"] for each in asked["experiments"]] == [f"org/tiny@{commit}"]
 
 
 def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(

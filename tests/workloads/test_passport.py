@@ -16,6 +16,8 @@ import pytest
 
 from orchestrator.domain.passport import Passport, slow_cards
 
+pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
+
 #: A card: measures itself for each line that it is sent, and says how long that took.
 CARD = """
 import json, sys, time

@@ -101,6 +101,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
         precision.loading_arguments(name, "cpu")
 
 
+@pytest.mark.slow
 @needs_quant
 @pytest.mark.parametrize("name", ON_CPU)
 def test_every_precision_of_the_cpu_loads_and_generates(

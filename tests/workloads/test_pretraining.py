@@ -253,6 +253,7 @@ def test_figures_are_those_of_steps() -> None:
     assert metrics_of(samples, throughput=SAMPLES).throughput == pytest.approx(2 * 4 * 2.0)
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_stock_trainer(form: SampleFormat) -> None:
     """transformers' Trainer with its own defaults (gradients clipped at 1, a rate that falls on a
     line), the same weights and the same masks: every step's loss is equal."""
@@ -307,6 +308,7 @@ def test_the_curve_is_that_of_stock_trainer(form: SampleFormat) -> None:
     assert told.found[-1] < 0.9 * told.found[0]
 
 
+@pytest.mark.slow
 def test_mixed_precision_keeps_the_weights(form: SampleFormat) -> None:
     """ "A100 fp16" of the published comparison: fp32 weights under fp16 autocast; the curve is the
     one of fp32 up to rounding."""
@@ -317,6 +319,7 @@ def test_mixed_precision_keeps_the_weights(form: SampleFormat) -> None:
         assert mixed.precision_detail.startswith("fp32")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> None:
     """Its weights are those of the file; a directory with a configuration alone begins afresh, and
     equals a checkpoint's configuration in every loss."""

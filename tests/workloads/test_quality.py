@@ -110,6 +110,7 @@ def test_without_a_reference_the_row_says_not_compared(
     assert result.details["quality"].startswith("not compared: its reference is not in the cache")
 
 
+@pytest.mark.slow
 def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
     worker: Worker, dataset: str, reference: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
     assert calls and not any(calls)
 
 
+@pytest.mark.slow
 def test_out_of_memory_while_comparing_costs_no_row(
     worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def own_loss(worker: Worker, key: str, dataset: str) -> tuple[float, int]:
     return summed / count, int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "precision", "model"),
     [

@@ -16,6 +16,7 @@ from generation_cases import request as generation
 
 from workloads import quantization, text_generation
 from workloads.api import Request, Result
+from workloads.bias_correction import correct_biases, mean_outputs
 from workloads.devices import device_for
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.checkpoint_files import PROTECTED
@@ -45,14 +46,24 @@ def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
     return quantization.run(job, Worker().context())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("numbers", "precision", "share"),
-    [("int8", "int8", 0.7), ("fp8", "fp8", 0.7), ("int4", "int4", 0.75), ("nf4", "int4", 0.5)],
+    ("method", "numbers", "precision", "share"),
+    [
+        ("weight-only", "int8", "int8", 0.7),
+        ("static", "int8", "int8", 0.7),
+        ("weight-only", "fp8", "fp8", 0.7),
+        ("weight-only", "int4", "int4", 0.75),
+        ("weight-only", "nf4", "int4", 0.5),
+    ],
 )
-def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, share: float) -> None:
+def test_a_model_in_fewer_bits_is_kept_and_runs(
+    method: str, numbers: str, precision: str, share: float
+) -> None:
     """It is smaller as stored, predicts nearly the same, is read back in its own numbers, and jobs
     with its precision generate with it."""
-    result = quantize(numbers=numbers, save_model=f"in-{numbers}")
+    name = f"{method}-{numbers}"
+    result = quantize(method=method, numbers=numbers, save_model=name)
     metrics = result.metrics
     assert metrics["model_bytes_after"] < metrics["model_bytes_before"]
     linear = sum(
@@ -63,12 +74,13 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, sh
     saved = metrics["model_bytes_before"] - metrics["model_bytes_after"]
     assert saved > linear * (1 - share), "linear layers shrink by what their numbers say"
     assert 0.5 < metrics["token_agreement"] <= 1
-    assert [(s.items, s.input_tokens) for s in result.samples] == [(0, 0)], "no text was read"
+    read = (4, 4 * 32) if method == "static" else (0, 0)
+    assert [(s.items, s.input_tokens) for s in result.samples] == [read]
     assert metrics["held_out_loss"] == pytest.approx(metrics["held_out_loss_before"], rel=0.2)
     made = text_generation.run(
         generation(
             "advertisegen-synthetic",
-            model=f"in-{numbers}",
+            model=name,
             precision=precision,
             prompts=1,
             output_tokens=2,
@@ -77,7 +89,27 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(numbers: str, precision: str, sh
     )
     # bitsandbytes holds the scales of a layer in other tensors once they came from a file
     assert made.weight_bytes == pytest.approx(metrics["model_bytes_after"], rel=0.02)
-    assert numbers in made.precision_detail
+    assert f"{method}, {numbers}" in made.precision_detail
+
+
+@pytest.mark.slow
+def test_static_activations_are_in_int8_in_the_ranges_of_the_texts() -> None:
+    """By hand for one layer: input and weights are whole numbers, and what lies outside of the
+    texts' range is cut off. A saved model has its ranges back, and its layers give the same."""
+    quantize(method="static", save_model="static")
+    model = load_causal_model(open_model("static"), dtype=torch.bfloat16)
+    layers = [m for m in model.modules() if hasattr(getattr(m, "weight", None), "act_quant_scale")]
+    assert len(layers) == 4 * 6, "all but the output layer"
+    layer = layers[0]
+    scale = layer.weight.act_quant_scale
+    given = torch.linspace(-200, 200, layer.in_features)[None, None] * scale
+    whole = (given / scale).round().clamp(-127, 127)
+    assert whole.unique().numel() < given.unique().numel(), "some lie outside"
+    products = whole[0] @ layer.weight.qdata.float().t()
+    by_hand = products * scale.flatten() * layer.weight.scale.flatten() + layer.bias.float()
+    with torch.no_grad():
+        made = layer(given.bfloat16()).float()
+    torch.testing.assert_close(made[0], by_hand, rtol=0.03, atol=0.03)
 
 
 def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() -> None:
@@ -109,7 +141,7 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
         3,
         24,
     )
-    means = quantization.mean_outputs(plain, texts, device_for("cpu"))
+    means = mean_outputs(plain, texts, device_for("cpu"))
     assert means.keys() == {
         n for n, m in plain.named_modules() if getattr(m, "bias", None) is not None
     }
@@ -122,7 +154,7 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
         )
 
     before = lost()
-    assert quantization.correct_biases(rough, means) == len(means)
+    assert correct_biases(rough, means) == len(means)
     assert lost() < 1e-4 < before
     result = quantize(bias_correction=True)
     assert result.metrics["corrected_layers"] == len(means)
@@ -142,7 +174,7 @@ def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> N
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
             return self.used(input_ids[..., None].float())  # type: ignore[no-any-return]
 
-    assert quantization.mean_outputs(Mixture(), [[1, 2]], device_for("cpu")).keys() == {"used"}
+    assert mean_outputs(Mixture(), [[1, 2]], device_for("cpu")).keys() == {"used"}
 
 
 def test_a_method_whose_package_is_missing_says_how_to_get_it(
@@ -159,6 +191,8 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
     [
         ({"method": "gptq", "numbers": "int4"}, "method", "without wheels"),
         ({"method": "auto-round"}, "numbers", "stores int4"),
+        ({"method": "static", "numbers": "fp8"}, "numbers", "static stores int8, not fp8"),
+        ({"method": "static", "samples": 10**6}, "samples", "tokens, and what"),
         ({"iters": 3}, "iters", "learns nothing"),
         (
             {"method": "auto-round", "numbers": "int4", "bias_correction": True},

@@ -139,6 +139,32 @@ def test_the_graph_engine_runs_them(shape: Path) -> None:
     assert model.device.type == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "setting"),
+    [
+        ({"n_positions": 64}, {"input_tokens": 40, "output_tokens": 32}, "input_tokens"),
+        ({"n_positions": 64}, {"input_tokens": 32, "output_tokens": 32}, None),
+        ({"model_type": "bart"}, {"input_tokens": 40, "output_tokens": 65}, "output_tokens"),
+        ({"model_type": "bart"}, {"input_tokens": 64, "output_tokens": 64}, None),
+        (
+            {"model_type": "t5", "n_positions": 64},
+            {"input_tokens": 900, "output_tokens": 900},
+            None,
+        ),
+    ],
+)
+def test_each_family_has_its_own_name_for_its_positions(
+    config: dict[str, object], given: dict[str, int], setting: str | None, tmp_path: Path
+) -> None:
+    """GPT-2's count input and output together, BART's each; T5's are relative, without end."""
+    whole = {"model_type": "gpt2"} | config
+    whole |= {"is_encoder_decoder": whole["model_type"] != "gpt2"}
+    whole |= {"max_position_embeddings": 64} if whole["model_type"] == "bart" else {}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    found = list(text_refusals(asked(f"random:{tmp_path}", **given)))
+    assert [refusal.setting for refusal in found] == ([] if setting is None else [setting])
+
+
 def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> None:
     """Of random weights and of a checkpoint; each is told about the model at hand."""
     [refusal] = text_refusals(asked(f"random:{shape}"))
@@ -147,6 +173,8 @@ def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> N
     [refusal] = text_refusals(asked(f"random:{shape}", input_tokens=225))
     assert refusal.setting == "input_tokens" and "257 tokens" in refusal.reason
     [refusal] = text_refusals(asked("tiny-chatglm3", input_tokens=9000))  # that of no files yet
+    assert "8,192 positions" in refusal.reason
+    [refusal] = text_refusals(asked("smollm2-135m-instruct", input_tokens=9000))  # a GGUF file
     assert "8,192 positions" in refusal.reason
     [refusal] = text_refusals(asked(str(shape)))
     assert refusal.reason.endswith("has no tokenizer") and "tokenizer.json" in refusal.hint

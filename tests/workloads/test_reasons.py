@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
+import pytest
+
 from workloads.devices import DEVICES
 from workloads.engines import ENGINES, engines_for
 from workloads.precision import PRECISIONS, support
@@ -81,6 +83,7 @@ def _changed(asked: Asked, values: Mapping[str, Any]) -> Asked:
     return replace(asked, parameters=parameters, **own)
 
 
+@pytest.mark.slow
 def test_what_a_refusal_advises_lifts_it() -> None:
     """Of each job that a device or an engine refuses, the engine or the value that the reason or
     the hint names is not refused for that setting."""

@@ -97,6 +97,7 @@ def test_another_package_offers_a_workload(tmp_path: Path, entry: str) -> None:
     assert "waiting" in installed(tmp_path, entry).split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "point"),
     [

@@ -126,6 +126,7 @@ def _layers(name: str) -> dict[str, torch.nn.Linear]:
     return pruning.layers(load_causal_model(open_model(name), dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
     """Momentum would bring weights back: after the steps every group still has two zeros, and the
     others have learned."""
@@ -197,6 +198,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
     assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 
 
+@pytest.mark.slow
 def test_prune_share_and_code() -> None:
     """The gradual share is whole at the end, a layer has as many values as bits give, and the code
     is smaller than the weights by what its bits say."""
@@ -220,6 +222,7 @@ def test_prune_share_and_code() -> None:
     assert "pruned_loss" not in metrics, "gradual pruning has no moment before learning"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["once", "gradual"])
 def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     """It loads like any model, has fewer operations, and does what the pruned one did: its loss is

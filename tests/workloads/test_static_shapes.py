@@ -48,6 +48,7 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:
@@ -68,6 +69,7 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     assert made == [2, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_texts_that_have_ended_are_noticed(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:

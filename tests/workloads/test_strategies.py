@@ -100,6 +100,24 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "full, powersgd": _EXACT_FULL | {"gradient_compression": "powersgd", "steps": 8},
 }
 
+#: Jobs that signal 9 ends in the middle, each beside the one that nothing ends.
+KILLED: dict[str, dict[str, Any]] = {
+    f"killed, {name}": ON_TWO[name] | {"save_every": 1, "dies_at": 1} for name in ("ddp", "tensor")
+}
+KILLED_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
+    "killed, zero3": ON_TWO_BY_DEEPSPEED["zero3"] | {"save_every": 1, "dies_at": 1}
+}
+_ALONE: dict[str, Any] = PRETRAINING | {
+    "batch_size": 4,
+    "steps": 5,
+    "learning_rate_schedule": "linear",
+    "measure": {"warmup": 1, "time_limit_s": 600},
+}
+ON_ONE: dict[str, dict[str, Any]] = {
+    "alone": _ALONE,
+    "killed, alone": _ALONE | {"save_every": 2, "save_mode": "async", "dies_at": 3},
+}
+
 #: Fused and separate MLPs, tied embeddings, norms of heads, fused attention.
 ARCHITECTURES = ("glm", "glm4", "llama", "qwen2", "qwen3", "phi3", "mistral", "gemma2")
 
@@ -142,11 +160,12 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def gangs(cache: Path, prompts: str) -> list[Any]:
     two: dict[str, Any] = ON_TWO | COMPRESSED | (ON_TWO_BY_DEEPSPEED if has_deepspeed else {})
+    two |= KILLED | (KILLED_BY_DEEPSPEED if has_deepspeed else {})
     two |= {name: {"architecture": name} for name in ARCHITECTURES}
     two["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
     two["shared prompts"] = {"generate": SHARED | {"dataset": prompts}, "slow_rank_s": 0.002}
     four = ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {})
-    return run_gangs([(2, two), (4, four)], cache)
+    return run_gangs([(2, two), (4, four), (1, ON_ONE)], cache)
 
 
 @pytest.fixture
@@ -244,10 +263,12 @@ def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, Any]]) -> None:
     """The library's plan, carried out here, changes neither logits nor the gradients of what
-    stays whole."""
+    stays whole, nor the norm of all gradients."""
     for rank in two:
         assert rank[name]["compared"] >= 3
         assert rank[name]["logits"] < 1e-5 and rank[name]["gradients"] < 1e-5
+        whole, split = rank[name]["norms"]
+        assert split == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -291,6 +312,42 @@ def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(
     tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
     assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]
+
+
+def goes_on(name: str, ranks: list[dict[str, Any]], first: int) -> None:
+    """The second attempt takes the steps that are left, with the losses of an unbroken job."""
+    for rank in ranks:
+        whole, again = rank[name.removeprefix("killed, ")], rank[name]
+        assert again["steps"] == whole["steps"][first:] and first > 0
+        assert again["losses"] == pytest.approx(whole["losses"][first:], rel=1e-6)
+        assert again["details"]["resumed"] == f"from step {first} of {len(whole['steps'])}"
+        before = [float(loss) for loss in again["details"]["losses_before"].split()]
+        assert before == pytest.approx(whole["losses"][:first], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_ranks_go_on_from_the_step_that_all_have(
+    name: str, two: list[dict[str, Any]]
+) -> None:
+    """Rank 0 had written step 1 and rank 1 only step 0; weights whole, or split over the ranks."""
+    goes_on(name, two, 1)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.parametrize("name", KILLED_BY_DEEPSPEED)
+def test_killed_ranks_under_deepspeed_go_on(name: str, two: list[dict[str, Any]]) -> None:
+    """Weights and optimizer, which the ranks share, come from the parts that each has written."""
+    goes_on(name, two, 1)
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_and_leaves_nothing(gangs: list[Any], cache: Path) -> None:
+    """Weights, optimizer, learning rate and masked words are those of the job that was not
+    killed, and so is every loss; checkpoints are gone when the jobs have succeeded."""
+    goes_on("killed, alone", gangs[2], 4)
+    assert list((cache / "checkpoints").iterdir()) == []
 
 
 def _said(case: str, two: list[dict[str, Any]]) -> str:

@@ -16,6 +16,8 @@ from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
+pytestmark = pytest.mark.slow  # each compares training jobs
+
 #: Losses in fp32 differ by the order of sums only.
 SAME = {"rel": 1e-5}
 
@@ -76,7 +78,6 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     assert all(s.computed_tokens == s.input_tokens for s in flat.samples)
 
 
-@pytest.mark.slow
 def test_uniform_length_brings_like_lengths_together() -> None:
     """Over a pass through the data, sorted windows compute less than the data's own order."""
 

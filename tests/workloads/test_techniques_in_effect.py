@@ -25,8 +25,7 @@ from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.tasks import TASKS
-from workloads.techniques import saving
-from workloads.techniques.attention import Attention, register_xformers
+from workloads.techniques.attention import Attention
 from workloads.techniques.autocast import Autocast
 from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Training
 from workloads.techniques.compilation import Compilation, compiled_graphs
@@ -34,10 +33,14 @@ from workloads.techniques.data_loading import DataLoading
 from workloads.techniques.freezing import Freezing
 from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
-from workloads.techniques.saving import Saving, read_newest
+from workloads.techniques.saving import Saving
 from workloads.techniques.tokenizers import TokenizerKind
+from workloads.training import saver as saver_module
+from workloads.training.checkpoints import Checkpoints
 from workloads.training.rows import in_order
 from workloads.training.samples import SampleFormat
+from workloads.training.saver import Saver, read_newest
+from workloads.xformers_attention import register_xformers, xformers_attention
 
 SAME = 1e-5
 
@@ -123,6 +126,7 @@ def test_matmul_precision_is_set_or_said_to_have_no_effect(wanted: Any) -> None:
 # ------------------------------------------------------------------ attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_is_the_one_asked_for(
     attention: str, baseline: Result, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +180,9 @@ def test_xformers_is_given_what_its_kernel_wants(
     class LowerTriangularMask:
         pass
 
+    class FromBottomRight:
+        pass
+
     def memory_efficient_attention(
         query: Any, key: Any, value: Any, attn_bias: Any, p: float, scale: float
     ) -> torch.Tensor:
@@ -185,13 +192,17 @@ def test_xformers_is_given_what_its_kernel_wants(
         scores = q @ k.transpose(-2, -1) * scale
         if isinstance(attn_bias, LowerTriangularMask):
             scores += torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        else:
+        elif isinstance(attn_bias, FromBottomRight):
+            later = 1 + scores.shape[-1] - scores.shape[-2]
+            scores += torch.full(scores.shape[-2:], -torch.inf).triu(later)
+        elif attn_bias is not None:
             assert attn_bias.shape == scores.shape and attn_bias.stride(-2) % 8 == 0
             scores += attn_bias
         return (scores.softmax(-1) @ v).transpose(1, 2)
 
     operations: Any = types.ModuleType("xformers.ops")
     operations.LowerTriangularMask = LowerTriangularMask
+    operations.LowerTriangularFromBottomRightMask = FromBottomRight
     operations.memory_efficient_attention = memory_efficient_attention
     monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
     monkeypatch.setitem(sys.modules, "xformers.ops", operations)
@@ -211,6 +222,39 @@ def test_xformers_is_given_what_its_kernel_wants(
         assert net.config._attn_implementation == attention
         found[attention] = net(**inputs, use_cache=False).logits[real]
     torch.testing.assert_close(found["xformers"], found["sdpa"], rtol=1e-4, atol=1e-5)
+    if not packed:
+        net.set_attn_implementation("xformers")
+        made = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        net.set_attn_implementation("sdpa")
+        expected = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(made, expected)
+        without_masks(operations)
+
+
+def without_masks(operations: Any) -> None:
+    """Without a mask a layer is causal only where it says so, and the last query sees all; what
+    xformers does not compute is refused."""
+    layer: Any = types.SimpleNamespace(is_causal=True)
+    both: Any = types.SimpleNamespace(is_causal=False)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 5, 8)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    whole = sdpa(query, key, value).transpose(1, 2)
+    causal = sdpa(query, key, value, is_causal=True).transpose(1, 2)
+    scale = 8**-0.5
+    for module, words, expected in (
+        (layer, {}, causal),
+        (both, {}, whole),
+        (layer, {"is_causal": False}, whole),
+        (both, {"is_causal": True}, causal),
+    ):
+        found, _ = xformers_attention(module, query, key, value, None, scale, **words)
+        torch.testing.assert_close(found, expected)
+    for last in (1, 2):
+        found, _ = xformers_attention(layer, query[:, :, -last:], key, value, None, scale)
+        torch.testing.assert_close(found, causal[:, -last:])
+    with pytest.raises(Unsupported, match="does not know softcap"):
+        xformers_attention(layer, query, key, value, None, scale, softcap=1.0)
 
 
 # ------------------------------------------------------------------ tokenizers
@@ -439,7 +483,7 @@ def test_training_goes_on_from_a_checkpoint(
     assert first.details["checkpoint_read"].startswith("step 1,")
     assert float(first.details["checkpoint_stall_s"]) > 0
     [directory] = {path.parent for path in tmp_path.rglob("step-*.pt")}
-    state = read_newest(directory)
+    state = read_newest(Checkpoints(directory=directory, rank=0))
     first.ending.close()
     assert not directory.exists()
 
@@ -457,14 +501,15 @@ def test_an_asynchronous_checkpoint_is_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on while the writer is held up, and what is written is the state before."""
-    go_on, write = threading.Event(), saving.write_state
+    go_on, write = threading.Event(), saver_module.write_state
 
     def held_up(state: Any, target: Path) -> None:
         assert go_on.wait(patience(30))
         write(state, target)
 
-    monkeypatch.setattr(saving, "write_state", held_up)
-    training, saver = training_of(model()), saving.Saver(tmp_path, "async")
+    monkeypatch.setattr(saver_module, "write_state", held_up)
+    checkpoints = Checkpoints(directory=tmp_path, rank=0)
+    training, saver = training_of(model()), Saver(checkpoints, "async")
     step(training, 0)
     then = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
     saver.save(training, 0)
@@ -472,16 +517,19 @@ def test_an_asynchronous_checkpoint_is_of_its_step(
     step(training, 1)
     go_on.set()
     saver.wait()
-    read = read_newest(tmp_path)["weights"]
+    read = read_newest(checkpoints)["weights"]
     assert all(torch.equal(read[name], tensor) for name, tensor in then.items())
     assert not torch.equal(read["lm_head.weight"], training.model.lm_head.weight)
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_job(tmp_path: Path) -> None:
     """Also when it is a thread that finds out."""
-    training, saver = training_of(model()), saving.Saver(tmp_path / "gone", "async")
+    (tmp_path / "gone").mkdir()
+    checkpoints = Checkpoints(directory=tmp_path / "gone", rank=0)
+    training, saver = training_of(model()), Saver(checkpoints, "async")
+    checkpoints.path(0).with_suffix(".part").mkdir()  # in the writer's way
     saver.save(training, 0)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(IsADirectoryError):
         saver.wait()
 
 
@@ -492,17 +540,18 @@ def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
         training = training_of(model())
         Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
         training.optimizer = training.make_optimizer(training.trainable())
-        saver = saving.Saver(tmp_path / mode, mode)
-        saver.directory.mkdir()
+        (tmp_path / mode).mkdir()
+        saver = Saver(Checkpoints(directory=tmp_path / mode, rank=0), mode)
+        directory = saver.checkpoints.directory
         stamps = []
         for number in range(2):
             step(training, number)
             saver.save(training, number)
-            stamps += [file.stat().st_mtime_ns for file in saver.directory.glob("frozen.pt")]
-        (newest,) = saver.directory.glob("step-*.pt")
+            stamps += [file.stat().st_mtime_ns for file in directory.glob("frozen.*")]
+        (newest,) = directory.glob("step-*.pt")
         sizes[mode] = newest.stat().st_size
         assert len(set(stamps)) == (mode == "incremental")
-        read = read_newest(saver.directory)
+        read = read_newest(saver.checkpoints)
         assert read["step"] == 1 and read["weights"].keys() == training.model.state_dict().keys()
     assert sizes["incremental"] < 0.8 * sizes["blocking"]
 

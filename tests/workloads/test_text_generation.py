@@ -79,6 +79,7 @@ def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
     assert given == arguments | {"attn_implementation": "sdpa"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", range(1, 9))
 def test_batched_greedy_output_equals_generate_on_each_prompt_alone(
     batch_size: int, worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
@@ -112,6 +113,7 @@ def test_padding_is_computed_but_not_counted(worker: Worker, dataset: str) -> No
     assert sample.input_tokens + sample.output_tokens < sample.computed_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_ignore_eos_generates_exactly_output_tokens(
     batch_size: int, worker: Worker, dataset: str
@@ -165,6 +167,7 @@ def test_a_checkpoints_own_generation_settings_do_not_count(
     assert [i.output_text for i in other.items] == [i.output_text for i in plain.items]
 
 
+@pytest.mark.slow
 def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> None:
     """The second job pays nothing for loading, and its memory baseline is still the first one."""
     mine = Worker()

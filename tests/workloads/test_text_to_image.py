@@ -22,6 +22,8 @@ from workloads.registry import metrics_of
 from workloads.text_to_image import Painting, numbers_of
 from workloads.workloads.text_to_image import TextToImageParameters
 
+pytestmark = pytest.mark.slow  # a pipeline paints for all of them
+
 MODEL = "tiny-stable-diffusion"
 STEPS = 4
 SHORT = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=600)

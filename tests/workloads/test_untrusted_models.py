@@ -102,12 +102,13 @@ def test_a_training_checkpoint_that_would_run_code_is_refused(tmp_path: Path) ->
     """The same for weights and optimizer state that training itself saved."""
     import torch
 
-    from workloads.techniques.saving import read_newest
+    from workloads.training.checkpoints import Checkpoints
+    from workloads.training.saver import read_newest
 
     mark = tmp_path / "mark"
-    torch.save({"step": 1, "optimizer": Evil(mark)}, tmp_path / "step-000001.pt")
+    torch.save({"step": 1, "optimizer": Evil(mark)}, tmp_path / "step-00000001.rank-0.pt")
     with pytest.raises(pickle.UnpicklingError):
-        read_newest(tmp_path)
+        read_newest(Checkpoints(directory=tmp_path, rank=0))
     assert not mark.exists()
 
 

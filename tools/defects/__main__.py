@@ -27,6 +27,18 @@ from defects.planting import Result, plant, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("orchestrator", "workloads")
+LIBRARIES = (
+    "pytest",
+    "hypothesis",
+    "xdist",
+    "pyarrow.parquet",
+    "pydantic",
+    "rich.console",
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation",
+    "peft",
+)
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 
 
@@ -114,6 +126,7 @@ def main() -> None:
         root=place / "tree",
         packages=PACKAGES,
         quick=quick_expression((place / "tree" / "Makefile").read_text()),
+        libraries=LIBRARIES,
     )
     of = re.sub(r"\W+", "-", f"seed-{args.seed}-{args.only}").strip("-")
     written = place / f"{of}.jsonl"

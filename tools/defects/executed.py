@@ -44,6 +44,7 @@ class Project:
     root: Path
     packages: tuple[str, ...]
     quick: str
+    libraries: tuple[str, ...] = ()  # that tests import and nothing is planted in
 
     def modules(self) -> dict[str, str]:
         """The source of every module of the product by path."""
@@ -61,8 +62,11 @@ class Project:
         return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 
 
+PYTEST = ("-q", "-p", "defects.plugin")
+
+
 def pytest_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-p", "defects.plugin", *arguments]
+    return [sys.executable, "-m", "pytest", *PYTEST, *arguments]
 
 
 @dataclass(slots=True, eq=False)

@@ -13,10 +13,13 @@ from pathlib import Path
 
 
 def mirrored(test: str, module: str) -> bool:
-    """Return whether a test file lies in the folder that mirrors the module's."""
+    """Return whether a test file lies in the folder that mirrors the module's, or is named as that
+    folder is."""
     package, _, rest = module.rpartition("/")[0].partition("/")
     folders = {f"tests/{rest}".rstrip("/"), f"tests/{package}/{rest}".rstrip("/")}
-    return test.rpartition("/")[0] in folders
+    above = {folder.rpartition("/") for folder in folders}
+    files = tuple(f"{parent}/test_{name}" for parent, _, name in above)
+    return test.rpartition("/")[0] in folders or test.startswith(files)
 
 
 class Imports:

@@ -11,14 +11,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from defects import plugin
-from defects.executed import Project, Record, Test, pytest_command
+from defects.executed import PYTEST, Project, Record, Test
+from defects.forks import Forks
 from defects.imports import mirrored
 from defects.mutations import Mutation
 
@@ -68,66 +68,88 @@ def plant(
 ) -> None:
     """Plant defects and write a result for each and each suite; ``first`` names tests to run
     before all others. The whole suite catches what its quick tests catch."""
-    for defect in defects:
-        known = results(to)
-        executing = record.executing(defect, (project.root / defect.path).read_text())
-        caught_by = ""
-        for suite in suites:
-            if (old := known.get((defect.key, suite))) is not None:
-                caught_by = caught_by or old.by
-                continue
-            tests = [test for test in executing if test.quick == (suite == "quick")]
-            began = time.monotonic()
-            if tests and not caught_by:
-                for some in _stages(tests, defect.path, first):
-                    caught_by = caught_by or _catching(project, defect, some, to.parent)
-            outcome = "caught" if caught_by else "survived" if tests else "not executed"
-            result = Result(
-                key=defect.key,
-                kind=defect.kind,
-                path=defect.path,
-                suite=suite,
-                outcome=outcome,
-                by=caught_by,
-                met=len(tests),
-                seconds=round(time.monotonic() - began, 1),
-            )
-            with to.open("a") as file:
-                file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
-            print(f"{suite:5} {outcome:12} {defect.key}", flush=True)
+    known = results(to)
+    with Forks(project.libraries) as forks:
+        for defect in defects:
+            if any((defect.key, suite) not in known for suite in suites):
+                for result in _met(forks, project, defect, record, to, suites, first):
+                    with to.open("a") as file:
+                        file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
+                    print(f"{result.suite:5} {result.outcome:12} {defect.key}", flush=True)
 
 
-def _catching(project: Project, defect: Mutation, tests: list[Test], work: Path) -> str:
+def _met(
+    forks: Forks,
+    project: Project,
+    defect: Mutation,
+    record: Record,
+    to: Path,
+    suites: Sequence[str],
+    first: frozenset[str],
+) -> Iterator[Result]:
+    """Results of one defect, suite by suite, those that stand in the file already left out."""
+    known = results(to)
+    executing = record.executing(defect, (project.root / defect.path).read_text())
+    caught_by = ""
+    for suite in suites:
+        if (old := known.get((defect.key, suite))) is not None:
+            caught_by = caught_by or old.by
+            continue
+        tests = [test for test in executing if test.quick == (suite == "quick")]
+        began = time.monotonic()
+        if tests and not caught_by:
+            for some in _stages(tests, defect.path, first):
+                caught_by = caught_by or _catching(forks, project, defect, some, to.parent)
+        yield Result(
+            key=defect.key,
+            kind=defect.kind,
+            path=defect.path,
+            suite=suite,
+            outcome="caught" if caught_by else "survived" if tests else "not executed",
+            by=caught_by,
+            met=len(tests),
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+
+def _catching(
+    forks: Forks, project: Project, defect: Mutation, tests: list[Test], work: Path
+) -> str:
     """The test that catches a planted defect, by name; empty if none does."""
     tests = _by_file(tests)
     while tests:
-        run = _with(project, defect, tests, work)
+        run = _with(forks, project, defect, tests, work)
         if run.status in (0, 5):
             return ""
-        at = next((at for at, test in enumerate(tests) if test.name == run.failed), 0)
-        sound = _pytest(project, tests[at : at + 1], work).status == 0
-        if sound and _with(project, defect, tests[at : at + 1], work).status not in (0, 5):
+        fits = (at for at, test in enumerate(tests) if run.failed in (test.name, test.file))
+        # A file that cannot be imported fails under its own name, and no end comes to a next test.
+        at = next(fits, min(run.finished, len(tests) - 1))
+        sound = _pytest(forks, project, tests[at : at + 1], work).status == 0
+        if sound and _with(forks, project, defect, tests[at : at + 1], work).status not in (0, 5):
             return run.failed or ("no end" if run.status < 0 else "collection of the tests")
         tests = tests[at + 1 :]  # it fails without the defect, or by chance
     return ""
 
 
-def _with(project: Project, defect: Mutation, tests: list[Test], work: Path) -> _Run:
+def _with(forks: Forks, project: Project, defect: Mutation, tests: list[Test], work: Path) -> _Run:
     """Run tests while the defect is planted."""
     path = project.root / defect.path
     source = path.read_text()
     try:
         _write(path, defect.applied(source))
-        return _pytest(project, tests, work)
+        return _pytest(forks, project, tests, work)
     finally:
         _write(path, source)
 
 
 def _stages(tests: list[Test], path: str, first: frozenset[str]) -> Iterator[list[Test]]:
-    """Tests that import a module themselves, and those of the folder that mirrors its own, catch
-    most of its defects: the files of all others are collected only if those do not."""
+    """Tests whose file is named as the module, those that import it themselves, and those of the
+    folder that mirrors its own catch most of its defects: the files of all others are collected
+    only if those do not."""
+    name = Path(path).stem.strip("_")
     wanted = (
         lambda test: test.name in first,
+        lambda test: test.imports is not None and name in test.file,
         lambda test: test.imports is not None and test.imports <= 1,
         lambda test: mirrored(test.file, path),
         lambda test: True,
@@ -154,7 +176,7 @@ def _write(path: Path, source: str) -> None:
         compiled.unlink()
 
 
-def _pytest(project: Project, tests: list[Test], work: Path) -> _Run:
+def _pytest(forks: Forks, project: Project, tests: list[Test], work: Path) -> _Run:
     selected, written = work / "selected.txt", work / "outcomes.jsonl"
     selected.write_text("\n".join(test.name for test in tests))
     written.unlink(missing_ok=True)
@@ -163,29 +185,28 @@ def _pytest(project: Project, tests: list[Test], work: Path) -> _Run:
     environment = project.environment(
         **{plugin.SELECTED: str(selected), plugin.RESULTS: str(written)}
     )
-    with (work / "log.txt").open("w") as log:
-        process = subprocess.Popen(
-            pytest_command("-x", "-p", "no:cacheprovider", *files),
-            cwd=project.root,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        status = _ended(process, limit_s)
+    pid = forks.start(
+        [*PYTEST, "-x", "-p", "no:cacheprovider", *files],
+        at=project.root,
+        environment=environment,
+        log=work / "log.txt",
+    )
+    status = _ended(forks, pid, limit_s)
     lines = written.read_text().splitlines() if written.exists() else []
     outcomes = [json.loads(line) for line in lines]
     failed = [each["test"] for each in outcomes if each["outcome"] == "failed"]
     return _Run(status=status, failed=failed[0] if failed else "", finished=len(outcomes))
 
 
-def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int:
+def _ended(forks: Forks, pid: int, limit_s: float) -> int:
     """Wait for a process, and kill it when its time is over. On a machine where several tasks
     share a core time passes slowly: tests that are only late have caught nothing."""
     while limit_s > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
+        if (status := forks.status(_LOOK_S)) is not None:
+            return status
         limit_s -= _LOOK_S / max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    while (status := forks.status(_LOOK_S)) is None:
+        pass
     return -signal.SIGKILL

@@ -170,6 +170,7 @@ class DeviceSpec:
     accelerator: str  # in grids and rows, in capitals
     title: str  # in messages: "Gaudi"
     summary: str  # beside its name in the schema: "Intel Gaudi"
+    also_called: tuple[str, ...] = ()  # its maker, its software: what people write in grids
     handle: str  # "module:Class", imported where a card is driven
     order: int = 1000  # among all kinds; the first of this folder is the default of a grid
     torch_type: str = ""  # as torch calls it; left out: as ``name``
@@ -200,7 +201,6 @@ class DeviceSpec:
     precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
     capabilities: frozenset[str] = frozenset()
     errors: tuple[Texts, ...] = ()  # what its software says, the first that fits counts
-    gradient_clipping: float = 0.0  # the norm that the vendor prescribes for DeepSpeed; 0: none
 
     imports: tuple[str, ...] = ()  # modules that a job needs besides torch and transformers
     packages: tuple[str, ...] = ()  # whose versions may explain a difference between two rows
@@ -223,11 +223,11 @@ class DeviceSpec:
     def answers_to(self, word: str) -> bool:
         """Tell if a word may mean this kind of card: its software, its maker, or one card."""
         word = word.casefold()
-        own = {self.name, self.torch_type, self.title.casefold(), self.accelerator.casefold()}
+        own = {self.name, self.torch_type, self.title, self.accelerator, *self.also_called}
         cards = {
             part for _, sheet in self.data_sheets for part in re.split(r"\W+", sheet.casefold())
         }
-        return any(word.startswith(name) for name in own) or word in cards
+        return any(word.startswith(name.casefold()) for name in own) or word in cards
 
     def can(self, capability: str) -> bool:
         """Tell if the device has a capability, by its name in ``CAPABILITIES``."""

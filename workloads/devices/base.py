@@ -240,6 +240,28 @@ class Device(ABC):
         numpy.random.seed(seed % 2**32)
         torch.manual_seed(seed)
 
+    def random_state(self) -> dict[str, Any]:
+        """The random states that ``seed`` sets, as plain values that torch saves."""
+        import numpy
+        import torch
+
+        kind, keys, *rest = numpy.random.get_state(legacy=True)
+        return {
+            "python": random.getstate(),
+            "numpy": (kind, [int(key) for key in keys], *rest),
+            "torch": torch.get_rng_state(),
+        }
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the random numbers that follow such a state."""
+        import numpy
+        import torch
+
+        version, keys, gauss = state["python"]
+        random.setstate((version, tuple(keys), gauss))
+        numpy.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+
     def classify(self, error: BaseException) -> BaseException:
         """This error as a ``WorkloadError`` if it is a known one, else unchanged.
 

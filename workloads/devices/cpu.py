@@ -78,6 +78,7 @@ SPEC = DeviceSpec(
     accelerator="CPU",
     title="a CPU",
     summary="",
+    also_called=("processor", "xeon", "epyc"),
     handle=f"{__name__}:CpuDevice",
     order=30,
     host=True,

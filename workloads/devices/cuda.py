@@ -83,6 +83,7 @@ SPEC = DeviceSpec(
     accelerator="GPU",
     title="NVIDIA",
     summary="NVIDIA",
+    also_called=("geforce", "tesla", "rtx"),
     handle=f"{__name__}:CudaDevice",
     order=20,
     ray_resource="GPU",
@@ -126,7 +127,9 @@ SPEC = DeviceSpec(
     "--gpus=all?",
     data_sheets=(
         (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
+        (r"(NVIDIA )?A800-SXM4?-80GB", "A800-SXM-80GB"),
         (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
+        (r"(NVIDIA )?H800(-SXM5?)?( 80GB HBM3|-80GB-HBM3)?", "H800-SXM"),
         (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
         (r"(NVIDIA )?L40S", "L40S"),
     ),
@@ -248,6 +251,17 @@ class CudaDevice(Device):
         import torch
 
         torch.cuda.synchronize()
+
+    def random_state(self) -> dict[str, Any]:
+        import torch
+
+        return super().random_state() | {"card": torch.cuda.get_rng_state()}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        super().restore_random_state(state)
+        torch.cuda.set_rng_state(state["card"])
 
     def stamp(self) -> Any:
         import torch

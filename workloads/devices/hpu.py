@@ -142,6 +142,7 @@ SPEC = DeviceSpec(
     accelerator="HPU",
     title="Gaudi",
     summary="Intel Gaudi",
+    also_called=("habana", "hl-"),
     handle=f"{__name__}:HpuDevice",
     order=10,
     ray_resource="HPU",
@@ -182,7 +183,6 @@ SPEC = DeviceSpec(
         }
     ),
     errors=_ERRORS,
-    gradient_clipping=1.0,
     imports=("habana_frameworks.torch", "optimum.habana"),
     packages=("habana-torch-plugin",),
     tool="hl-smi",
@@ -360,4 +360,14 @@ class HpuDevice(Device):
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
-        importlib.import_module("habana_frameworks.torch.hpu.random").manual_seed_all(seed)
+        self._random().manual_seed_all(seed)
+
+    def random_state(self) -> dict[str, Any]:
+        return super().random_state() | {"card": self._random().get_rng_state()}
+
+    def restore_random_state(self, state: Mapping[str, Any]) -> None:
+        super().restore_random_state(state)
+        self._random().set_rng_state(state["card"])
+
+    def _random(self) -> Any:
+        return importlib.import_module("habana_frameworks.torch.hpu.random")

@@ -88,6 +88,7 @@ class EngineSpec:
 
     name: str  # in grids and rows
     summary: str  # one line
+    also_called: tuple[str, ...] = ()  # what people write, for the message that refuses it
     devices: tuple[str, ...] = ()
     #: A capability by which it runs on all devices that have it (``devices.CAPABILITIES``).
     needs: str = ""

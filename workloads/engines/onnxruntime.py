@@ -181,6 +181,7 @@ _INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
 
 SPEC = EngineSpec(
     name="onnxruntime",
+    also_called=("onnx", "ort"),
     summary="ONNX Runtime: graphs exported once, optimised and run with bound inputs and outputs.",
     devices=tuple(PROVIDERS),
     abilities={

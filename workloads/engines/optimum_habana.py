@@ -145,6 +145,7 @@ def _refuse_images(asked: Asked) -> Iterator[Refusal]:
 
 SPEC = EngineSpec(
     name="optimum-habana",
+    also_called=("optimum", "habana", "gaudi"),
     summary="Habana's classes with static shapes and captured graphs, and its own trainer.",
     devices=("hpu",),
     abilities={

@@ -32,17 +32,32 @@ class GenerationSettings(GaudiSettings):
 
 #: Precisions whose matrices lie in memory as torch's linear layers have them.
 PACKABLE = ("fp32", "bf16", "fp16")
-#: Precisions that kernels for 2:4 sparsity multiply in.
-SPARSE_IN = ("bf16", "fp16")
+#: Settings of a layout of the matrices: the capability and the precisions that each needs, what is
+#: said of a card without the one, what of the others, and a hint.
+_LAYOUTS = (
+    (
+        "packed_weights",
+        "packed_linear",
+        PACKABLE,
+        "oneDNN's layout is one of CPUs, not of {device}",
+        "packed are matrices in",
+        "",
+    ),
+    (
+        "sparse_kernels",
+        "sparse_2_4",
+        ("bf16", "fp16"),
+        "{device} has no kernels for 2:4 sparsity: zeros cost as much as numbers",
+        "the kernels for 2:4 take",
+        "leave sparse_kernels out",
+    ),
+)
 
 
 def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     """Packed weights are in a CPU's layout, and nothing else may use the matrices; what torch
     compiles for a card are plain models."""
-    if asked.parameters.get("packed_weights"):
-        yield from _refuse_packing(asked)
-    if asked.parameters.get("sparse_kernels"):
-        yield from _refuse_sparse_kernels(asked)
+    yield from _refuse_layouts(asked)
     if asked.parameters.get("hpu_mode") != "compile" or asked.on.can("dynamic_shapes"):
         return
     if asked.precision not in PACKABLE:
@@ -66,34 +81,25 @@ def _has_own_generator(model: str) -> bool:
     return task is not None and "generator" in task.functions
 
 
-def _refuse_packing(asked: Asked) -> Iterator[Refusal]:
-    if not asked.on.can("packed_linear"):
-        reason = f"oneDNN's layout is one of CPUs, not of {asked.device}"
-    elif asked.precision not in PACKABLE:
-        reason = f"packed are matrices in {', '.join(PACKABLE)}, not {asked.precision}"
-    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "adapters and tensor parallelism need the plain matrices"
-    else:
-        return
-    yield Refusal(setting="packed_weights", reason=reason, unsupported=True)
-
-
-def _refuse_sparse_kernels(asked: Asked) -> Iterator[Refusal]:
-    if not asked.on.can("sparse_2_4"):
-        reason = f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as numbers"
-    elif asked.precision not in SPARSE_IN:
-        reason = f"the kernels for 2:4 take {' and '.join(SPARSE_IN)}, not {asked.precision}"
-    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "adapters and tensor parallelism need the plain matrices"
-    else:
-        return
-    yield Refusal(
-        setting="sparse_kernels", reason=reason, hint="leave sparse_kernels out", unsupported=True
-    )
+def _refuse_layouts(asked: Asked) -> Iterator[Refusal]:
+    """Refuse layouts of the matrices that the card cannot compute with, or other parts not read."""
+    for name, capability, precisions, lacking, taken, hint in _LAYOUTS:
+        if not asked.parameters.get(name):
+            continue
+        if not asked.on.can(capability):
+            reason = lacking.format(device=asked.device)
+        elif asked.precision not in precisions:
+            reason = f"{taken} {', '.join(precisions)}, not {asked.precision}"
+        elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+            reason = "adapters and tensor parallelism need the plain matrices"
+        else:
+            continue
+        yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
 SPEC = EngineSpec(
     name="transformers",
+    also_called=("hf", "huggingface", "torch", "pytorch"),
     summary="transformers' own generate, and Nightgrid's own training loop.",
     default=True,
     needs="native_eager",

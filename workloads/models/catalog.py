@@ -154,6 +154,8 @@ def directory_of(name: str) -> Path | None:
 
 
 def _unknown(name: str) -> str:
+    if address := re.fullmatch(r"https?://[^/]+/([^/]+/[^/?#]+).*", name):
+        return f"{name} is an address; a model of the hub is written {address[1]}"
     if "/" in name or name.startswith(("~", ".")):
         return f"there is no directory {name}"
     close = difflib.get_close_matches(name, EMBEDDED, n=2, cutoff=0.4)

@@ -15,7 +15,12 @@ from typing import Any, Literal
 
 from workloads.cache import cached_directory
 from workloads.models import chatglm3
-from workloads.models.checkpoint_files import PROTECTED, architecture_of, read_config
+from workloads.models.checkpoint_files import (
+    PROTECTED,
+    architecture_of,
+    read_config,
+    read_pipeline_index,
+)
 
 Layout = Literal["native", "original"]
 
@@ -85,9 +90,9 @@ def fingerprint(directory: Path) -> str:
     """Changes when a file of a model or an adapter does. Names, sizes and times stand for
     gigabytes of weights."""
     seen = hashlib.sha256(str(directory.resolve()).encode())
-    for file in _model_files(directory):
+    for name, file in _model_files(directory):
         facts = file.stat()
-        seen.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+        seen.update(f"{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return seen.hexdigest()[:16]
 
 
@@ -95,14 +100,17 @@ def content_digest(directory: Path) -> str:
     """Changes when the content of a model's files does: equal copies on all nodes are one model.
     This reads all of them."""
     seen = hashlib.sha256()
-    for file in _model_files(directory):
-        seen.update(f"{file.name} {file.stat().st_size}\n".encode())
+    for name, file in _model_files(directory):
+        seen.update(f"{name} {file.stat().st_size}\n".encode())
         with file.open("rb") as opened:
             while block := opened.read(1 << 20):
                 seen.update(block)
     return seen.hexdigest()[:16]
 
 
-def _model_files(directory: Path) -> list[Path]:
-    files = (file for file in directory.iterdir() if file.suffix in _MODEL_FILES)
-    return sorted(file for file in files if file.is_file())
+def _model_files(directory: Path) -> list[tuple[str, Path]]:
+    """The files of a model, or of all models of a pipeline, by their names in its directory."""
+    several = read_pipeline_index(directory) is not None
+    files = directory.glob("**/*" if several else "*")
+    models = sorted(file for file in files if file.suffix in _MODEL_FILES and file.is_file())
+    return [(file.relative_to(directory).as_posix(), file) for file in models]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
-from workloads.models.catalog import MADE, ModelEntry, find_model, refuse_name
+from workloads.models.catalog import ModelEntry, find_model, refuse_name
 from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
-from workloads.models.hub import fetched_config
+from workloads.models.known_config import known_config, positions_of
+from workloads.models.quantized_checkpoints import precisions_of, unreadable
 from workloads.refusal import Asked, Refusal
 
 
@@ -61,14 +60,9 @@ def text_refusals(asked: Asked) -> Iterator[Refusal]:
         directory = Path(entry.location)
         if os.path.isfile(directory / "config.json"):
             yield from _file_refusals(asked, entry, directory)
-            config = read_config(directory)
-        elif entry.name in MADE:
-            config = importlib.import_module(MADE[entry.name]).config()
-        else:
-            config = fetched_config(entry.name) or {}
     except (WorkloadError, OSError):
         return  # whoever looks for the model says so
-    yield from _position_refusals(asked, entry, config)
+    yield from _position_refusals(asked)
 
 
 def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
@@ -93,6 +87,13 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
+    if reason := unreadable(read_config(directory)):
+        yield Refusal(
+            setting="model",
+            reason=f"{asked.model} cannot be read: {reason}",
+            hint="name the model that it was made from, or another checkpoint of it",
+            unsupported=True,
+        )
     if protected_files(directory):
         shared = int(parameters.get("tensor_parallel") or 1) > 1
         if shared or engine is None or not engine.opens_protected:
@@ -106,18 +107,54 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             )
 
 
-def _position_refusals(
-    asked: Asked, entry: ModelEntry, config: Mapping[str, Any]
-) -> Iterator[Refusal]:
-    """More tokens than the model has positions."""
-    parameters = asked.parameters
-    positions = config.get("max_position_embeddings") or config.get("seq_length")
-    wanted = (parameters.get("input_tokens") or 0) + (parameters.get("output_tokens") or 0)
-    if isinstance(positions, int) and wanted > positions and not entry.checkpoint.encoder_decoder:
-        longer = "input_tokens" if parameters.get("input_tokens") else "output_tokens"
+def quantised_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Objections to generating with a quantised checkpoint: it has its precision, and is no
+    reference of its own quality."""
+    engine = ENGINES.get(asked.engine)
+    try:
+        directory = Path(find_model(asked.model, weights=False).location)
+    except (WorkloadError, OSError):
+        return
+    right = precisions_of(known_config(asked.model) or {}, directory, asked.on)
+    if right and asked.precision not in right and engine is not None and not engine.own_loader:
         yield Refusal(
-            setting=longer,
-            reason=f"{wanted:,} tokens in and out are more than the model's {positions:,} "
-            "positions",
+            setting="precision",
+            reason=f"{asked.model} is quantised already, and runs in {' or '.join(right)} here",
+            hint=f"write precision: {right[0]}",
+        )
+    compared = asked.parameters.get("quality") and not asked.parameters.get("quality_of")
+    if compared and right and "fp32" not in right:
+        yield Refusal(
+            setting="quality",
+            reason=f"the reference is in fp32, and {asked.model} is quantised",
+            hint="write quality_of: the model that it was made from",
+        )
+
+
+def _position_refusals(asked: Asked) -> Iterator[Refusal]:
+    """More tokens to read and to write than the model has positions."""
+    config = known_config(asked.model) or {}
+    positions = positions_of(config)
+    if positions is None:
+        return
+    wanted = {name: asked.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
+    longest = max(wanted, key=lambda name: wanted[name])
+    if config.get("is_encoder_decoder"):  # the encoder reads, the decoder writes
+        yield from too_long(longest, wanted[longest], positions)
+    elif sum(wanted.values()) > positions:
+        yield Refusal(
+            setting="input_tokens" if wanted["input_tokens"] else "output_tokens",
+            reason=f"{sum(wanted.values()):,} tokens in and out are more than the model's "
+            f"{positions:,} positions",
             hint=f"input_tokens and output_tokens may be {positions:,} together",
+        )
+
+
+def too_long(setting: str, tokens: int, positions: int) -> Iterator[Refusal]:
+    """An objection to a length beyond the model's positions."""
+    if tokens > positions:
+        yield Refusal(
+            setting=setting,
+            reason=f"{tokens:,} tokens are more than the model's {positions:,} positions",
+            hint=f"write {setting}: {positions}, or less",
         )

@@ -18,6 +18,8 @@ from workloads.errors import DataMissing
 #: Raise when what is written changes: it is in the cache's key.
 RECIPE = 1
 
+POSITIONS = 8192
+
 
 def cache_key(gguf_file: Path) -> str:
     """The key of the converted model: the recipe, and which file it came from."""
@@ -80,7 +82,7 @@ def write_tokenizer(gguf_file: Path, directory: Path) -> None:
         "pad_token": tokenizer.pad_token or tokenizer.eos_token,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 8192,
+        "model_max_length": POSITIONS,
         "model_input_names": ["input_ids", "attention_mask"],
         "chat_template": tokenizer.chat_template,
     }

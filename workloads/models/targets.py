@@ -108,20 +108,6 @@ def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
         return None
 
 
-def config_here(model: str) -> dict[str, Any] | None:
-    """config.json of a model by what is on this machine; None where it cannot be told."""
-    try:
-        entry = find_model(model, weights=False)
-        if entry.name in MADE:
-            maker = importlib.import_module(MADE[entry.name])
-            found: dict[str, Any] = maker.config() if hasattr(maker, "config") else {}
-            return found
-        directory = Path(entry.location)
-        return read_config(directory) if os.path.isdir(directory) else None
-    except (WorkloadError, OSError):
-        return None
-
-
 def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:
     """Matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside."""
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from workloads.api import JobContext, Request, Result, Sample
 from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
 from workloads.models.saved import keep, write_origin
-from workloads.one_pass import result_of
+from workloads.one_pass import Prompt, encoded_prompts, result_of
 from workloads.onnx_graphs.calibrations import RANGES, calibrations_root
 from workloads.onnx_graphs.decoder import OnnxDecoder, load
 from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of
@@ -36,10 +36,7 @@ def run(request: Request, context: JobContext) -> Result:
     engine = load(request, context.device)
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = [
-        engine.encode(dataset.examples[index % len(dataset.examples)].content)
-        for index in range(parameters.prompts)
-    ]
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
     passes = _Passes(engine, prompts, parameters.output_tokens)
     with tempfile.TemporaryDirectory(dir=cache_root()) as aside:
         ranges = Path(aside) / RANGES
@@ -106,7 +103,7 @@ def measure_ranges(graph: Path, passes: _Passes, to: Path) -> None:
 class _Passes:
     """Inputs of the graph, pass by pass, as ``CalibrationDataReader`` gives them."""
 
-    def __init__(self, engine: OnnxDecoder, prompts: list[list[int]], output_tokens: int) -> None:
+    def __init__(self, engine: OnnxDecoder, prompts: Sequence[Prompt], output_tokens: int) -> None:
         self.count = self.positions = 0
         self._passes = self._all(engine, prompts, output_tokens)
 
@@ -115,7 +112,7 @@ class _Passes:
         return next(self._passes, None)
 
     def _all(
-        self, engine: OnnxDecoder, prompts: list[list[int]], output_tokens: int
+        self, engine: OnnxDecoder, prompts: Sequence[Prompt], output_tokens: int
     ) -> Iterator[dict[str, Any]]:
         decoder = engine.decoder
         for prompt in prompts:

@@ -184,7 +184,7 @@ def load(request: Request, device: Device) -> Any:
         weights=opened.weights(),
         end_token_ids=frozenset(facts["end_token_ids"]),
         context_length=facts["positions"],
-        details={"attention": "sdpa", "architecture": facts["architecture"], **details},
+        details=opened.told({"architecture": facts["architecture"], **details}),
         figures=figures,
     )
 

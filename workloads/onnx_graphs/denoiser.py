@@ -80,13 +80,14 @@ def load(request: Request, device: Device) -> ImagePipeline:
         device=device,
         weights=found,
         random_weights=source.random_weights,
-        details={
-            "pipeline": type(pipeline).__name__,
-            "denoiser": type(unet).__name__,
-            "scheduler": scheduler,
-            "attention": "sdpa",
-            **details,
-        },
+        details=opened.told(
+            {
+                "pipeline": type(pipeline).__name__,
+                "denoiser": type(unet).__name__,
+                "scheduler": scheduler,
+                **details,
+            }
+        ),
         figures=figures,
         clock=time.perf_counter,
         mode=torch.inference_mode,

@@ -69,7 +69,7 @@ def load(request: Request, device: Device) -> OnnxEncoder:
         pad_token_id=facts["pad_token_id"],
         positions=facts["positions"],
         card="cpu",  # ids go to the graph from the host
-        details={"attention": "sdpa", "architecture": facts["architecture"], **details},
+        details=opened.told({"architecture": facts["architecture"], **details}),
         figures=figures,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ class Opened:
     def facts(self) -> Mapping[str, Any]:
         """Facts that were noted at export."""
         return facts_of(self.directory)
+
+    def told(self, details: Mapping[str, str]) -> Mapping[str, str]:
+        """Details of the row, with those of a session that may yet be opened for other threads."""
+        return ChainMap(self.graph.of_threads, {"attention": "sdpa", **details})
 
     def weights(self) -> ModelWeights:
         """Bytes, count and format of the weights, as stored."""

@@ -162,7 +162,7 @@ def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) 
         source=source,
         weights=opened.weights(),
         end_token_ids=frozenset(facts["end_token_ids"]),
-        details={"attention": "sdpa", "architecture": facts["architecture"], **details},
+        details=opened.told({"architecture": facts["architecture"], **details}),
         figures=figures,
         **reading(request, facts["positions"]),
     )

@@ -99,7 +99,6 @@ class Execution:
             "onnxruntime_version": onnxruntime.__version__,
             "providers": self.provider,
             "graph_optimization": self.graph_optimization,
-            "spinning": "allowed" if self.spins else "off",
         }
 
 
@@ -114,6 +113,8 @@ class Graph:
         """
         self._path, self._execution = path, execution
         self._card = torch.device(execution.device.torch_device)
+        #: Details of the row that follow the threads of the job.
+        self.of_threads: dict[str, str] = {}
         self._open(written_to)
         self.inputs = {spec.name: _TYPES[spec.type] for spec in self._session.get_inputs()}
         self.outputs = [spec.name for spec in self._session.get_outputs()]
@@ -133,6 +134,7 @@ class Graph:
             text = str(error).splitlines()[0]
             raise DataMissing(f"ONNX Runtime cannot open {path}: {text:.500}") from error
         self.start_s = time.perf_counter() - began
+        self.of_threads["spinning"] = "allowed" if self._execution.spins else "off"
 
     @property
     def threads(self) -> int:

@@ -13,8 +13,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from workloads.cache import flush_tree
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.parallel.exchange import Stamped
 from workloads.techniques.base import Training
@@ -56,6 +58,28 @@ def use_its_algorithms() -> bool:
     return _deterministic[0]
 
 
+class _Divided:
+    """The parts of a training that DeepSpeed has divided among the ranks."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's part; all ranks are here."""
+        self._engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
+        flush_tree(directory)
+
+    def load(self, directory: Path) -> None:
+        """Read every rank's part back; all ranks are here.
+
+        Raises:
+            BadConfiguration: DeepSpeed has found nothing that it takes for its own.
+        """
+        found, _ = self._engine.load_checkpoint(str(directory.parent), tag=directory.name)
+        if found is None:
+            raise BadConfiguration(f"DeepSpeed reads no checkpoint in {directory}")
+
+
 def start(training: Training, config: Mapping[str, Any]) -> None:
     """Hand model and optimizer over to DeepSpeed.
 
@@ -89,6 +113,7 @@ def start(training: Training, config: Mapping[str, Any]) -> None:
             f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
         )
     training.wrapper, training.optimizer = engine, optimizer
+    training.divided = _Divided(engine)
     exchange = Stamped(training.device)
     training.ending.enter_context(
         exchange.watch(importlib.import_module("deepspeed.comm.comm").cdb)

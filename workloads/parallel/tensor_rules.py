@@ -6,15 +6,12 @@ queries the key/value heads too: ChatGLM3 has two of those, so two cards are its
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.models.catalog import MADE, find_model
 from workloads.models.chatglm3 import from_original_config, is_original
-from workloads.models.checkpoint_files import read_config
+from workloads.models.known_config import known_config
 from workloads.precision import quantized
 from workloads.refusal import Asked, Refusal
 
@@ -37,15 +34,10 @@ def split_problem(config: Mapping[str, Any], cards: int) -> str:
 
 def model_config(name: str) -> Mapping[str, Any] | None:
     """A model's config.json by name; None where it cannot be had without loading anything."""
+    read = known_config(name)
     try:
-        entry = find_model(name)
-        if entry.name in MADE:
-            found: dict[str, Any] = importlib.import_module(MADE[entry.name]).config()
-            return found
-        directory = Path(entry.location)
-        read = read_config(directory) if directory.is_dir() else None
         return from_original_config(read) if read and is_original(read) else read
-    except (WorkloadError, OSError):
+    except WorkloadError:
         return None
 
 

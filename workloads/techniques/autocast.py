@@ -67,6 +67,7 @@ class Autocast(Technique):
         import torch
 
         scaler = torch.amp.GradScaler(training.device.spec.torch_type)
+        training.stateful["loss scale"] = scaler
 
         def backward(loss: torch.Tensor) -> None:
             scaler.scale(loss).backward()

@@ -32,6 +32,8 @@ from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from workloads.api import Phase
@@ -141,6 +143,7 @@ class DataPlan:
     move: Callable[[Inputs], Inputs]
     #: Samples of a global batch and the number of the step -> the same as that step meets them.
     draw: Callable[[Sequence[Learnable], int], Sequence[Learnable]] = lambda samples, step: samples
+    first_step: int = 0  # that this attempt takes; later ones where it goes on from a checkpoint
     micro_batches: int = 1  # forward and backward passes per optimizer step
     counted: bool = True  # False where another rank counts the same samples
     details: dict[str, str] = field(default_factory=dict)  # for the row
@@ -149,6 +152,26 @@ class DataPlan:
 
 #: A micro-batch, its logits and the positions that they are of (None: all) -> summed loss.
 Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
+
+
+class Stateful(Protocol):
+    """A part of training that remembers something between steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Take over such a state."""
+
+
+class DividedState(Protocol):
+    """Weights and optimizer that a library divides among the cards, and saves in parts."""
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's part; all ranks are here."""
+
+    def load(self, directory: Path) -> None:
+        """Read every rank's part back; all ranks are here."""
 
 
 class HeldOutLoss(Protocol):
@@ -219,6 +242,22 @@ class Training:
     origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
+    #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
+    kept_as: str = ""
+    attempt: int = 1  # number of this try at the job
+    #: Every rank's value, in rank order, on every rank.
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    #: By name, what remembers something between steps beside weights and optimizer.
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+    #: Set where weights and optimizer are not this rank's alone to save.
+    divided: DividedState | None = None
+    begins_anew: str = ""  # reason why no later attempt can go on from a checkpoint
+    first_step: int = 0  # that this attempt takes
+    #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
+    #: of its micro-batches, which are on the card until somebody reads them.
+    losses: list[Sequence[Any]] = field(default_factory=list)
+    #: Random state of before the first step that this attempt takes; None: the seed's.
+    random_state: dict[str, Any] | None = None
 
     @property
     def called(self) -> Any:

@@ -82,6 +82,7 @@ class GradientCompression(Technique):
             return
         wrapper = training.wrapper
         if self.gradient_compression == "powersgd":
+            training.begins_anew = "powersgd keeps what it has not sent yet on each card"
             hook: Any = _PowerSgd(wrapper.process_group, self.powersgd_rank or _POWERSGD_RANK)
         else:
             hook = _Short(wrapper.process_group, self.gradient_compression)

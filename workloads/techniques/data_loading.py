@@ -102,7 +102,7 @@ class DataLoading(Technique):
         loader: DataLoader[Any] = DataLoader(
             _Steps(make),  # type: ignore[arg-type]
             batch_size=None,
-            sampler=itertools.count(),  # type: ignore[arg-type]
+            sampler=itertools.count(data.first_step),  # type: ignore[arg-type]
             pin_memory=self.pin_memory,
             **workers,
         )

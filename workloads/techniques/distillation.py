@@ -11,7 +11,6 @@ largest logits of each position are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,12 +20,13 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.targets import config_here
+from workloads.models.known_config import known_config, vocabulary_size
 from workloads.parallel.layout import tensor_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, Loading, Technique, Training
 from workloads.training import students
+from workloads.training.taught import Taught
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ class Distillation(Technique):
         "computed.",
     )
 
-    _taught: list[_Taught] = PrivateAttr(default_factory=list)
+    _taught: list[Taught] = PrivateAttr(default_factory=list)
 
     # ------------------------------------------------------------ in the plan
 
@@ -164,9 +164,9 @@ class Distillation(Technique):
         yield from self._together(asked)
 
     def _sizes(self, asked: Asked) -> Iterator[Refusal]:
-        config = config_here(asked.model) or {}
-        other = config_here(self.teacher) if self.teacher is not None else None
-        ours, theirs = _vocabulary(config), _vocabulary(other or {})
+        config = known_config(asked.model) or {}
+        other = known_config(self.teacher) if self.teacher is not None else None
+        ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(
                 setting="teacher",
@@ -270,7 +270,7 @@ class Distillation(Technique):
                 f"the teacher has a vocabulary of {theirs:,} tokens, the student one of {ours:,}"
             )
         teacher.eval().requires_grad_(False)
-        self._taught.append(_Taught(teacher=teacher, directory=Path(identity.path)))
+        self._taught.append(Taught(teacher=teacher, directory=Path(identity.path)))
         loading.details["teacher"] = f"{identity.entry.name}{'' if trained else ', random weights'}"
         return model
 
@@ -337,117 +337,6 @@ class Distillation(Technique):
                     f"{taught.kept.values.shape[1]} largest of {len(taught.kept.values):,} "
                     f"positions, {taught.kept.nbytes:,} bytes, {how}"
                 )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Taught:
-    """A teacher at work."""
-
-    teacher: Any
-    directory: Path
-    training: Any = None  # from ``on_model`` on
-    kept: Any = None
-    stamps: list[tuple[Any, Any]] = field(default_factory=list)  # of this step
-    counted: list[tuple[Any, Any]] = field(default_factory=list)  # of all steps but the first
-    ends: list[Any] = field(default_factory=list)
-
-    def logits(self, inputs: Inputs, kept: Any) -> torch.Tensor:
-        """The teacher's logits, without gradients."""
-        import torch
-
-        device = self.training.device
-        began = device.stamp()
-        with torch.no_grad():
-            found = self.training.logits(self.teacher, inputs, kept)
-        device.mark_step()
-        if torch.is_grad_enabled():
-            self.stamps.append((began, device.stamp()))
-        return found  # type: ignore[no-any-return]
-
-    def divergence(
-        self, inputs: Inputs, logits: torch.Tensor, kept: Any, temperature: float
-    ) -> torch.Tensor:
-        """Summed KL divergence, by the kept logits where a batch brings such."""
-        from workloads.training.teaching import summed_kl, summed_kl_of_largest
-
-        aligned = self.training.task.function("aligned")
-        student, labels = aligned(logits, inputs.labels, kept)
-        values, ids = inputs.guide_values, inputs.guide_ids
-        if values is None or ids is None:
-            teacher, _ = aligned(self.logits(inputs, kept), inputs.labels, kept)
-            return summed_kl(student, teacher, labels, temperature)
-        if kept is not None:
-            values, ids = values[:, kept], ids[:, kept]
-        values, ids = (aligned(guide, inputs.labels, kept)[0] for guide in (values, ids))
-        return summed_kl_of_largest(student, values, ids, labels, temperature)
-
-    def plain_divergence(self, inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
-        """Summed KL divergence from the whole of the teacher's distribution, at temperature 1."""
-        from workloads.training.teaching import summed_kl
-
-        aligned = self.training.task.function("aligned")
-        student, labels = aligned(logits, inputs.labels, kept)
-        teacher, _ = aligned(self.logits(inputs, kept), inputs.labels, kept)
-        return summed_kl(student, teacher, labels, 1.0)
-
-    def own_loss(self, inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
-        """The teacher's loss, whatever the student's logits."""
-        loss: torch.Tensor = self.training.plain_loss(inputs, self.logits(inputs, kept), kept)
-        return loss
-
-    def keep(self, samples: Sequence[Any], data: DataPlan, collate: Any) -> None:
-        """Have the largest logits of these samples; from the node's cache, if they are there."""
-        import torch
-
-        from workloads.models.layouts import fingerprint
-        from workloads.training.teaching import LARGEST, keep_logits
-
-        def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
-            inputs = data.move(collate(some))
-            with torch.no_grad():
-                logits = self.training.logits(self.teacher, inputs, None).float()
-            found = logits.topk(min(LARGEST, logits.shape[-1]), dim=-1)
-            parts = []
-            for row, sample in enumerate(some):
-                place = slice(sample.prompt_tokens - 1, len(sample.ids) - 1)
-                values = found.values[row, place].cpu().numpy()
-                parts.append((values, found.indices[row, place].cpu().numpy().astype("int32")))
-            return parts
-
-        identity = f"{fingerprint(self.directory)} {self.arithmetic()}"
-        self.kept = keep_logits(samples, identity, largest, data.batch_size)
-
-    def arithmetic(self) -> str:
-        """All that the teacher's logits depend on beside its weights and the samples."""
-        import torch
-
-        kind = self.training.device.spec.torch_type
-        with self.training.in_forward():
-            mixed = torch.is_autocast_enabled(kind)
-            autocast = str(torch.get_autocast_dtype(kind)) if mixed else "none"
-        attention = getattr(self.teacher.config, "_attn_implementation", None)
-        products = torch.get_float32_matmul_precision()
-        return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
-
-    def end_step(self, step: int) -> None:
-        """Count the teacher's time; of the first step no beginning is known."""
-        if step:
-            self.counted += self.stamps
-        self.stamps = []
-        self.ends.append(self.training.device.stamp())
-
-    def share(self) -> float | None:
-        """Share of the steps' time that the teacher took."""
-        device = self.training.device
-        device.synchronize()
-        steps = [(self.ends[0], self.ends[-1])] if len(self.ends) > 1 else []
-        whole, own = device.seconds_in(steps), device.seconds_in(self.counted)
-        return own / whole if whole and own is not None else None
-
-
-def _vocabulary(config: Any) -> int | None:
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
 
 
 SPEC = Distillation

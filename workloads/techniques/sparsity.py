@@ -12,7 +12,7 @@ Compression. ``save_model`` keeps what comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -233,8 +233,10 @@ class Sparsity(Technique):
         if self.sparsity == "none" and self.cluster_bits is None:
             return
         layers = pruning.layers(training.model)
-        state = Pruned(bytes_before=_bytes(layers.values()))
+        state = Pruned(bytes_before=_bytes(layers.values()), layers=layers)
         self._state.append(state)
+        if self.sparsity_schedule == "gradual":
+            training.stateful["masks"] = state
         training.metrics["layer_bytes_before"] = float(state.bytes_before)
         _note_loss(training, "dense_loss")
         if self.sparsity == "none":
@@ -335,8 +337,20 @@ class Pruned:
     """Masks of a model in training."""
 
     bytes_before: int
+    layers: Mapping[str, Any] = field(default_factory=dict)
     share: float = 0.0
     masks: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        masks = {name: self.masks.get(layer.weight) for name, layer in self.layers.items()}
+        return {"share": self.share, "masks": masks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.share = state["share"]
+        for name, mask in state["masks"].items():
+            if mask is not None:
+                weight = self.layers[name].weight
+                self.masks[weight] = mask.to(weight.device)
 
     def mask_gradients(self) -> None:
         for parameter, mask in self.masks.items():

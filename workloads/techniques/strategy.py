@@ -41,6 +41,13 @@ class Strategy(Technique):
             role="choice",
             loads=True,
             always_in_id=True,
+            also_called={
+                "deepspeed": "zero2",
+                "fsdp": "zero3",
+                "dp": "ddp",
+                "data-parallel": "ddp",
+                "tp": "tensor-parallel",
+            },
             description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
             "zero3 (DeepSpeed), tensor-parallel (every matrix split over all cards). Left out: "
             "ddp. batch_size is per data-parallel card.",

@@ -10,30 +10,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from workloads.api import JobContext, Request, Result, Sample
-from workloads.data.catalog import Dataset, load_dataset
+from workloads.api import JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
-from workloads.models.loading import ModelSource
-from workloads.models.saved import save_trained
 from workloads.parallel.layout import Layout, tensor_size
-from workloads.tasks.base import TaskSpec
+from workloads.profiling import Profile
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
-from workloads.training import adapters, held_out, methods
+from workloads.training import held_out, methods, remains
 from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import flops_per_token
-from workloads.training.samples import Encoded, Learnable, SampleFormat
+from workloads.training.reading import ReadSamples, read_samples
 from workloads.training.step import Steps, batch_maker, plan_data
+from workloads.training.watching import profile_steps
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
 
@@ -49,16 +45,6 @@ class _Loaded:
     details: dict[str, str]  # of what was loaded, for the row
     load_s: float
     baseline_host_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Samples:
-    """Samples of a dataset, and how long tokenizing those took that are trained on."""
-
-    encoded: Encoded
-    held_out: Sequence[Learnable]
-    tokenization_s: float
-    dataset: Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +78,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         tensor=tensor_size(parameters, context.world_size),
     )
     form = loaded.base.format(request.parameters)
-    source = _samples(request, context, method, loaded.base.task, form, layout)
+    source = read_samples(request, context, method, loaded.base.task, form, layout)
     data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
     data.ending = ending
     for technique in techniques:
@@ -102,16 +88,30 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     context.device.seed(seed)
     training, whole = _training(request, context, method, techniques, loaded, layout, data, source)
     make = batch_maker(data, source.encoded.samples, layout.data_rank)
+    data.first_step = training.first_step
     steps = Steps(training, techniques, data, data.feed(make))
     for technique in techniques:
         technique.before_steps(training, lambda step: steps.rehearse(make(step)))
+
+    def restart() -> None:
+        """Draw the random numbers that the first step of this attempt meets."""
+        if training.random_state is None:
+            context.device.seed(seed)
+        else:
+            context.device.restore_random_state(training.random_state)
+
+    if training.random_state is not None:
+        restart()
     context.device.release_memory()
     context.device.reset_peak_memory()
     if context.world_size > 1:
         training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
     with HostMemoryPeak() as host_memory:
-        measured = _measure(steps, make, method, request, context, seed)
+        measured = _measure(steps, make, training, request, context, restart)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
+    profile = Profile()
+    if request.parameters.get("profile") and not request.probe:
+        profile = profile_steps(training, steps, make(training.first_step))
     for technique in techniques:
         technique.after_steps(training)
     details = {
@@ -122,9 +122,15 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
+        **profile.details,
         "host_memory_peak": host_memory.method,
     }
-    metrics, flag = _losses(measured.samples, context.collective.gather, steps.evaluate(make(0)))
+    metrics, flag = remains.losses(
+        measured.samples,
+        sum(training.losses[0]),
+        context.collective.gather,
+        steps.evaluate(make(0)),
+    )
     metrics |= loaded.base.source.metrics()
     metrics |= training.metrics
     details |= flag
@@ -133,7 +139,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
             metrics["held_out_loss"] = training.held_out_loss()
             for name, objective in training.held_out_metrics.items():
                 metrics[name] = training.held_out_loss(objective)
-        kept, converted = _finish(
+        kept, converted = remains.finish(
             request, context, method, training, loaded.base.source, steps, make
         )
         details |= kept
@@ -157,6 +163,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
+        trace=profile.trace if context.rank == 0 else None,
     )
 
 
@@ -205,38 +212,6 @@ def _load(
     )
 
 
-def _samples(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    task: TaskSpec,
-    form: SampleFormat,
-    layout: Layout,
-) -> _Samples:
-    """The samples to train on, and those that are held out."""
-    dataset = load_dataset(request.dataset, method.reading())
-    count = max(method.samples, request.batch_size * layout.data_size)
-    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
-    encode = task.function("encode")
-    began = context.clock()
-    encoded: Encoded = encode(examples, count, form)
-    at_once = request.batch_size * layout.data_size
-    if len(encoded.samples) < at_once and not request.probe:
-        raise BadConfiguration(
-            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
-            f"(batch_size {request.batch_size} on {layout.data_size} cards)"
-        )
-    if request.probe:  # the longest samples decide whether a batch fits
-        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
-        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
-    return _Samples(
-        encoded=encoded,
-        tokenization_s=context.clock() - began,
-        held_out=encode(held, len(held), form).samples if held else (),
-        dataset=dataset,
-    )
-
-
 def _training(
     request: Request,
     context: JobContext,
@@ -245,7 +220,7 @@ def _training(
     loaded: _Loaded,
     layout: Layout,
     data: DataPlan,
-    source: _Samples,
+    source: ReadSamples,
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -276,6 +251,9 @@ def _training(
         steps=request.measure.warmup + method.steps,
         enter_phase=context.enter_phase,
         ending=data.ending,
+        kept_as=request.kept_as,
+        attempt=request.attempt,
+        gather=context.collective.gather,
         details={
             "method": method.method,
             "learning_rate": f"{rate:g}",
@@ -308,27 +286,31 @@ def _training(
 def _measure(
     steps: Steps,
     make: Callable[[int], StepBatch],
-    method: MethodParameters,
+    training: Training,
     request: Request,
     context: JobContext,
-    seed: int,
+    restart: Callable[[], None],
 ) -> Measured:
     """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
 
     How many rehearsals there are, hangs on the clock; what is learned must not, so each leaves
-    weights, gradients and random numbers as they are before the first step.
+    weights, gradients and random numbers as they are before the first step. An attempt that goes on
+    from a checkpoint warms up anew, as its process does, with the first steps that are left.
     """
-    settings, spec = request.measure, find_engine(request.engine)
-    timed = range(settings.warmup, settings.warmup + method.steps) if settings.warmup else ()
+    spec, first = find_engine(request.engine), training.first_step
+    warmup = min(request.measure.warmup, training.steps - first - 1)
+    timed = range(first + warmup, training.steps) if warmup else ()
 
     def rehearse(number: int) -> None:
         steps.rehearse(make(timed[number]))
-        context.device.seed(seed)
+        restart()
 
+    left = training.steps - first - warmup
     once = dataclasses.replace(
-        settings,
-        min_repeats=method.steps,
-        max_repeats=method.steps,
+        request.measure,
+        warmup=warmup,
+        min_repeats=left,
+        max_repeats=left,
         relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned
         least_s=0.0,
     )
@@ -339,69 +321,9 @@ def _measure(
         instruments_of(context, counted=spec.counts_compilations),
         WarmupPlan(
             shapes=[make(step).shape for step in timed],
+            first=first,
             rehearse=rehearse,
             compiled=not context.device.spec.can("dynamic_shapes"),
             restarts=False,
         ),
     )
-
-
-def _losses(
-    samples: Sequence[Sample], gather: Callable[[Any], list[Any]], my_loss_after: float
-) -> tuple[dict[str, float], dict[str, str]]:
-    """The loss on the first batch before and after training, and what is wrong with losses.
-
-    Each rank has its part of that batch; the mean of their losses is that of the whole batch.
-    """
-    pairs = gather((samples[0].loss, my_loss_after))
-    before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    found = {"first_batch_loss_before": before, "first_batch_loss_after": after}
-    strange = [n for n, s in enumerate(samples) if s.loss is None or not math.isfinite(s.loss)]
-    if strange:
-        first = "before anything was learned" if strange[0] == 0 else f"first at step {strange[0]}"
-        text = f"the loss is no number in {len(strange)} of {len(samples)} steps, {first}"
-        return found, {"loss_flag": text}
-    if not after < before:
-        text = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
-        return found, {"loss_flag": text}
-    return found, {}
-
-
-def _finish(
-    request: Request,
-    context: JobContext,
-    method: MethodParameters,
-    training: Training,
-    source: ModelSource,
-    steps: Steps,
-    make: Any,
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Keep what remains of the trained model: an adapter or the whole model under its name, or
-    converted weights and the loss that they have."""
-    details: dict[str, str] = {}
-    metrics: dict[str, float] = {}
-    origin = {
-        "model": request.model,
-        "method": method.method,
-        "precision": request.precision,
-        "dataset": request.dataset,
-        "steps": method.steps,
-        **training.origin,
-    }
-    if method.save_adapter:
-        with training.gathered():
-            if context.rank == 0:
-                where = adapters.save_adapter(training.model, method.save_adapter, origin)
-                details["saved_adapter"] = str(where)
-        context.collective.barrier()  # ranks end together, and with them the gang
-    if method.save_model:
-        with training.gathered():
-            if context.rank == 0:
-                where = save_trained(training.model, source, method.save_model, origin)
-                details["saved_model"] = str(where)
-        context.collective.barrier()
-    if method.method.startswith("qat"):
-        training.wrapper = None
-        training.model, details["converted"] = methods.converted(training.model)
-        metrics["converted_loss"] = steps.evaluate(make(0))
-    return details, metrics

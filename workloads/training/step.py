@@ -44,7 +44,7 @@ def plan_data(
         moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
         return Inputs(**moved)
 
-    return DataPlan(
+    data = DataPlan(
         device=device,
         task=task,
         form=form,
@@ -54,9 +54,10 @@ def plan_data(
         arrange=task.function("arrange") if "arrange" in task.functions else rows.in_order,
         collate=lambda samples: collate(samples, form),
         draw=lambda samples, step: samples if draw is None else draw(samples, form, step),
-        feed=lambda make: map(make, itertools.count()),
+        feed=lambda make: map(make, itertools.count(data.first_step)),
         move=move,
     )
+    return data
 
 
 def batch_maker(
@@ -96,7 +97,7 @@ class Steps:
         self._techniques = techniques
         self._data = data
         self._feed: Iterator[StepBatch] = feed
-        self._step = 0
+        self._step = training.first_step
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """One optimizer step; the returned function reads loss and times off the card."""
@@ -135,12 +136,14 @@ class Steps:
             device.mark_step()
         with timed("optimizer_s"):
             training.update()
+        training.losses.append(losses)
         for technique in self._techniques:
             technique.after_step(training, self._step)
         device.mark_step()
         self._step += 1
 
         def observe() -> Observation:
+            training.losses[-1] = read = (sum(float(loss) for loss in losses),)
             shares: dict[str, Any] = {
                 part: device.seconds_in(pairs) for part, pairs in stamps.items()
             }
@@ -148,12 +151,23 @@ class Steps:
                 items=step.items if self._data.counted else 0,
                 input_tokens=step.real_tokens if self._data.counted else 0,
                 computed_tokens=step.computed_tokens,
-                loss=sum(float(loss) for loss in losses),
+                loss=read[0],
                 communication_s=_sum([one.waited_s() for one in training.exchanges]),
                 **shares,
             )
 
         return observe
+
+    def untimed(self, step: StepBatch) -> None:
+        """An optimizer step that no technique hears of. What the cards divide among them is learned
+        from as in any step."""
+        training = self._training
+        for number, host in enumerate(step.micro_batches):
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(number == len(step.micro_batches) - 1))
+                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
+        training.update()
 
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""

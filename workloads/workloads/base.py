@@ -30,6 +30,7 @@ class WorkloadSpec:
     function: str  # "module:function", imported only where it runs
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
+    also_called: tuple[str, ...] = ()  # what people write, for the message that refuses it
     #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
     #: the function runs no engine.
     ability: str | None = None

@@ -25,6 +25,7 @@ FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASK
 SPEC = WorkloadSpec(
     name="finetuning",
     function="workloads.finetuning:run",
+    also_called=("training", "train", "sft", "lora", "qlora"),
     parameters=FinetuningParameters,
     summary="Fine-tuning of a language model by method and technique: samples/s, loss.",
     ability="train",

@@ -8,9 +8,10 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.finetuning_method import SAVE_MODEL
 from workloads.metrics import SAMPLES, Metric
+from workloads.models.known_config import known_config
 from workloads.models.model_rules import is_protected, saving_refusals
 from workloads.models.random_weights import PREFIX
-from workloads.models.targets import config_here, linear_shapes
+from workloads.models.targets import linear_shapes
 from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -26,14 +27,19 @@ _LACKING = {
 }
 
 
+#: Numbers of the methods that know one kind.
+_STORES = {"static": "int8", "auto-round": "int4", "gptq": "int4", "awq": "int4"}
+
+
 class QuantizationParameters(DatasetParameters):
     """One model in fewer bits, and what that costs in quality."""
 
-    method: Literal["weight-only", "auto-round", "gptq", "awq"] = setting(
+    method: Literal["weight-only", "static", "auto-round", "gptq", "awq"] = setting(
         "weight-only",
         role="work",
-        description="weight-only rounds every weight to the nearest number; auto-round learns how "
-        "to round from the calibration texts (package auto-round).",
+        description="weight-only rounds every weight to the nearest number; static (int8) rounds "
+        "activations too, in ranges that the calibration texts have, and multiplies in int8; "
+        "auto-round learns how to round from those texts (package auto-round).",
     )
     numbers: Literal["int8", "fp8", "int4", "nf4"] = setting(
         "int8",
@@ -82,7 +88,7 @@ class QuantizationParameters(DatasetParameters):
     @property
     def reads_texts(self) -> bool:
         """Tell if the calibration texts have a part in it."""
-        return self.method == "auto-round" or self.bias_correction
+        return self.method in ("static", "auto-round") or self.bias_correction
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
@@ -104,11 +110,12 @@ def _method(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             hint="write method: auto-round, whose checkpoints are packed alike",
             unsupported=True,
         )
-    if found.method != "weight-only" and found.numbers != "int4":
+    stores = _STORES.get(found.method, found.numbers)
+    if found.numbers != stores:
         yield Refusal(
             setting="numbers",
-            reason=f"{found.method} stores int4, not {found.numbers}",
-            hint="write numbers: int4",
+            reason=f"{found.method} stores {stores}, not {found.numbers}",
+            hint=f"write numbers: {stores}",
         )
     if found.method != "auto-round" and found.iters is not None:
         yield Refusal(
@@ -172,7 +179,7 @@ def _model(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             reason=f"{asked.precision} is quantised; here it is the format of what is not",
             hint="write precision: bf16 and numbers",
         )
-    if (config_here(asked.model) or {}).get("quantization_config"):
+    if (known_config(asked.model) or {}).get("quantization_config"):
         yield Refusal(
             setting="model",
             reason=f"{asked.model} is quantised already",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from measurement_factory import every_state, large_run
 from planted_lies import (
     LIES,
     Lie,
+    column,
     continuous,
     generation,
     rows_of_the_card,
@@ -23,6 +25,7 @@ from planted_lies import (
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags import FLAGS
 from orchestrator.report.flags.possible import contradictions
+from orchestrator.report.flags.possible.card import most_decoded_per_core_s
 from orchestrator.report.reference_data import reference
 from orchestrator.report.roofline import roofline_of
 
@@ -49,6 +52,24 @@ def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
     roofline = roofline_of([fast], reference().devices)
     assert roofline.shares == () and roofline.unknown == ("A card of next year",)
     assert list(contradictions(replace(fast, device_name=None))) == []
+
+
+def test_a_processor_decodes_with_as_many_cores_as_it_has_threads() -> None:
+    """The row is flagged with one thread less than its tokens take for as long as it was timed."""
+    lied = column(
+        emulated=lambda _: True,
+        peak_device_memory_bytes=lambda _: None,
+        parameter_count=lambda count: 20 * count,
+        samples=lambda made: tuple((rank, replace(one, cpu_s=0.0)) for rank, one in made),
+    )(generation())
+    per_core_s = most_decoded_per_core_s(lied)
+    assert per_core_s is not None
+    timed = [sample for _, sample in lied.samples if not sample.warmup]
+    least = math.ceil(max(s.output_tokens / (per_core_s * s.wall_s) for s in timed))
+    assert least > 1
+    for threads, flagged in ((least - 1, True), (least, False)):
+        found = list(contradictions(replace(lied, threads=threads)))
+        assert any("a core decoded" in reason for reason in found) is flagged, (threads, found)
 
 
 def test_facts_that_are_not_known_never_flag() -> None:

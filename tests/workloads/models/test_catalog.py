@@ -10,15 +10,18 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import chatglm3_reference as reference
 import pytest
 from patience import patience
 
+from workloads import files
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models import catalog, hub, smollm2
 from workloads.models.catalog import find_model
+from workloads.models.checkpoint_files import read_config
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +95,18 @@ def test_a_directory(tmp_path):
     entry = find_model(str(write_model(tmp_path / "m", random_weights=True)))
     assert (entry.kind, entry.architecture) == ("directory", "LlamaForCausalLM")
     assert entry.random_weights
+
+
+def test_a_config_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    """A dozen rules ask for it; each gets an object of its own."""
+    reads: list[Path] = []
+    read_text = files.read_text
+    monkeypatch.setattr(files, "read_text", lambda file: reads.append(file) or read_text(file))
+    model = write_model(tmp_path / "m", random_weights=True)
+    read_config(model).clear()
+    assert read_config(model)["random_weights"] and len(reads) == 1
+    (model / "config.json").write_text('{"random_weights": false}')
+    assert read_config(model) == {"random_weights": False} and len(reads) == 2
 
 
 def test_incomplete_directories(tmp_path):

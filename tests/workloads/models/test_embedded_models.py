@@ -91,6 +91,7 @@ def generate(model, prompts, tokens):
     return out.sequences[:, width:].tolist(), torch.stack(out.logits, 1)
 
 
+@pytest.mark.slow
 def test_lengths_vary_and_batching_changes_nothing(tiny):
     """Some prompts end early and some do not; the choice of token is never a close call."""
     source, tokenizer, model = tiny

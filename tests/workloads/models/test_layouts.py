@@ -93,15 +93,18 @@ def test_other_architectures_have_one_layout(tmp_path):
     assert in_layout(tmp_path, "original") == tmp_path
 
 
-def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
-    """Whatever their paths and times; another byte of the weights is another model."""
+@pytest.mark.parametrize("weights", ["model.safetensors", "unet/model.safetensors"])
+def test_copies_of_a_model_are_one_model(tmp_path: Path, weights: str) -> None:
+    """Whatever their paths and times; another byte of the weights is another model, wherever in a
+    pipeline they lie."""
     first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    (first / "config.json").write_text("{}")
-    (first / "model.safetensors").write_bytes(b"weights")
+    (first / weights).parent.mkdir(parents=True)
+    (first / ("model_index.json" if "/" in weights else "config.json")).write_text("{}")
+    (first / weights).write_bytes(b"weights")
     shutil.copytree(first, second)
-    os.utime(second / "config.json", (1, 1))
+    before = fingerprint(second)
+    os.utime(second / weights, (1, 1))
     assert content_digest(first) == content_digest(second)
-    assert fingerprint(first) != fingerprint(second)
-    (second / "model.safetensors").write_bytes(b"weighty")
+    assert len({fingerprint(first), fingerprint(second), before}) == 3
+    (second / weights).write_bytes(b"weighty")
     assert content_digest(first) != content_digest(second)

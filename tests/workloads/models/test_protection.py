@@ -176,6 +176,7 @@ def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_p
     assert "decryption_s" not in plain.metrics
 
 
+@pytest.mark.slow
 def test_a_protected_model_is_trained_as_the_plain_one(model: tuple[Path, Path]) -> None:
     """Step by step the same loss."""
     sealed, key = model

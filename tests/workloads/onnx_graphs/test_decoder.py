@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from workloads.onnx_graphs.opened import Opened
 from workloads.onnx_graphs.operators import operators_of, share_in
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.onnx_graphs.variants import in_precision, without_shapes_of_weights
+
+pytestmark = pytest.mark.slow  # exports graphs
 
 STEPS = 12
 
@@ -184,14 +187,27 @@ def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) ->
 
 
 def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
-    """A model stays loaded between jobs, which may compute with other numbers of threads."""
+    """A model stays loaded between jobs, which may compute with other numbers of threads; the row
+    says whether these wait in a loop."""
     (directory,) = cache.glob("onnx-decoder-*")
-    graph = Graph(directory / GRAPH, Execution(device=device_for("cpu"), graph_optimization="all"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
+    given = Execution(device=device_for("cpu"), graph_optimization="all")
+    graph = Graph(directory / GRAPH, given)
+    opened = Opened(
+        graph=graph,
+        directory=directory,
+        base=directory,
+        execution=given,
+        precision="fp32",
+        means="",
+    )
+    before, cores = torch.get_num_threads(), os.cpu_count() or 1
+    details = opened.told({"architecture": "of a row"})
     try:
-        graph.take_threads()
-        assert graph.threads == before + 1
+        for threads in (cores, cores + 1, *([1] if cores > 1 else [])):
+            torch.set_num_threads(threads)
+            graph.take_threads()
+            assert graph.threads == threads
+            assert details["spinning"] == ("allowed" if threads >= cores else "off")
     finally:
         torch.set_num_threads(before)
 

@@ -32,6 +32,8 @@ from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
 
+pytestmark = pytest.mark.slow  # exports graphs
+
 #: Exports of a dozen CPU seconds, which `make rehearsal` takes and `make test` does not.
 ON_REQUEST = pytest.mark.skipif(
     "NIGHTGRID_REHEARSAL" not in os.environ, reason="dear: set NIGHTGRID_REHEARSAL to export them"

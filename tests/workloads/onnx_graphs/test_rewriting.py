@@ -21,6 +21,8 @@ from workloads.onnx_graphs.operators import changes, operators_of  # noqa: E402
 from workloads.onnx_graphs.reordering import move_slices_forward  # noqa: E402
 from workloads.onnx_graphs.session import Execution, Graph  # noqa: E402
 
+pytestmark = pytest.mark.slow  # loads the exporter
+
 CHANNELS, SIDE = 4, 16
 
 

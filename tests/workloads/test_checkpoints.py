@@ -1,0 +1,170 @@
+"""Checkpoints on disk: how long they stay, who may read them, and when an attempt goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import training_of
+
+from workloads.techniques.base import Training
+from workloads.techniques.saving import Saving
+from workloads.techniques.sparsity import Pruned
+from workloads.training import checkpoints as on_disk
+from workloads.training.checkpoints import KEPT_DAYS, VARIABLE, Checkpoints
+
+NAME = "run-job"
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Checkpoints lie in a place of the test's own, as on nodes that share one."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
+    return tmp_path / "shared"
+
+
+@contextlib.contextmanager
+def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
+    """An attempt at a job of five steps that saves each, and ends with the block."""
+    torch.manual_seed(number)
+    training = training_of(torch.nn.Linear(width, 2))
+    training.kept_as, training.attempt, training.steps = NAME, number, 5
+    for name, value in changes.items():
+        setattr(training, name, value)
+    with training.ending:
+        Saving(save_every=1).on_optimizer(training)
+        yield training
+
+
+def killed_after(steps: int) -> Training:
+    """An attempt that failed after so many steps, and left its checkpoint."""
+    with pytest.raises(KeyboardInterrupt), attempt(1) as training:
+        saver = Saving(save_every=1)
+        saver.on_optimizer(training)
+        for step in range(steps):
+            loss = training.model(torch.randn(4, 3)).square().sum()
+            training.backward(loss)
+            training.update()
+            training.losses.append((loss.detach(),))
+            saver.after_step(training, step)
+        raise KeyboardInterrupt
+    return training
+
+
+def test_an_attempt_goes_on_where_the_last_one_failed(root: Path) -> None:
+    """With its weights, its averages, its losses and its random numbers; success removes them."""
+    before = killed_after(2)
+    drawn = torch.rand(3)  # what the next step would have met
+    assert [each.name for each in (root / NAME).iterdir()] == ["step-00000001.rank-0.pt"]
+    with attempt(2) as training:
+        assert training.details["resumed"] == "from step 2 of 5"
+        assert len(training.details["losses_before"].split()) == training.first_step == 2
+        assert torch.equal(training.model.weight, before.model.weight)
+        for one, other in zip(
+            training.optimizer.state.values(), before.optimizer.state.values(), strict=True
+        ):
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+        assert training.random_state is not None
+        training.device.restore_random_state(training.random_state)
+        assert torch.equal(torch.rand(3), drawn)
+    assert not (root / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"width": 4}, "of another model"),
+        ({"begins_anew": "errors are kept on each card"}, "errors are kept on each card"),
+        ({"steps": 2}, "of step 2, the last, and there is none to time"),
+        ({"gather": lambda steps: [steps, set()] if isinstance(steps, set) else [steps]}, "no che"),
+    ],
+)
+def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
+    changes: dict[str, Any], told: str
+) -> None:
+    """Another model, a state that is not kept, nothing left to time, a rank without its part."""
+    killed_after(2)
+    with attempt(2, **changes) as training:
+        assert training.details["resumed"].startswith("no, began with step 0: ")
+        assert told in training.details["resumed"]
+        assert training.first_step == 0 and training.losses == []
+
+
+def test_a_damaged_checkpoint_costs_the_steps_and_not_the_job(root: Path) -> None:
+    """It is said that it cannot be read."""
+    killed_after(2)
+    (root / NAME / "step-00000001.rank-0.pt").write_bytes(b"not a checkpoint")
+    with attempt(2) as training:
+        assert "step 2 cannot be read" in training.details["resumed"]
+
+
+def test_an_attempt_on_another_node_says_that_it_found_nothing(root: Path) -> None:
+    """Unless nodes share the directory; a first attempt has nothing to say."""
+    with attempt(2) as training:
+        assert training.details["resumed"].endswith(f"no checkpoint in {root / NAME}")
+    with attempt(1) as training:
+        assert "resumed" not in training.details
+
+
+def test_what_others_may_have_written_is_not_read(root: Path) -> None:
+    """A directory that the group may write in is refused."""
+    killed_after(1)
+    (root / NAME).chmod(0o770)
+    with pytest.raises(PermissionError, match="this user alone"), attempt(2):
+        pass
+
+
+def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
+    """After two weeks; younger ones stay."""
+    for name, days in (("old", KEPT_DAYS + 1), ("young", KEPT_DAYS - 1)):
+        (root / name).mkdir(parents=True)
+        then = (root / name).stat().st_mtime - days * 86_400
+        os.utime(root / name, (then, then))
+    with attempt(1):
+        assert sorted(each.name for each in root.iterdir()) == [NAME, "young"]
+
+
+def test_without_room_a_job_fails_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    """The message has both sizes, the directory and what to do."""
+    usage = on_disk.shutil.disk_usage("/")
+    monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(OSError, match=f"1e-07 GB are free.*{VARIABLE}") as failed, attempt(1):
+        pass
+    assert failed.value.errno == errno.ENOSPC and failed.value.filename == str(root / NAME)
+
+
+def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
+    """The last two of each rank, of ranks that wait for their writing."""
+    ranks = [Checkpoints(directory=tmp_path, rank=rank, steps_kept=2) for rank in (0, 1)]
+    for step in (1, 3, 5):
+        for each in ranks:
+            each.path(step).touch()
+            each.divided(step).mkdir(exist_ok=True)
+            each.forget_older()
+    assert [each.steps() for each in ranks] == [[3, 5], [3, 5]]
+    assert not ranks[0].divided(1).exists() and ranks[0].divided(3).exists()
+    ranks[0].remove()
+    assert ranks[1].steps() == [3, 5]
+    ranks[1].remove()
+    assert not tmp_path.exists()
+
+
+def test_masks_of_gradual_pruning_are_taken_over() -> None:
+    """They grow with the steps, and the weights that they hold at zero stay there."""
+    layer, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    mask = torch.tensor([[True, False], [False, True]])
+    before = Pruned(bytes_before=0, layers={"a": layer, "b": other}, share=0.5)
+    before.masks[layer.weight] = mask
+    after = Pruned(bytes_before=0, layers={"a": torch.nn.Linear(2, 2), "b": other})
+    after.load_state_dict(before.state_dict())
+    assert after.share == 0.5 and list(after.masks) == [after.layers["a"].weight]
+    after.mask_weights()
+    assert torch.equal(after.layers["a"].weight != 0, mask)

@@ -1,0 +1,76 @@
+"""Text encoding, with an encoder of the test's own: how texts become batches, what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from generation_cases import ONCE, Worker, request, write_dataset
+
+from workloads.api import Result
+from workloads.encoding import run as encoding
+from workloads.errors import BadConfiguration
+from workloads.weights import ModelWeights
+
+LENGTHS = (5, 2, 5, 1, 5, 2, 3)
+
+
+class Letters:
+    """Reads a letter as a token."""
+
+    weights = ModelWeights(weight_bytes=4, parameter_count=1, quantized_share=0.0, detail="none")
+    random_weights = True
+    details: dict[str, str] = {}  # noqa: RUF012 - read only
+
+    def ids(self, text: str, max_length: int) -> list[int]:
+        return [ord(letter) for letter in text][:max_length]
+
+    def prepare(self, texts: Sequence[Sequence[int]]) -> Any:
+        return texts
+
+    def logits(self, prepared: Any) -> Any:
+        return None
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Seven texts, each of so many letters."""
+    lines = ["x" * count for count in LENGTHS]
+    return write_dataset(tmp_path_factory.mktemp("data") / "texts.jsonl", lines)
+
+
+def run(dataset: str, batch_size: int, **more: Any) -> Result:
+    measure = replace(ONCE, warmup=1)
+    asked = request(
+        dataset, workload="text-encoding", batch_size=batch_size, measure=measure, **more
+    )
+    worker = Worker()
+    worker.loaded[asked.residency_key] = (Letters(), 0)
+    return encoding.run(asked, worker.context())
+
+
+@pytest.mark.parametrize(
+    ("size", "batches", "shapes"),
+    [
+        (1, [(1, n, n) for n in LENGTHS], 4),
+        (2, [(2, 7, 10), (2, 6, 10), (2, 7, 10), (1, 3, 3)], 2),
+        (9, [(9, 23 + 7, 45)], 1),
+    ],
+)
+def test_texts_are_cut_into_batches_and_padded_to_the_longest(
+    texts: str, size: int, batches: list[tuple[int, int, int]], shapes: int
+) -> None:
+    """A row counts texts, tokens and positions. Batches of one size are of one shape if their
+    longest texts are equally long. A batch larger than the dataset has texts twice."""
+    found = run(texts, size, texts=7)
+    timed = [sample for sample in found.samples if not sample.warmup]
+    assert [(s.items, s.input_tokens, s.computed_tokens) for s in timed] == batches
+    assert (found.shapes, found.shapes_unmet) == (shapes, 0)
+
+
+def test_no_text_at_all_is_no_batch(texts: str) -> None:
+    """It is refused before anything is loaded."""
+    with pytest.raises(BadConfiguration, match="at least 1"):
+        run(texts, 0)

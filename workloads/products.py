@@ -1,0 +1,32 @@
+"""Products that jobs keep under a name for others: models, adapters, calibrations. No torch here.
+
+A name may come to stand for something else, when a job saves it anew. What was loaded or measured
+before that is of another product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workloads.models.saved import ORIGIN, models_root
+from workloads.onnx_graphs.calibrations import calibrations_root
+from workloads.training.adapters import adapters_root
+
+#: The directory of each kind's names, on this machine.
+_ROOTS: dict[str, Callable[[], Path]] = {
+    "model": models_root,
+    "adapter": adapters_root,
+    "calibration": calibrations_root,
+}
+
+
+def made_at(kind: str, name: object) -> float | None:
+    """Seconds since the epoch at which a job made what has a name now; None where none did, or
+    nothing of it is known on this machine."""
+    if kind not in _ROOTS or not isinstance(name, str):
+        return None
+    try:
+        return (_ROOTS[kind]() / Path(name).expanduser() / ORIGIN).stat().st_mtime
+    except (OSError, ValueError, RuntimeError):
+        return None

@@ -1,0 +1,58 @@
+"""Samples of a dataset, tokenized: those that a job trains on, and those that it holds out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workloads.api import JobContext, Request
+from workloads.data.catalog import Dataset, load_dataset
+from workloads.errors import BadConfiguration
+from workloads.finetuning_method import MethodParameters
+from workloads.parallel.layout import Layout
+from workloads.tasks.base import TaskSpec
+from workloads.training import held_out
+from workloads.training.samples import Encoded, Learnable, SampleFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSamples:
+    """Samples of a dataset, and how long tokenizing those took that are trained on."""
+
+    encoded: Encoded
+    held_out: Sequence[Learnable]
+    tokenization_s: float
+    dataset: Dataset
+
+
+def read_samples(
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    task: TaskSpec,
+    form: SampleFormat,
+    layout: Layout,
+) -> ReadSamples:
+    """The samples to train on, and those that are held out."""
+    dataset = load_dataset(request.dataset, method.reading())
+    count = max(method.samples, request.batch_size * layout.data_size)
+    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
+    encode = task.function("encode")
+    began = context.clock()
+    encoded: Encoded = encode(examples, count, form)
+    at_once = request.batch_size * layout.data_size
+    if len(encoded.samples) < at_once and not request.probe:
+        raise BadConfiguration(
+            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
+            f"(batch_size {request.batch_size} on {layout.data_size} cards)"
+        )
+    if request.probe:  # the longest samples decide whether a batch fits
+        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
+        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
+    return ReadSamples(
+        encoded=encoded,
+        tokenization_s=context.clock() - began,
+        held_out=encode(held, len(held), form).samples if held else (),
+        dataset=dataset,
+    )
