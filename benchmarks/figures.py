@@ -103,6 +103,7 @@ class Outcome:
     facts: Mapping[str, Any]  # sizes, versions, memory, equality of outputs
     took_s: float
     smoke: bool = False
+    quick: bool = False
     load: float = 0.0  # of the machine when it began: processes that wanted a core
     stolen: float = 0.0  # share of the time wanted of the cores that other machines had instead
 

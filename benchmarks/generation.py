@@ -43,7 +43,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.data.examples import Example, write_json_lines
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
 
-    count, output_tokens = (6, 6) if setting.smoke else (100, 48)
+    count, output_tokens = setting.sized((100, 48), (24, 48), (6, 6))
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
     source = open_model(model)
     tokenizer = load_tokenizer(source)
@@ -54,7 +54,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     ids_file = setting.scratch / "prompt-ids.json"
     ids_file.write_text(json.dumps(ids))
 
-    sizes = (8,) if setting.smoke else (8, *STATIC_SIZES)
+    sizes = setting.sized((8, *STATIC_SIZES), (8, 16), (8,))
     rows = min(ROWS, count)
     with contextlib.ExitStack() as stack:
 

@@ -55,7 +55,7 @@ PEERS = {
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    jobs, nodes, cards = (12, 1, 2) if setting.smoke else (1000, 4, 8)
+    jobs, nodes, cards = setting.sized((1000, 4, 8), (400, 4, 8), (12, 1, 2))
     programs: dict[str, tuple[str, str, tuple[object, ...]]] = {}
     for name, kind in ((_OURS, "noop"), (_REAL, "real")):
         programs[name] = (sys.executable, "noop_nightgrid.py", (jobs, kind))
@@ -75,7 +75,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 python, program, (count, *more) = programs[name]
                 arguments = (count, nodes, cards, setting.scratch, *more)
                 started.append(setting.started(stack, name, python, program, *arguments))
-            many = _FAST_TURNS if together is fast and not setting.smoke else 1
+            many = _FAST_TURNS if together is fast else 1
             turns |= setting.turns_of(started, turns=many)
     return _lines(turns), {
         "jobs": {name: count for name, (_, _, (count, *_)) in programs.items()},
