@@ -93,7 +93,8 @@ def event_line(event: Event, board: Board) -> str | None:
     if isinstance(event, NodeJoined):
         node = event.node
         kind = node.device_name or node.accelerator.value
-        cards = f"{len(node.card_indices)} {node.accelerator} cards"
+        count = len(node.card_indices)
+        cards = f"{count} {node.accelerator} card{'' if count == 1 else 's'}"
         return f"node {node.name}: {cards}, {kind}{_emulated_note(node.emulated, kind)}"
     if isinstance(event, NodeLeft):
         return f"LOST node {board.node_name(event.node_id)}: {event.reason}"

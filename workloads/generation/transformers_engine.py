@@ -98,13 +98,13 @@ class TransformersEngine(LoadedModel):
             self.device.mark_step()
             on_step()
 
+        config = self.generation_config(output_tokens, ignore_eos)
+        config.return_dict_in_generate, config.output_logits = True, keep_logits
         output = self.model.generate(
             input_ids=prepared.input_ids,
             attention_mask=prepared.attention_mask,
-            generation_config=self.generation_config(output_tokens, ignore_eos),
+            generation_config=config,
             stopping_criteria=StoppingCriteriaList([_Steps(step)]),
-            return_dict_in_generate=True,
-            output_logits=keep_logits,
         )
         batch, longest = prepared.input_ids.shape
 
