@@ -27,15 +27,17 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night, timed
-from benchmarks.setting import Setting
+from benchmarks.setting import PROGRAMS, Setting
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
 MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 INPUT_TOKENS, OUTPUT_TOKENS, WARM_UPS, REPEATS = 32, 8, 2, 3
-_LAUNCHERS = {"kept": "inline", "fresh": "process"}
-_PEERS = {way: f"optimum-benchmark, launcher={name}" for way, name in _LAUNCHERS.items()}
+_PEERS = {
+    "kept": "optimum-benchmark, launcher=inline",
+    "fresh": "optimum-benchmark, launcher=process",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         if setting.optimum_python is not None:
             setting.say(f"  {_PEERS[way]}")
             place = setting.scratch / f"theirs-{way}"
-            theirs[way] = _optimum(setting.optimum_python, place, directory, batches, way)
+            measure = _optimum_kept if way == "kept" else _optimum_fresh
+            theirs[way] = measure(setting.optimum_python, place, directory, batches)
     lines = [
         line
         for way, mine in ours.items()
@@ -179,21 +182,47 @@ def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...], way: s
     return Turn(took_s=took_s, cells={cell: passes[cell] for cell in _names(batches)})
 
 
-def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...], way: str) -> Turn:
+def _optimum_kept(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
+    """All cells in one process, by its Python interface."""
     directory.mkdir(parents=True)
-    (directory / "cells.yaml").write_text(
-        f"defaults: [benchmark, {{scenario: inference}}, {{launcher: {_LAUNCHERS[way]}}}, "
-        "{backend: pytorch}, _self_]\n"
-        "name: cells\n"
-        "launcher: {device_isolation: false}\n"
-        f"backend: {{device: cpu, model: {model}, task: text-generation, torch_dtype: float32}}\n"
-        # Before these warm-ups it generates twice in full, where there are any.
-        f"scenario: {{latency: true, iterations: {REPEATS}, duration: 0, warmup_runs: 1,\n"
-        f"  input_shapes: {{batch_size: 1, sequence_length: {INPUT_TOKENS}}},\n"
-        f"  generate_kwargs: {{max_new_tokens: {OUTPUT_TOKENS}, "
-        f"min_new_tokens: {OUTPUT_TOKENS}}}}}\n"
-        "hydra: {job: {chdir: true}}\n"
-    )
+    cells = {
+        f"{precision} × {batch}": (
+            {"device": "cpu", "model": model, "task": "text-generation", "torch_dtype": dtype},
+            _scenario(batch),
+        )
+        for precision, dtype in PRECISIONS.items()
+        for batch in batches
+    }
+    wanted, found = directory / "cells.json", directory / "found.json"
+    wanted.write_text(json.dumps(cells))
+    program = PROGRAMS / "optimum_inline.py"
+    took_s = timed("optimum-benchmark", python, program, wanted, found, cwd=directory)
+    return Turn(took_s=took_s, cells=json.loads(found.read_text()))
+
+
+def _optimum_fresh(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
+    """A process for each cell, by its command."""
+    directory.mkdir(parents=True)
+    config = {
+        "defaults": [
+            "benchmark",
+            {"scenario": "inference"},
+            {"launcher": "process"},
+            {"backend": "pytorch"},
+            "_self_",
+        ],
+        "name": "cells",
+        "launcher": {"device_isolation": False},
+        "backend": {
+            "device": "cpu",
+            "model": model,
+            "task": "text-generation",
+            "torch_dtype": "float32",
+        },
+        "scenario": _scenario(1),
+        "hydra": {"job": {"chdir": True}},
+    }
+    (directory / "cells.yaml").write_text(json.dumps(config))  # which is YAML
     took_s = timed(
         "optimum-benchmark",
         *(python.with_name("optimum-benchmark"), "--multirun"),
@@ -208,6 +237,18 @@ def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]
         report = directory / "sweep" / str(number) / "benchmark_report.json"
         cells[name] = json.loads(report.read_text())["generate"]["latency"]["values"]
     return Turn(took_s=took_s, cells=cells)
+
+
+def _scenario(batch: int) -> dict[str, Any]:
+    """Before its warm-ups it generates twice in full, where there are any: one is enough."""
+    return {
+        "latency": True,
+        "iterations": REPEATS,
+        "duration": 0,
+        "warmup_runs": 1,
+        "input_shapes": {"batch_size": batch, "sequence_length": INPUT_TOKENS},
+        "generate_kwargs": {"max_new_tokens": OUTPUT_TOKENS, "min_new_tokens": OUTPUT_TOKENS},
+    }
 
 
 def _names(batches: tuple[int, ...]) -> list[str]:
