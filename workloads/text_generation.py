@@ -112,7 +112,8 @@ def run(request: Request, context: JobContext) -> Result:
             WarmupPlan(
                 shapes=_shapes(batches, engine),
                 passes=spec.warmup_passes,
-                compiled=not context.device.spec.can("dynamic_shapes"),
+                compiled=not context.device.spec.can("dynamic_shapes")
+                or bool(request.settings.get("torch_compile")),
             ),
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -79,9 +80,14 @@ def drive(
         )
         return clean_row(row)
 
+    at_leisure: list[threading.Thread] = []
+
     def publish(status: RunStatus) -> None:
         if status.counts.get(State.SUCCEEDED):
             options.tell(succeeded=True)  # should this driver die, the next one's breaker rests
+            if options.while_jobs_run is not None and not at_leisure:
+                at_leisure.append(threading.Thread(target=options.while_jobs_run, daemon=True))
+                at_leisure[0].start()
         session.publish(status)
 
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until

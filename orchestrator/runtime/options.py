@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
+    while_jobs_run: Callable[[], None] | None = None  # in a thread, once a job has succeeded
 
     @property
     def again(self) -> bool:

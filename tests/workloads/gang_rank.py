@@ -55,6 +55,7 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "communication_s": [sample.communication_s for sample in result.samples],
         "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
+        "metrics": dict(result.metrics),
         "trainable": result.trainable_parameter_count,
     }
 
@@ -222,7 +223,13 @@ def free_port() -> int:
 def preload() -> None:
     """Import what jobs import, and start no threads."""
     torch.set_num_threads(1)
-    names = ["transformers", "peft", "torch.nn.parallel", "workloads.parallel.tensor"]
+    names = [
+        "transformers",
+        "peft",
+        "torch.nn.parallel",
+        "workloads.parallel.tensor",
+        "workloads.parallel.pipeline",
+    ]
     if importlib.util.find_spec("deepspeed") is not None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         names.append("deepspeed")

@@ -40,10 +40,10 @@ class GradientClipping(Technique):
         def clip() -> None:
             if not learning:  # what the cards have left of the model
                 learning.extend(training.trainable())
-            if training.layout.tensor > 1:
+            if training.layout.model_parallel > 1:
                 from workloads.parallel import norm as split
 
-                split.clip(training.model, learning, norm)
+                split.clip(training.model, learning, norm, training.pipeline)
             else:
                 torch.nn.utils.clip_grad_norm_(learning, norm)
 

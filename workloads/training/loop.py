@@ -19,7 +19,7 @@ from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
-from workloads.parallel.layout import Layout, tensor_size
+from workloads.parallel.layout import Layout, pipeline_size, tensor_size
 from workloads.profiling import Profile
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
@@ -76,6 +76,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         rank=context.rank,
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
+        pipeline=pipeline_size(parameters, context.world_size),
     )
     form = loaded.base.format(request.parameters)
     source = read_samples(request, context, method, loaded.base.task, form, layout)
