@@ -124,7 +124,7 @@ def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]
     return {
         job.precision
         for job in grid.jobs()
-        if any(each.setting == "precision" for each in rules.refusals(job, device))
+        if any(each.setting == "precision" for each in rules.answers(job, device))
     }
 
 
