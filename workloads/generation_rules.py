@@ -4,20 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.attention_packages import PACKAGES
 from workloads.generation.rules import batching_refusals
+from workloads.models.known_config import known_config, vocabulary_size
+from workloads.models.model_rules import quantised_refusals
 from workloads.parallel.tensor_rules import generation_refusals
 from workloads.refusal import Asked, Refusal
 
 
 def refuse(asked: Asked) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
-    return (*generation_refusals(asked), *batching_refusals(asked), *_attention_refusals(asked))
+    return (
+        *generation_refusals(asked),
+        *batching_refusals(asked),
+        *_attention_refusals(asked),
+        *quantised_refusals(asked),
+        *_quality_refusals(asked),
+    )
+
+
+def _quality_refusals(asked: Asked) -> Iterator[Refusal]:
+    """A reference that nothing is compared with, or whose tokens are others."""
+    of = asked.parameters.get("quality_of")
+    if of is None:
+        return
+    if not asked.parameters.get("quality"):
+        yield Refusal(
+            setting="quality_of",
+            reason="without `quality` nothing is compared",
+            hint="write quality: true, or leave quality_of out",
+        )
+    sizes = [vocabulary_size(known_config(name) or {}) for name in (str(of), asked.model)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        yield Refusal(
+            setting="quality_of",
+            reason=f"{of} has a vocabulary of {sizes[0]:,} tokens and {asked.model} one of "
+            f"{sizes[1]:,}, so their texts cannot be compared",
+            hint="name a model with the same tokenizer",
+        )
 
 
 def _attention_refusals(asked: Asked) -> Iterator[Refusal]:
     """Attention by a package that has no kernels for the device."""
     attention = str(asked.parameters.get("attention", ""))
-    if attention == "flash_attention_2" and not asked.on.can(attention):
+    if attention in PACKAGES and not asked.on.can(attention):
         yield Refusal(
             setting="attention",
             reason=f"{attention} has no {asked.device} kernels",

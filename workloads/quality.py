@@ -178,9 +178,13 @@ def beside_speed(
     parameters = QualityReferenceParameters(
         **{name: request.parameters[name] for name in alike if name in request.parameters}
     )
+    of = request.parameters.get("quality_of")
+    if of:
+        parameters = parameters.model_copy(update={"adapter": None})
+    model = str(of or request.model)
     directory, why = None, "its reference is not in the cache of every node"
     try:
-        directory = reference_directory(request.model, request.dataset, reading, parameters)
+        directory = reference_directory(model, request.dataset, reading, parameters)
     except (OSError, WorkloadError, ValueError) as error:
         why = str(error)
     name = directory.name if directory is not None else ""

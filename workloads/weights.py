@@ -57,7 +57,9 @@ def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         tensor = tensor.data if flatten is not None else tensor
     if flatten is not None:
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from stored_tensors(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a divided tensor names its cards too
+                yield from stored_tensors(inner)
         return
     yield tensor
     state = getattr(tensor, "quant_state", None)
@@ -110,7 +112,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
     parameters = _unique_parameters(model)
     matrices = {name: tensor for name, tensor in parameters.items() if _is_matrix(tensor)}
     packed = packed_layers(model)
-    in_packed = sum(buffers[0].numel() * _IN_AN_INT32 for buffers in packed.values())
+    in_packed = sum(_packed_count(model, name) for name in packed)
     quantized = in_packed + sum(
         logical_count(tensor) for tensor in matrices.values() if _in_format(tensor, precision)
     )
@@ -119,7 +121,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
     if precisions.quantized(precision):
         _require_quantized(model, matrices, precision, packed if precision == "int4" else ())
     else:
-        _require_plain(matrices, precision)
+        _require_plain(matrices, precision, packed)
     detail = precisions.support(precision, device, engine).means
     if precisions.quantized(precision):
         detail += f"; {share:.0%} of the parameters, the rest in bf16"
@@ -132,17 +134,24 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
 
 
 def packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """Layers whose 4-bit weights lie in buffers, eight to an int32, by name: that buffer, then
-    those of zero points and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints.
+    """Layers whose 4-bit weights lie in buffers, by name: that buffer, then those of zero points
+    and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints: eight weights to an
+    int32, or in the order of a processor's kernels, scales among them.
     """
-    import torch
-
     found = {}
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
-        if "qweight" in buffers and buffers["qweight"].dtype == torch.int32:
+        if "qweight" in buffers and not buffers["qweight"].is_floating_point():
             found[name] = [buffers[key] for key in _PACKED if key in buffers]
     return found
+
+
+def _packed_count(model: nn.Module, name: str) -> int:
+    layer = model.get_submodule(name)
+    sizes = getattr(layer, "infeatures", None), getattr(layer, "outfeatures", None)
+    if isinstance(sizes[0], int) and isinstance(sizes[1], int):
+        return sizes[0] * sizes[1]
+    return int(layer.get_buffer("qweight").numel()) * _IN_AN_INT32
 
 
 def held_bytes(model: nn.Module) -> int:
@@ -181,7 +190,14 @@ def _is_matrix(tensor: torch.Tensor) -> bool:
     return tensor.dim() >= 2 or getattr(tensor, "quant_state", None) is not None
 
 
-def _require_plain(matrices: dict[str, torch.Tensor], precision: str) -> None:
+def _require_plain(
+    matrices: dict[str, torch.Tensor], precision: str, packed: Collection[str]
+) -> None:
+    if packed:
+        raise BadConfiguration(
+            f"the model was asked for in {precision}, but {len(packed)} of its layers are packed "
+            f"in 4 bits (e.g. {next(iter(packed))}): write precision: int4"
+        )
     wanted = str(precisions.compute_dtype(precision)).removeprefix("torch.")
     others = {
         name: stored_format(tensor)

@@ -29,6 +29,7 @@ def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
     """All that concerns one node alone."""
     return [
         *node_checks.check_imports(node, probe),
+        *node_checks.check_quantization(node, probe),
         *node_checks.check_cards(node, probe),
         *node_checks.check_accounts(node),
         *node_checks.check_server(node, probe),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from orchestrator.doctor.facts import Finding, Level, NodeFacts, Probe
 from workloads.engines import ENGINES
+from workloads.models.quantized_checkpoints import PACKAGES
 
 #: Times in rows of different nodes are compared to the second, and leases to half of it.
 CLOCK_LIMIT_S = 0.5
@@ -52,6 +53,22 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                         f"{versions[needed.name]}",
                         remedy=f"{spec.install} ({other} below {limit})",
                     )
+
+
+def check_quantization(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Name what cannot be read where models are quantised at all (torchao is there)."""
+    if "torchao" not in probe.versions:
+        return
+    for package, (install, kinds) in PACKAGES.items():
+        if package not in probe.versions:
+            yield Finding(
+                check="quantization",
+                level=Level.NOTE,
+                where=node.name,
+                message=f"{package} is not installed: jobs with checkpoints of "
+                f"{', '.join(kinds)} become UNSUPPORTED rows",
+                remedy=install,
+            )
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:

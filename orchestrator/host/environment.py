@@ -22,6 +22,7 @@ from orchestrator.domain.job import Accelerator
 from orchestrator.results.derive import Provenance
 from workloads.devices import all_devices
 from workloads.engines import engine_packages
+from workloads.models.quantized_checkpoints import PACKAGES as READER_PACKAGES
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
@@ -74,7 +75,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "host": socket.gethostname(),
     }
     of_devices = (name for spec in all_devices() for name in spec.packages)
-    for package in (*PACKAGES, *engine_packages(), *of_devices):
+    for package in (*PACKAGES, *READER_PACKAGES, *engine_packages(), *of_devices):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

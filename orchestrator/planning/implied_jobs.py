@@ -67,11 +67,13 @@ def quality_reference_of(job: Job) -> Job | None:
     spec = find_workload(_REFERENCE)
     engine = default_engine(spec.ability)
     work = {n for n, each in declarations(spec.parameters).items() if each.role == "work"}
-    given = {n: asked[n] for n in work - {"prompts", "output_tokens"} if n in asked}
+    of = asked.get("quality_of")
+    own = {"prompts", "output_tokens", *(["adapter"] if of else [])}
+    given = {n: asked[n] for n in work - own if n in asked}
     return Job(
         experiment=job.experiment,
         workload=_REFERENCE,
-        model=job.model,
+        model=str(of or job.model),
         dataset=job.dataset,
         accelerator=job.accelerator,
         cards=1,

@@ -70,8 +70,8 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
 
     def add(job: Job, needed: Sequence[Job]) -> None:
         if needed:
-            ids = tuple(other.job_id for other in needed)
-            needs[job.job_id] = needs.get(job.job_id, ()) + ids
+            ids = (*needs.get(job.job_id, ()), *(other.job_id for other in needed))
+            needs[job.job_id] = tuple(dict.fromkeys(ids))
 
     for job, _, thing in things(jobs, "consumes") if saved else ():
         add(job, saved.get(thing, ()))

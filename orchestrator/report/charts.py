@@ -50,7 +50,7 @@ def published_chart(one: Comparison, title: str) -> str:
     for y, line in enumerate(one.lines):
         figure, at = line.figure, high * y
         who = "this run" if line.ours else "published"
-        name = f"{who}: {figure.device}, {figure.precision}, batch {figure.batch_size}"
+        name = f"{who}: {figure.title}"
         length = 340 * figure.value / top
         kind = "ours" if line.ours else "theirs"
         box = f'y="{at + 3}" width="{length:.1f}" height="{high - 6}"'

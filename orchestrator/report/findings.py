@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
+from orchestrator.report.finding import Finding
+from orchestrator.report.forms import forms
 from orchestrator.report.grouping import Differences, described
 from orchestrator.report.head_to_head import HeadToHead
 from orchestrator.report.published import REFERENCES
@@ -13,22 +15,12 @@ from orchestrator.report.ratio import Ratio
 from orchestrator.report.summary import SHORT_STATE, Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One table. ``numbers`` are the columns that are set right; ``note`` stands below it."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[int, ...]
-    note: str = ""
-
-
 def findings(summary: Summary) -> tuple[Finding, ...]:
     """The tables that have something to say, in the page's order."""
     every = (
         *head_to_head(summary),
         _effects(summary),
+        forms(summary),
         training(summary),
         replicates(summary),
         _scaling(summary),

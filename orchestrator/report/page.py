@@ -25,6 +25,7 @@ from orchestrator.report.contests import interval
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.findings import head_to_head, replicates, training
+from orchestrator.report.forms import forms
 from orchestrator.report.grouping import Differences, Setting, described
 from orchestrator.report.heat_map import heat_map
 from orchestrator.report.images import images_of
@@ -35,6 +36,7 @@ from orchestrator.report.plots import (
     roofline_figure,
     scaling_figure,
 )
+from orchestrator.report.profiles import profiles_of
 from orchestrator.report.prompts_figure import prompts_figure
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.reference_data import DeviceSheet
@@ -89,6 +91,7 @@ def render(
             left_out=left_out,
             answers=answers(summary),
             head_to_head=head_to_head(summary),
+            forms=forms(summary),
             training=training(summary),
             replicates=replicates(summary),
             published=[one for one in summary.published if one.measured],
@@ -108,6 +111,7 @@ def render(
             apart=Differences.among,
             contests_apart=Differences.among([one.setting for one in summary.contests]),
             images=images_of(listed),
+            profiles=profiles_of(listed),
             index={row.job_id: number for number, row in enumerate(listed)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,

@@ -88,12 +88,7 @@ class Comparison:
     def notes(self) -> tuple[str, ...]:
         """Remarks of the sources on single figures."""
         figures = [line.figure for line in self.lines]
-        told = {
-            f"{one.device}, batch {one.batch_size}, {one.precision}: {one.note}": None
-            for one in figures
-            if one.note
-        }
-        return tuple(told)
+        return tuple(dict.fromkeys(f"{one.title}: {one.note}" for one in figures if one.note))
 
     @property
     def measured(self) -> bool:

@@ -33,7 +33,7 @@ class Published:
     dataset: str
     device: str
     cards: int
-    batch_size: int
+    batch_size: int  # 0: the source does not tell it, and nothing of ours is compared
     precision: str
     settings: tuple[tuple[str, tuple[str, ...]], ...] = ()
     metric: str  # "throughput", or "latency", where less is better
@@ -47,6 +47,12 @@ class Published:
     note: str
     source: str
 
+    @property
+    def title(self) -> str:
+        """Device, precision and batch size, as far as the source tells them."""
+        batch = f"batch {self.batch_size}" if self.batch_size else ""
+        return ", ".join(filter(None, (self.device, self.precision, batch)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
@@ -56,8 +62,21 @@ class DeviceSheet:
     memory_gb: float | None
     bandwidth_bytes_per_s: float | None
     flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8", …; dense, per second
+    link_bytes_per_s: float | None  # of all links to other cards, both ways together
     tdp_w: float | None
     source: str
+
+    @property
+    def limits(self) -> str:
+        """All of its figures that are known, in words."""
+        known = (
+            (self.memory_gb, 1.0, "GB"),
+            (self.bandwidth_bytes_per_s, 1e12, "TB/s"),
+            *((rate, 1e12, f"TFLOP/s {kind}") for kind, rate in self.flops.items()),
+            (self.link_bytes_per_s, 1e9, "GB/s to other cards"),
+            (self.tdp_w, 1.0, "W"),
+        )
+        return ", ".join(f"{value / of:,.4g} {unit}" for value, of, unit in known if value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +122,7 @@ def read_published(path: Path) -> tuple[Published, ...]:
             dataset=line["dataset"],
             device=line["device"],
             cards=_whole(line["cards"]),
-            batch_size=_whole(line["batch_size_per_card"]),
+            batch_size=_whole(line["batch_size_per_card"]) if line["batch_size_per_card"] else 0,
             precision=line["precision"],
             settings=_settings(line["settings"]),
             metric=line["metric"],
@@ -137,6 +156,7 @@ def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
                 for kind, column in _PEAKS.items()
                 if (rate := _times(line.get(column) or "", 1e12)) is not None
             },
+            link_bytes_per_s=_times(line.get("link_gb_s") or "", 1e9),
             tdp_w=_number(line["tdp_w"]),
             source=line["source"],
         )

@@ -16,6 +16,7 @@ from benchmarks.setting import Setting
 #: more: `make bench` has them, and what they compute has tests of its own.
 LONG = (
     "generation",
+    "pruning",
     "finetuning",
     "images",
     "pretraining",

@@ -88,6 +88,15 @@ def cluster(*nodes: NodeFacts, **changes: Any) -> ClusterFacts:
     return ClusterFacts(**fields | changes)
 
 
+def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
+    """Where models are quantised at all; each with its command, and what becomes of jobs."""
+    probe = gaudi_probe(versions={**GAUDI_VERSIONS, "torchao": "0.18.0", "auto-round": "0.16.1"})
+    (found,) = judge(cluster(gaudi(probe=probe)))
+    assert (found.check, found.level) == ("quantization", Level.NOTE)
+    assert "checkpoints of compressed-tensors become UNSUPPORTED" in found.message
+    assert found.remedy == "pip install 'nightgrid[compressed-tensors]'"
+
+
 def test_a_cluster_as_it_should_be_has_no_findings() -> None:
     """Two Gaudi servers, and a GPU server whose software differs by nature."""
     software = {"nightgrid": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}

@@ -85,7 +85,7 @@ def test_a_row_above_half_of_it_is_not_doubted() -> None:
 
 def test_the_published_figures_are_there_with_their_speedups() -> None:
     """The figures read back, and the speed-ups are those that the comparison gave."""
-    assert len(PUBLISHED) == 16
+    assert len(PUBLISHED) == 18
     comparisons = against_published([], PUBLISHED)
     assert [one.task for one in comparisons] == [
         "pretraining",
@@ -93,6 +93,8 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
         "summarization-finetuning",
         "text-generation",
         "causal-lm-finetuning",
+        "causal-lm-finetuning",
+        "text-to-image",
     ]
     told = {
         (line.figure.device, line.figure.batch_size): {
@@ -170,7 +172,7 @@ def test_emulated_rows_are_counted_and_left_out() -> None:
     """A processor's figure never stands beside a card's."""
     comparisons = against_published([t5(emulated=True)], PUBLISHED)
     assert not any(one.measured for one in comparisons)
-    assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0]
+    assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0, 0, 0]
 
 
 def test_names_and_precisions_are_matched_by_meaning() -> None:
@@ -190,7 +192,12 @@ def test_names_and_precisions_are_matched_by_meaning() -> None:
         ("NVIDIA H200", "H200-SXM"),
         ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM-80GB"),
+        ("NVIDIA H800", "H800-SXM"),
+        ("NVIDIA L40S", "L40S"),
+        ("HL-205", "Gaudi1"),
         ("NVIDIA H100 PCIe", None),
+        ("NVIDIA L40", None),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA H200 MIG 1g.18gb", None),
         ("NVIDIA A100-SXM4-40GB", None),
@@ -202,6 +209,30 @@ def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) ->
     """Other boards of the same chip and slices of a card have no sheet here."""
     found = sheet_of(driver, SHEETS)
     assert (found.device if found else None) == sheet
+
+
+def test_every_figure_of_a_sheet_is_told() -> None:
+    """In the report's words, with what is not published left out."""
+    told = {sheet.device: sheet.limits for sheet in SHEETS}
+    assert told["Gaudi2"] == (
+        "96 GB, 2.46 TB/s, 432 TFLOP/s bf16, 865 TFLOP/s fp8, 600 GB/s to other cards, 600 W"
+    )
+    assert told["A800-SXM-80GB"] == told["A100-SXM-80GB"].replace("600 GB/s", "400 GB/s")
+    assert told["L40S"].endswith(
+        "183 TFLOP/s tf32, 91.6 TFLOP/s fp32, 64 GB/s to other cards, 350 W"
+    )
+    assert told["H800-SXM"].endswith("400 GB/s to other cards")  # no power is published
+
+
+def test_claims_without_a_batch_size_are_shown_and_compared_with_nothing() -> None:
+    """The L40S: rates of a server, as its maker told them."""
+    claims = [one for one in PUBLISHED if one.device == "L40S"]
+    assert [one.batch_size for one in claims] == [0, 0] and all(one.doubtful for one in claims)
+    assert claims[0].value == pytest.approx(860e6 / (7 * 3600), rel=1e-4)
+    assert claims[1].value == 60 / 80
+    for comparison in against_published([t5()], claims):
+        assert not comparison.measured and not any(line.speedups for line in comparison.lines)
+        assert "batch" not in comparison.notes[0].split(":")[0]
 
 
 def test_shares_of_bandwidth_and_compute_by_hand() -> None:

@@ -424,6 +424,8 @@ def test_seeding_repeats_all_random_numbers() -> None:
     assert draw() == first
     cpu.seed(8)
     assert draw() != first
+    torch.manual_seed(7)
+    assert float(torch.rand(1)) == first[2]  # as torch's own, which a processor does not call
 
 
 @pytest.mark.slow

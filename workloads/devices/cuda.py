@@ -127,7 +127,9 @@ SPEC = DeviceSpec(
     "--gpus=all?",
     data_sheets=(
         (r"(NVIDIA )?A100-SXM4?-80GB", "A100-SXM-80GB"),
+        (r"(NVIDIA )?A800-SXM4?-80GB", "A800-SXM-80GB"),
         (r"(NVIDIA )?H100(-SXM5?)?( 80GB HBM3|-80GB-HBM3)", "H100-SXM"),
+        (r"(NVIDIA )?H800(-SXM5?)?( 80GB HBM3|-80GB-HBM3)?", "H800-SXM"),
         (r"(NVIDIA )?H200(-SXM)?( 141GB HBM3e)?", "H200-SXM"),
         (r"(NVIDIA )?L40S", "L40S"),
     ),

@@ -9,7 +9,6 @@ two models would otherwise not do the same work, and one job's settings would le
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
+from workloads.attention_packages import PACKAGES, make_ready
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
@@ -36,6 +36,7 @@ from workloads.models.loading import (
     load_tokenizer,
     open_model,
 )
+from workloads.models.quantized_checkpoints import kind_of
 from workloads.models.saved import origin_of
 from workloads.registry import task_for
 from workloads.training import adapters
@@ -97,13 +98,13 @@ class TransformersEngine(LoadedModel):
             self.device.mark_step()
             on_step()
 
+        config = self.generation_config(output_tokens, ignore_eos)
+        config.return_dict_in_generate, config.output_logits = True, keep_logits
         output = self.model.generate(
             input_ids=prepared.input_ids,
             attention_mask=prepared.attention_mask,
-            generation_config=self.generation_config(output_tokens, ignore_eos),
+            generation_config=config,
             stopping_criteria=StoppingCriteriaList([_Steps(step)]),
-            return_dict_in_generate=True,
-            output_logits=keep_logits,
         )
         batch, longest = prepared.input_ids.shape
 
@@ -168,8 +169,9 @@ def load(request: Request, device: Device) -> TransformersEngine:
     source = open_model(request.model, protected=True)
     tokenizer = load_tokenizer(source)
     config = load_config(source)
-    weights.check_shapes(config, request.precision, device.name)
     stored = precisions.quantized_already(config)
+    if not stored:
+        weights.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments or stored:
         arguments["device_map"] = {"": device.torch_device}
     if stored:  # the checkpoint says how
@@ -186,8 +188,10 @@ def load(request: Request, device: Device) -> TransformersEngine:
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = weights.inspect(model, request.precision, device.name)
     if stored:
-        how = origin_of(Path(source.path)).get("quantization", "as the checkpoint is")
-        found_weights = replace(found_weights, detail=f"quantised: {how}; the rest in 16 bits")
+        how = origin_of(Path(source.path)).get("quantization") or kind_of(config)
+        expanded = not precisions.quantized(request.precision)
+        rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
+        found_weights = replace(found_weights, detail=f"quantised: {how}{rest}")
     details = {"attention": attention, "architecture": type(model).__name__}
     if source.remote_code:
         details["remote_code"] = "allowed"
@@ -236,12 +240,9 @@ def _split(model: Any, tensor: int) -> str:
 
 
 def _check_attention(attention: str, device: Device) -> None:
-    if attention != "flash_attention_2":
-        return
-    if not device.spec.can("flash_attention_2"):
-        raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
-    if importlib.util.find_spec("flash_attn") is None:
-        raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")
+    if attention in PACKAGES and not device.spec.can(attention):
+        raise Unsupported(f"{attention} has no {device.name} kernels; use sdpa")
+    make_ready(attention)
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:

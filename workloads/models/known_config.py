@@ -43,3 +43,9 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
     found = next((config[name] for name in names if config.get(name)), None)
     return found if isinstance(found, int) else None
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model of this config.json knows."""
+    found = config.get("vocab_size") or config.get("padded_vocab_size")
+    return found if isinstance(found, int) else None

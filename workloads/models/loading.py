@@ -17,9 +17,16 @@ from typing import Any
 from workloads import files, static_activations
 from workloads.cache import cached_directory
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.models import hub, layouts, protection, random_weights, remote_code
+from workloads.models import (
+    hub,
+    layouts,
+    protection,
+    quantized_checkpoints,
+    random_weights,
+    remote_code,
+)
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
-from workloads.models.checkpoint_files import has_tokenizer
+from workloads.models.checkpoint_files import has_tokenizer, read_config
 from workloads.models.layouts import Layout
 from workloads.models.model_rules import no_tokenizer
 from workloads.models.prompt import encode_prompt
@@ -164,6 +171,10 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
             return _from_memory(loader, source, source.opening, arguments)
+        if "quantization_config" not in arguments:  # else a device has its own way
+            config = read_config(Path(source.path))
+            reading = quantized_checkpoints.reading_arguments(config, source.path)
+            arguments = {**arguments, **reading}
         loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )

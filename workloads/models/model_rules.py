@@ -9,9 +9,10 @@ from pathlib import Path
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
 from workloads.models.catalog import ModelEntry, find_model, refuse_name
-from workloads.models.checkpoint_files import has_tokenizer, protected_files
+from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.models.known_config import known_config, positions_of
+from workloads.models.quantized_checkpoints import precisions_of, unreadable
 from workloads.refusal import Asked, Refusal
 
 
@@ -86,6 +87,13 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
+    if reason := unreadable(read_config(directory)):
+        yield Refusal(
+            setting="model",
+            reason=f"{asked.model} cannot be read: {reason}",
+            hint="name the model that it was made from, or another checkpoint of it",
+            unsupported=True,
+        )
     if protected_files(directory):
         shared = int(parameters.get("tensor_parallel") or 1) > 1
         if shared or engine is None or not engine.opens_protected:
@@ -97,6 +105,30 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
                 hint="name the model as it was before `nightgrid protect`, or another engine",
                 unsupported=True,
             )
+
+
+def quantised_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Objections to generating with a quantised checkpoint: it has its precision, and is no
+    reference of its own quality."""
+    engine = ENGINES.get(asked.engine)
+    try:
+        directory = Path(find_model(asked.model, weights=False).location)
+    except (WorkloadError, OSError):
+        return
+    right = precisions_of(known_config(asked.model) or {}, directory, asked.on)
+    if right and asked.precision not in right and engine is not None and not engine.own_loader:
+        yield Refusal(
+            setting="precision",
+            reason=f"{asked.model} is quantised already, and runs in {' or '.join(right)} here",
+            hint=f"write precision: {right[0]}",
+        )
+    compared = asked.parameters.get("quality") and not asked.parameters.get("quality_of")
+    if compared and right and "fp32" not in right:
+        yield Refusal(
+            setting="quality",
+            reason=f"the reference is in fp32, and {asked.model} is quantised",
+            hint="write quality_of: the model that it was made from",
+        )
 
 
 def _position_refusals(asked: Asked) -> Iterator[Refusal]:

@@ -20,8 +20,8 @@ from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.known_config import known_config
-from workloads.parallel.layout import tensor_size
+from workloads.models.known_config import known_config, vocabulary_size
+from workloads.parallel.layout import model_parallel_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, Loading, Technique, Training
@@ -166,7 +166,7 @@ class Distillation(Technique):
     def _sizes(self, asked: Asked) -> Iterator[Refusal]:
         config = known_config(asked.model) or {}
         other = known_config(self.teacher) if self.teacher is not None else None
-        ours, theirs = _vocabulary(config), _vocabulary(other or {})
+        ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(
                 setting="teacher",
@@ -207,10 +207,10 @@ class Distillation(Technique):
                 hint="name a student checkpoint as model, and the teacher",
                 unsupported=True,
             )
-        if tensor_size(asked.parameters, asked.cards) > 1:
+        if model_parallel_size(asked.parameters, asked.cards) > 1:
             yield Refusal(
                 setting="method",
-                reason="this version has no teacher beside split matrices",
+                reason="this version has no teacher beside a model in parts",
                 hint="write strategy: ddp",
                 unsupported=True,
             )
@@ -337,11 +337,6 @@ class Distillation(Technique):
                     f"{taught.kept.values.shape[1]} largest of {len(taught.kept.values):,} "
                     f"positions, {taught.kept.nbytes:,} bytes, {how}"
                 )
-
-
-def _vocabulary(config: Any) -> int | None:
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
 
 
 SPEC = Distillation

@@ -1,0 +1,131 @@
+"""Each input that the deployment steps refuse: before anything starts, at the setting to blame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from orchestrator.domain.topology import parse_emulation
+from orchestrator.errors import GridError
+from orchestrator.grid.model import Grid
+from orchestrator.grid.reader import parse_grid
+from orchestrator.planning.plan import Action
+from orchestrator.planning.planner import make_plan
+
+HEAD = "name: g\ndefaults: {model: tiny-chatglm3, accelerator: %s}\nexperiments:\n"
+GENERATE = "workload: text-generation"
+ONNX = f"{GENERATE}, engine: onnxruntime, precision: fp32"
+ONNX8 = f"{GENERATE}, engine: onnxruntime, precision: int8"
+QUANTIZE = "workload: quantization, precision: bf16"
+TRAIN = "workload: finetuning, precision: fp32"
+
+
+def one(body: str, accelerator: str = "CPU") -> Grid:
+    """A grid of one experiment."""
+    text = HEAD % accelerator + f"  - {{name: e, {body}}}\n"
+    return parse_grid(text.encode(), "g.yaml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Models that earlier jobs saved: one in int8, one with two layers, one of odd sizes."""
+    root = tmp_path_factory.mktemp("models")
+    shape = {
+        "model_type": "glm",
+        "architectures": ["GlmForCausalLM"],
+        "vocab_size": 4672,
+        "hidden_size": 192,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    for name, change in {
+        "packed": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "other-words": {"vocab_size": 4000},
+        "odd": {"hidden_size": 198, "intermediate_size": 390},
+    }.items():
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps({**shape, **change}))
+        layer = torch.zeros(4, 198 if name == "odd" else 192)
+        tensors = {"model.layers.0.mlp.up_proj.weight": layer}
+        save_file(tensors, root / name / "model.safetensors")
+        (root / name / "tokenizer.json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTGRID_MODELS", str(root))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("body", "setting", "message"),
+    [
+        (f"{ONNX}, constant_folding: false, fusions: true", "fusions", "folded graphs only"),
+        (f"{ONNX8}, constant_folding: false", "constant_folding", "int8 stores"),
+        (f"{ONNX}, calibration: x", "calibration", "no job of this grid saves calibration 'x'"),
+        (f"{QUANTIZE}, numbers: int4, group_size: 40", "group_size", "40 do not divide the"),
+        (f"{QUANTIZE}, model: packed", "model", "packed is quantised already"),
+        (f"{QUANTIZE}, method: static, samples: 999999", "samples", "beside the held-out"),
+        (f"{QUANTIZE}, method: static, length: 9999999", "", "or a smaller length"),
+        (f"{QUANTIZE}, held_out: 9999", "held_out", "none would be left"),
+        (f"{QUANTIZE}, save_model: tiny-t5", "save_model", "embedded model"),
+        (f"{QUANTIZE}, model: nobodys", "model", "no model named 'nobodys'"),
+        (f"{QUANTIZE}, method: static, numbers: nf4", "numbers", "static stores int8, not nf4"),
+        (f"{QUANTIZE}, bias_correction: true, method: auto-round, numbers: int4", "", "in it"),
+        (f"{GENERATE}, model: packed, precision: bf16", "precision", "runs in int4"),
+        (
+            "workload: text-generation, quality_of: tiny-chatglm3",
+            "quality_of",
+            "nothing is compared",
+        ),
+        (
+            f"{GENERATE}, quality: true, quality_of: other-words",
+            "quality_of",
+            "a vocabulary of 4,000 tokens",
+        ),
+        (f"{TRAIN}, method: full, sparsity: magnitude, sparsity_share: 1.5", "share", "than"),
+        (f"{TRAIN}, method: full, sparsity: channels, sparsity_share: 0.9999", "share", ""),
+        (f'{TRAIN}, method: full, model: odd, sparsity: "2:4"', "sparsity", "no multiple of 4"),
+        (f'{TRAIN}, method: lora, sparsity: "2:4"', "sparsity", "adapter"),
+        (f"{TRAIN}, method: distill, teacher: other-words", "teacher", "a vocabulary of 4,000"),
+        (f"{TRAIN}, method: distill, teacher: tiny-chatglm3", "teacher", "the student"),
+        (f"{TRAIN}, method: distill, student_layers: 9", "student_layers", "layers"),
+    ],
+)
+def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, message: str) -> None:
+    """One mistake a grid; the message says what is wrong, and most say what would be right."""
+    with pytest.raises(GridError) as caught:
+        one(body)
+    assert any(
+        setting in problem.path and message in f"{problem.message} {problem.hint}"
+        for problem in caught.value.problems
+    ), [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "body", "reason"),
+    [
+        ("HPU", ONNX, "onnxruntime"),
+        ("CPU", f"{ONNX}, tensor_parallel: 2, cards: 2", "every card the whole model"),
+        ("CPU", f"{GENERATE}, calibration: x", "has no calibration; onnxruntime has"),
+        ("CPU", f"{ONNX}, attention: eager", "exported from sdpa"),
+        ("CPU", f"{QUANTIZE}, method: gptq, numbers: int4", "comes without wheels"),
+        ("CPU", f"{QUANTIZE}, method: awq, numbers: int4", "not maintained any more"),
+        ("HPU", QUANTIZE, "have no kernels for"),
+        (
+            "CPU",
+            f"{TRAIN}, method: full, sparsity: channels, cards: 2, tensor_parallel: 2",
+            "a part of every matrix",
+        ),
+    ],
+)
+def test_what_runs_elsewhere_is_a_row(accelerator: str, body: str, reason: str) -> None:
+    """UNSUPPORTED in the plan, with the reason."""
+    shown = one(body, accelerator)
+    planned = make_plan(shown, parse_emulation(f"1x2:{accelerator}", shown.accelerators()), []).jobs
+    assert {item.action for item in planned} == {Action.UNSUPPORTED}
+    assert reason in planned[-1].reason

@@ -1,0 +1,57 @@
+"""Forms of one model: how each was made, its size, quality and speed, in one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from measurement_factory import Night, a_job
+
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.forms import forms
+from orchestrator.report.markdown import to_markdown
+from orchestrator.report.page import render
+from orchestrator.report.summary import summarize
+
+
+def rows() -> list[Measurement]:
+    """A model quantised by a step of the run, as itself and in int8, and a row that is neither."""
+    night = Night(emulated=False)
+    step = night.add(a_job(workload="quantization", model="trained"))
+    made = {"save_model": "small", "method": "static", "numbers": "int8", "sparsity": "none"}
+    night.rows[-1] = replace(step, parameters={**step.parameters, **made})
+    for model, precision, given in (
+        ("trained", "fp32", {"quality_of": "trained"}),
+        ("small", "int8", {"quality_of": "trained", "calibration": "ranges"}),
+        ("another", "fp32", {}),
+    ):
+        row = night.add(a_job(model=model, precision=precision))
+        night.rows[-1] = replace(
+            row,
+            parameters={**row.parameters, **given},
+            weight_bytes=4_000_000 if precision == "fp32" else 1_000_000,
+            workload_metrics={"quality_top1_agreement": 0.97, "quality_kl": 0.001},
+        )
+    return night.rows
+
+
+def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
+    """The step that saved a model, its settings, and the row's bytes, quality and tokens/s."""
+    found = forms(summarize(rows()))
+    assert [(row[0], row[1]) for row in found.rows] == [
+        ("trained", ""),
+        ("small", "quantization of trained: method static, numbers int8"),
+    ]
+    small = found.rows[1]
+    assert small[2].startswith("int8 ") and small[2].endswith("calibration ranges")
+    assert small[3:6] == ("977 KiB", "0.9700", "0.001000")
+    assert "±" in small[7] and "trained in fp32" in found.note
+
+
+def test_the_table_is_on_the_page_and_in_markdown_and_nowhere_without_forms() -> None:
+    """Where something was held against another model's texts."""
+    summary = summarize(rows())
+    assert 'id="forms"' in render(summary, summary.rows) and "Forms of one model" in to_markdown(
+        summary
+    )
+    plain = summarize(rows()[-1:])
+    assert not forms(plain).rows and 'id="forms"' not in render(plain, plain.rows)

@@ -1,0 +1,139 @@
+"""Checkpoints that others have quantised: the package that reads each kind, and its precision.
+
+GPTQ's, AWQ's and AutoRound's 4 bits are unpacked for each product, by AutoRound's layers: the
+libraries of GPTQ and AWQ do not install beside this transformers, and the three pack alike.
+compressed-tensors, and fp8 on a device without products in fp8, would be expanded to 16 bits at the
+first product: that is done at loading, so that a row says what it ran in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workloads.devices import DeviceSpec
+from workloads.errors import Unsupported
+from workloads.models.saved import origin_of
+
+
+def _as_auto_round() -> Any:
+    from transformers import AutoRoundConfig
+
+    return AutoRoundConfig()
+
+
+def _expanded() -> Any:
+    import inspect
+
+    from transformers import CompressedTensorsConfig
+
+    known = inspect.signature(CompressedTensorsConfig).parameters
+    arguments: dict[str, Any] = {"dequantize": True}
+    if "dequantize" not in known:  # transformers 4.55
+        arguments = {"run_compressed": False}
+    return CompressedTensorsConfig(**arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """The package for a kind of checkpoint; "" is transformers alone."""
+
+    module: str = ""
+    package: str = ""  # as pip calls it
+    install: str = ""
+    packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
+    config: Callable[[], Any] | None = None  # for from_pretrained, in place of the checkpoint's
+
+
+_AUTO_ROUND = Reader(
+    module="auto_round",
+    package="auto-round",
+    install="pip install 'nightgrid[auto-round]' (Python 3.11 and newer)",
+    packed=True,
+)
+#: By how a checkpoint's config.json names its quantisation.
+READERS = {
+    "gptq": replace(_AUTO_ROUND, config=_as_auto_round),
+    "awq": replace(_AUTO_ROUND, config=_as_auto_round),
+    "auto-round": _AUTO_ROUND,
+    "intel/auto-round": _AUTO_ROUND,
+    "compressed-tensors": Reader(
+        module="compressed_tensors",
+        package="compressed-tensors",
+        install="pip install 'nightgrid[compressed-tensors]'",
+        config=_expanded,
+    ),
+    "fp8": Reader(),
+}
+#: The packages of all readers, as pip calls them, and what each is for.
+PACKAGES = {
+    each.package: (each.install, [n for n, other in READERS.items() if other.module == each.module])
+    for each in READERS.values()
+    if each.package
+}
+_EXPANDED = ("bf16", "fp16", "fp32")
+
+
+def unreadable(config: Mapping[str, Any]) -> str:
+    """The reason why nobody reads a checkpoint of this config.json here; "" where somebody may."""
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    reader = READERS.get(method)
+    if reader is None or not reader.packed:
+        return ""
+    bits = found.get("bits", found.get("w_bit", 4))
+    if bits != 4:
+        return f"it is a {method} checkpoint in {bits} bits, and 4 are read"
+    if found.get("desc_act") and not found.get("static_groups"):
+        return "its inputs are reordered (desc_act), which no library reads that runs here"
+    return ""
+
+
+def precisions_of(
+    config: Mapping[str, Any], directory: Path, device: DeviceSpec
+) -> tuple[str, ...]:
+    """Precisions that a job with a quantised checkpoint may ask for; none: any, or unknown."""
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    if not found:
+        return ()
+    if own := origin_of(directory).get("precision"):
+        return (str(own),)
+    if method == "bitsandbytes":
+        return ("int4",) if found.get("load_in_4bit") else ("int8",)
+    if method not in READERS:
+        return ()
+    if READERS[method].packed:
+        return ("int4",)
+    fp8 = method == "fp8" and device.can("fp8_products")
+    return ("fp8", *_EXPANDED) if fp8 else _EXPANDED
+
+
+def kind_of(config: Any) -> str:
+    """The kind of a quantised checkpoint of this transformers' config, in words."""
+    found = config.quantization_config
+    method = found.get("quant_method") if isinstance(found, Mapping) else found.quant_method
+    return f"{method} checkpoint"
+
+
+def reading_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a checkpoint of this config.json.
+
+    Raises:
+        Unsupported: the package that reads it is missing, or none does.
+    """
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    if (reader := READERS.get(method)) is None:
+        return {}
+    if reason := unreadable(config):
+        raise Unsupported(f"{model} cannot be read: {reason}")
+    if reader.module and importlib.util.find_spec(reader.module) is None:
+        raise Unsupported(
+            f"{model} is a {method} checkpoint, which needs the package {reader.module}: "
+            f"{reader.install}"
+        )
+    return {"quantization_config": reader.config()} if reader.config is not None else {}
