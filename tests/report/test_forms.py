@@ -50,6 +50,8 @@ def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
 def test_the_table_is_on_the_page_and_in_markdown_and_nowhere_without_forms() -> None:
     """Where something was held against another model's texts."""
     summary = summarize(rows())
-    assert 'id="forms"' in render(summary, summary.rows) and "Forms of one model" in to_markdown(summary)
+    assert 'id="forms"' in render(summary, summary.rows) and "Forms of one model" in to_markdown(
+        summary
+    )
     plain = summarize(rows()[-1:])
     assert not forms(plain).rows and 'id="forms"' not in render(plain, plain.rows)

@@ -173,7 +173,9 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return _from_memory(loader, source, source.opening, arguments)
         if "quantization_config" not in arguments:  # else a device has its own way
             config = read_config(Path(source.path))
-            reading = quantized_checkpoints.reading_arguments(config, source.path)
+            placed = (arguments.get("device_map") or {"": "cpu"}).values()
+            on_host = all(str(device).startswith("cpu") for device in placed)
+            reading = quantized_checkpoints.reading_arguments(config, source.path, on_host=on_host)
             arguments = {**arguments, **reading}
         loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
