@@ -94,10 +94,10 @@ lint: $(VENV)/.installed-test
 docs: $(VENV)/.installed-demo
 	$(VENV)/bin/python tools/make_site.py
 
-# One benchmark alone: make bench BENCH=generation; tiny sizes: BENCH="generation --smoke".
+# One benchmark alone: make bench BENCH=generation; a first look at all: make bench QUICK=1.
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.install_peers .venv-bench
-	$(VENV)/bin/python -m benchmarks $(BENCH)
+	$(VENV)/bin/python -m benchmarks $(BENCH) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(GAUDI_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
-from benchmarks.install_peers import OPTIMUM
+from benchmarks.install_peers import OPENVINO, OPTIMUM
 from benchmarks.machine import machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
 from benchmarks.setting import Setting
@@ -40,6 +40,8 @@ NAMES = (
     "grid",
     "emulated",
 )
+#: Nights repeated to judge intervals say nothing in a small size.
+QUICK = tuple(name for name in NAMES if name != "intervals")
 #: These need no environment of peers.
 WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,6 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or page")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether they work")
+    parser.add_argument("--quick", action="store_true", help="smaller: under 8 minutes for all")
     parser.add_argument("--turns", type=int, default=2, help="turns of each contender (default 2)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON files go")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
@@ -64,6 +67,8 @@ def main() -> int:
         metavar="DIR",
     )
     args = parser.parse_args()
+    if args.quick and args.results == RESULTS:
+        args.results = RESULTS.with_name("quick-results")  # the page is of whole runs alone
     unknown = set(args.names) - {*NAMES, "page"}
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there is {', '.join(NAMES)}")
@@ -76,8 +81,8 @@ def main() -> int:
     failed = []
     if args.names != ["page"]:
         args.results.mkdir(parents=True, exist_ok=True)
-        failed = _run_all(args, peers_python, optimum_python)
-    if not args.smoke or args.names == ["page"]:
+        failed = _run_all(args, peers_python, optimum_python, _python_of(peers / OPENVINO)[1])
+    if not (args.smoke or args.quick) or args.names == ["page"]:
         args.page.write_text(page(_stored(args.results)), encoding="utf-8")
         print(f"wrote {args.page}")
     for name, reason in failed:
@@ -92,12 +97,15 @@ def _python_of(environment: Path) -> tuple[Path, Path | None]:
 
 
 def _run_all(
-    args: argparse.Namespace, peers_python: Path | None, optimum_python: Path | None
+    args: argparse.Namespace,
+    peers_python: Path | None,
+    optimum_python: Path | None,
+    openvino_python: Path | None,
 ) -> list[tuple[str, str]]:
     failed = []
-    found = versions(peers_python, optimum_python)
+    found = versions(peers_python, optimum_python, openvino_python)
     print(json.dumps(machine() | found, indent=1))
-    for name in args.names or NAMES:
+    for name in args.names or (QUICK if args.quick else NAMES):
         if args.scratch is None:
             scratch = Path(tempfile.mkdtemp(prefix=f"nightgrid-{name}-"))
         else:
@@ -107,7 +115,9 @@ def _run_all(
             scratch=scratch,
             peers_python=peers_python,
             optimum_python=optimum_python,
+            openvino_python=openvino_python,
             smoke=args.smoke,
+            quick=args.quick,
             turns=args.turns,
         )
         try:
@@ -137,6 +147,7 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
         facts=facts,
         took_s=time.perf_counter() - began,
         smoke=setting.smoke,
+        quick=setting.quick,
         load=load,
         stolen=stolen / wanted if wanted else 0.0,
     )

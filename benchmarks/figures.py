@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -15,15 +16,21 @@ class Goal:
     kind: Literal["at least", "at most", "within", "shown"] = "shown"
     value: float = 0.0
 
-    def met(self, ratio: float) -> bool | None:
-        """Return whether a ratio reaches it; None where there is no goal. ``within`` is a distance
-        from 1."""
+    def met(self, ratio: float, interval: tuple[float, float] | None = None) -> bool | None:
+        """Return whether a ratio reaches it; None where there is no goal, or where nobody can say.
+
+        ``within`` is a distance from 1, which takes an interval to claim: yes where all of it lies
+        within, no where all of it lies without.
+        """
         if self.kind == "at least":
             return ratio >= self.value
         if self.kind == "at most":
             return ratio <= self.value
-        if self.kind == "within":
-            return abs(ratio - 1) <= self.value
+        if self.kind == "within" and interval is not None:
+            low, high = (end - 1 for end in interval)
+            if -self.value <= low and high <= self.value:
+                return True
+            return False if low > self.value or high < -self.value else None
         return None
 
     def __str__(self) -> str:
@@ -72,9 +79,18 @@ class Line:
         return min(self.ratios), max(self.ratios)
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the median ratio, whatever its distribution: between the order
+        statistics that a binomial law puts around it. None for fewer than six turns."""
+        ordered = sorted(self.ratios)
+        many = len(ordered)
+        below = int((many - 1.96 * math.sqrt(many)) / 2)
+        return (ordered[below], ordered[-1 - below]) if many >= 6 else None
+
+    @property
     def met(self) -> bool | None:
         """Return whether the goal is reached."""
-        return self.goal.met(self.ratio)
+        return self.goal.met(self.ratio, self.interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +103,7 @@ class Outcome:
     facts: Mapping[str, Any]  # sizes, versions, memory, equality of outputs
     took_s: float
     smoke: bool = False
+    quick: bool = False
     load: float = 0.0  # of the machine when it began: processes that wanted a core
     stolen: float = 0.0  # share of the time wanted of the cores that other machines had instead
 
@@ -94,7 +111,8 @@ class Outcome:
         """Plain values, with what follows from them."""
         lines = [
             asdict(line)
-            | {"ratio": line.ratio, "spread": line.spread, "met": line.met, "goal": str(line.goal)}
+            | {"ratio": line.ratio, "spread": line.spread, "interval": line.interval}
+            | {"met": line.met, "goal": str(line.goal)}
             for line in self.lines
         ]
         return asdict(self) | {"lines": lines, "facts": dict(self.facts)}

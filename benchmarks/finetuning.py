@@ -2,8 +2,8 @@
 
 Same model, adapter (rank, targets, first numbers), optimizer, rate, and in each optimizer step the
 same samples, hence the same loss curve: no step's loss may lie further than 0.001 from the
-Trainer's, which is what other orders of sums amount to. The Trainer pads to ``max_length`` (fixed)
-or to the longest of a batch (dynamic); with samples sorted by length there is least to pad. Ours
+Trainer's, which is what other orders of sums amount to. The Trainer pads to the longest sample of
+all (fixed) or of a batch (dynamic); with samples sorted by length there is least to pad. Ours
 puts a batch into one row without padding, attends within each sample alone, and computes the logits
 of learned positions together with their loss.
 """
@@ -59,7 +59,7 @@ COMPARISONS = (
         10,
         _MINE,
         {
-            Way("Trainer, fixed padding", padding="fixed"): 3.0,
+            Way("Trainer, all padded to the longest sample", padding="fixed"): None,
             _TRAINER: 1.3,
             Way(
                 "nightgrid, packing, learned logits",
@@ -94,7 +94,8 @@ def _compare(
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.samples import encode_samples
 
-    count = 2 * comparison.batch if setting.smoke else comparison.samples
+    count = setting.sized(comparison.samples, 4 * comparison.batch, 2 * comparison.batch)
+    count = min(count, comparison.samples)
     source = open_model(comparison.model)
     examples = load_examples("advertisegen-synthetic")[:count]
     encoded = encode_samples(examples, count, load_tokenizer(source), source, MAX_LENGTH)
@@ -102,6 +103,7 @@ def _compare(
     if comparison.ours.sorted:
         order.sort(key=lambda index: (encoded[index].tokens, index))
     samples = [encoded[index] for index in order]
+    longest = max(sample.tokens for sample in samples)
     told = [{"ids": sample.ids, "labels": sample.labels} for sample in samples]
     texts = [{"content": examples[i].content, "summary": examples[i].summary} for i in order]
     files.with_suffix(".json").write_text(json.dumps(told))
@@ -114,7 +116,7 @@ def _compare(
             python = setting.peer if each.asked is None else sys.executable
             asked = ADAPTER | {"max_length": MAX_LENGTH} | dict(each.asked or {})
             arguments = (
-                (source.path, files.with_suffix(".json"), each.padding, MAX_LENGTH)
+                (source.path, files.with_suffix(".json"), each.padding, longest)
                 if each.asked is None
                 else (comparison.model, files.with_suffix(".jsonl"), count)
             )
@@ -132,7 +134,7 @@ def _compare(
     return turns, {
         "samples": count,
         "tokens": sum(sample.tokens for sample in samples),
-        "longest sample": max(sample.tokens for sample in samples),
+        "longest sample": longest,
         "learned tokens": sum(sample.learned_tokens for sample in samples),
     }
 

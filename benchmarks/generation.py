@@ -1,12 +1,14 @@
-"""Text generation on 100 prompts of mixed length, greedy in fp32, beside transformers.
+"""Text generation on 100 prompts of mixed length, greedy, beside transformers and OpenVINO GenAI.
 
 Prompts are the embedded English ones whole, then cut at sentence ends, so that all differ and none
 shares work with another by being the same. SmolLM2-135M-Instruct, a real pretrained model; the
 embedded tiny-chatglm3 where smoke is enough. All read the same token ids; whether they wrote the
-same tokens is counted and told.
+same tokens is counted and told. Peers have the batch size that is best for them: ``generate`` by
+itself, and with prompts sorted by length and a static cache; ``generate_batch``; OpenVINO GenAI,
+whose key/value cache has the same precision as ours.
 
 Nightgrid's process runs in the peers' environment too: their memory and ours hold the same
-libraries.
+libraries. OpenVINO has an environment of its own.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.contender import Contender
 from benchmarks.figures import Goal, Line, cpu_ratio, rates
+from benchmarks.night import timed
 from benchmarks.setting import Setting
 
 TITLE = "Text generation, 100 prompts of mixed length"
 STATIC_SIZES = (16, 32)  # beside 8, to find the best of ``generate``
-#: Slow; which of the peers is the best differs from run to run, so that none deserves more turns.
-_ONE_TURN = ("generate, batches of 16", "generate_batch")
-ROWS = 24
+ROWS = 64
+#: Precisions as both name them.
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+_OURS, _OPENVINO = "nightgrid, ", "OpenVINO GenAI, "
+_SORTED = "generate, sorted by length, static cache, batches of 16"
+#: Which of these is the best differs from run to run, so that none deserves more turns.
+_ONE_TURN = ("generate, batches of 16", "generate, batches of 32", "generate_batch")
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
@@ -34,7 +43,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.data.examples import Example, write_json_lines
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
 
-    count, output_tokens = (6, 6) if setting.smoke else (100, 48)
+    count, output_tokens = setting.sized((100, 48), (24, 48), (6, 6))
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
     source = open_model(model)
     tokenizer = load_tokenizer(source)
@@ -45,80 +54,115 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     ids_file = setting.scratch / "prompt-ids.json"
     ids_file.write_text(json.dumps(ids))
 
-    sizes = (8,) if setting.smoke else (8, *STATIC_SIZES)
+    sizes = setting.sized((8, *STATIC_SIZES), (8, 16), (8,))
+    rows = min(ROWS, count)
     with contextlib.ExitStack() as stack:
 
-        def peer(name: str, kind: str, size: int) -> Any:
-            return setting.started(
-                stack,
-                name,
-                setting.peer,
-                "generate_peer.py",
-                *(source.path, ids_file, output_tokens, kind, size),
-            )
+        def peer(name: str, kind: str, size: int) -> Contender:
+            arguments = (source.path, ids_file, output_tokens, kind, size)
+            return setting.started(stack, name, setting.peer, "generate_peer.py", *arguments)
 
-        def ours(name: str, **parameters: Any) -> Any:
-            return setting.started(
-                stack,
-                name,
-                setting.peer,
-                "generate_nightgrid.py",
-                *(source.path, dataset, output_tokens, min(ROWS, count)),
-                json.dumps({"prompts": count, **parameters}),
-            )
+        def ours(precision: str) -> Contender:
+            asked = {"prompts": count, "batching": "continuous", "packed_weights": True}
+            arguments = (source.path, dataset, output_tokens, rows, json.dumps(asked), precision)
+            program = "generate_nightgrid.py"
+            return setting.started(stack, f"{_OURS}{precision}", setting.peer, program, *arguments)
 
-        nightgrid = ours("nightgrid continuous", batching="continuous", packed_weights=True)
-        static = [peer(f"generate, batches of {size}", "static", size) for size in sizes]
-        continuous = peer("generate_batch", "continuous", min(ROWS, count))
-        peers = [*static, continuous]
+        peers = [peer(f"generate, batches of {size}", "static", size) for size in sizes]
+        peers.append(peer(_SORTED, "sorted", 8 if setting.smoke else 16))
+        peers.append(peer("generate_batch", "continuous", rows))
         often = [each for each in peers if each.name not in _ONE_TURN]
-        turns = {**setting.turns_of([nightgrid, *often])}
+        for precision, theirs in PRECISIONS.items():
+            often.append(ours(precision))
+            if setting.openvino_python is not None:
+                ends = ",".join(map(str, end_token_ids(source.path)))
+                often.append(
+                    setting.started(
+                        stack,
+                        f"{_OPENVINO}{precision}",
+                        str(setting.openvino_python),
+                        "generate_openvino.py",
+                        converted(setting, source.path),
+                        *(ids_file, output_tokens, theirs, rows, ends),
+                    )
+                )
+        turns = {**setting.turns_of(often)}
         turns |= {each.name: [each.turn()] for each in peers if each.name in _ONE_TURN}
 
     decode = Tokenizer.from_file(f"{source.tokenizer_path}/tokenizer.json").decode
-    return _lines(turns, ids, decode, sizes)
+    return _lines(turns, ids, decode, f"generate, batches of {sizes[0]}")
+
+
+def end_token_ids(directory: str | Path) -> list[int]:
+    """The tokens that end a text of this checkpoint, as ``generate`` reads them."""
+    told = json.loads((Path(directory) / "generation_config.json").read_text())["eos_token_id"]
+    return told if isinstance(told, list) else [told]
+
+
+def converted(setting: Setting, directory: str | Path) -> Path:
+    """The checkpoint as OpenVINO reads it, in fp32, made once.
+
+    Raises:
+        RuntimeError: the conversion failed; with the end of what it printed.
+    """
+    assert setting.openvino_python is not None
+    to = setting.scratch / "openvino"
+    if not to.exists():
+        setting.say("  converting for OpenVINO")
+        command = setting.openvino_python.with_name("optimum-cli")
+        options = ("--task", "text-generation-with-past", "--weight-format", "fp32")
+        timed("optimum-cli", command, *("export", "openvino"), "-m", str(directory), *options, to)
+    return to
 
 
 def _lines(
     turns: Mapping[str, list[dict[str, Any]]],
     ids: Sequence[Sequence[int]],
     decode: Any,
-    sizes: Sequence[int],
+    first: str,
 ) -> tuple[list[Line], dict[str, Any]]:
-    mine = turns["nightgrid continuous"]
-    peers = {name: found for name, found in turns.items() if not name.startswith("nightgrid")}
-    first = f"generate, batches of {sizes[0]}"
-    best = max(peers, key=lambda name: mean(rates(peers[name])))
+    mine = {name: f"{_OURS}{name}" for name in PRECISIONS}
+    theirs = {name: f"{_OPENVINO}{name}" for name in PRECISIONS}
+    peers = [name for name in turns if name not in (*mine.values(), *theirs.values())]
+    best = max(peers, key=lambda name: mean(rates(turns[name])))
     peak = {name: max(turn["peak_bytes"] for turn in found) for name, found in turns.items()}
 
-    def line(against: str, goal: Goal, note: str = "") -> Line:
-        theirs = peers[against]
-        beside = mine[: len(theirs)]
-        memory = f"peak {peak['nightgrid continuous'] / 2**30:.2f} GiB beside "
+    def line(precision: str, against: str, goal: Goal, note: str = "") -> Line:
+        ours = mine[precision]
+        beside = turns[ours][: len(turns[against])]
+        memory = f"peak {peak[ours] / 2**30:.2f} GiB beside {peak[against] / 2**30:.2f} GiB"
         return Line(
-            what="tokens/s, continuous batching and pre-packed weights",
+            what=f"tokens/s in {precision}, continuous batching and pre-packed weights",
             against=against,
             unit="tokens/s",
             ours=rates(beside),
-            theirs=rates(theirs),
+            theirs=rates(turns[against]),
             goal=goal,
-            cpu_ratio=cpu_ratio(beside, theirs),
-            note=memory + f"{peak[against] / 2**30:.2f} GiB" + note,
+            cpu_ratio=cpu_ratio(beside, turns[against]),
+            note=memory + note,
         )
 
     lines = [
-        line(first, Goal(kind="at least", value=2.0)),
-        line(best, Goal(kind="at least", value=1.3), "; the best of these peers in this run"),
+        line("fp32", first, Goal(kind="at least", value=2.0)),
+        line("fp32", best, Goal(kind="at least", value=1.3), "; the best of transformers here"),
     ]
-    lines += [line(name, Goal()) for name in peers if name not in (first, best)]
-    reference = peers[first][0]["texts"]
+    lines += [line("fp32", name, Goal()) for name in peers if name not in (first, best)]
+    lines += [
+        line(precision, name, Goal(kind="at least", value=1.2))
+        for precision, name in theirs.items()
+        if name in turns
+    ]
+    reference = turns[first][0]["texts"]
     expected = [decode(text, skip_special_tokens=True) for text in reference]
     equal = {
-        name: sum(a == b for a, b in zip(found[0]["texts"], reference, strict=True))
-        for name, found in peers.items()
+        name: sum(
+            a == b
+            for a, b in zip(
+                found[0]["texts"], expected if name in mine.values() else reference, strict=True
+            )
+        )
+        for name, found in turns.items()
     }
-    for name in turns.keys() - peers.keys():
-        equal[name] = sum(a == b for a, b in zip(turns[name][0]["texts"], expected, strict=True))
     facts = {
         "prompts": len(ids),
         "prompt tokens": sum(map(len, ids)),
@@ -127,7 +171,7 @@ def _lines(
             max(map(len, ids)),
         ],
         "tokens written": reference and sum(map(len, reference)),
-        "texts equal to generate's in batches of 8": equal,
+        "texts equal to generate's in fp32 in batches of 8": equal,
         "peak resident bytes": peak,
     }
     return lines, facts

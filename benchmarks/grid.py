@@ -2,12 +2,13 @@
 
 Both measure the same model's text generation in the same 24 cells: two warm-up passes, three timed
 ones, prompts and answers of the same lengths, one thread, the same libraries (those of
-optimum-benchmark's environment, in which Nightgrid is installed too). optimum-benchmark isolates
-each cell in a process of its own, which imports and loads anew; here one worker keeps the model of
-a precision. End to end is what a user waits for each command; how much faster that is depends on
-how long a pass takes, so that what a cell costs besides its timed passes is told as well. Cell by
-cell the two throughputs stand side by side: they should be equal, for both call transformers'
-``generate``.
+optimum-benchmark's environment, in which Nightgrid is installed too). Kept stands beside kept: one
+process for all cells, theirs by ``launcher=inline``, ours on one worker, which keeps the model of a
+precision as well. Fresh stands beside fresh: a process for each cell, which loads anew, by
+``launcher=process`` and by ``isolation: process``. End to end is what a user waits for; how much
+faster that is depends on how long a pass takes, so that what a cell costs besides its timed passes
+is told as well. Cell by cell the throughputs stand side by side: they should be equal, for both
+call transformers' ``generate``.
 
 What differs: optimum-benchmark makes up its prompts' tokens, forces the length by forbidding the
 end, and warms up once more with two tokens; Nightgrid takes English prompts cut to the length and
@@ -26,14 +27,17 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night, timed
-from benchmarks.setting import Setting
+from benchmarks.setting import PROGRAMS, Setting
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
 MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 INPUT_TOKENS, OUTPUT_TOKENS, WARM_UPS, REPEATS = 32, 8, 2, 3
-_PEER = "optimum-benchmark --multirun, launcher=process"
+_PEERS = {
+    "kept": "optimum-benchmark, launcher=inline",
+    "fresh": "optimum-benchmark, launcher=process",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,83 +57,101 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.models.loading import open_model
 
-    batches = (1, 2) if setting.smoke else BATCHES
+    batches = setting.sized(BATCHES, (1, 16), (1, 2))
     directory = open_model(MODEL).path  # made here, not in anybody's turn
     # One turn: the peer's takes minutes, and the cells are many turns of the same comparison.
-    setting.say("  nightgrid")
-    ours = [_nightgrid(setting, setting.scratch / "ours", batches)]
-    theirs: list[Turn] = []
-    if setting.optimum_python is not None:
-        setting.say("  optimum-benchmark")
-        place = setting.scratch / "theirs"
-        theirs = [_optimum(setting.optimum_python, place, directory, batches)]
+    ours: dict[str, Turn] = {}
+    theirs: dict[str, Turn] = {}
+    for way in _PEERS:
+        setting.say(f"  nightgrid, {way} processes")
+        ours[way] = _nightgrid(setting, setting.scratch / f"ours-{way}", batches, way)
+        if setting.optimum_python is not None:
+            setting.say(f"  {_PEERS[way]}")
+            place = setting.scratch / f"theirs-{way}"
+            measure = _optimum_kept if way == "kept" else _optimum_fresh
+            theirs[way] = measure(setting.optimum_python, place, directory, batches)
     lines = [
-        Line(
-            what=f"{len(ours[0].cells)} cells, end to end: cells per minute",
-            against=_PEER if theirs else "",
-            unit="cells/min",
-            ours=tuple(60 * len(turn.cells) / turn.took_s for turn in ours),
-            theirs=tuple(60 * len(turn.cells) / turn.took_s for turn in theirs),
-            goal=Goal(kind="at least", value=5.0) if theirs else Goal(),
-        ),
-        Line(
-            what="a cell besides its timed passes",
-            against="optimum-benchmark" if theirs else "",
-            unit="s",
-            ours=tuple(turn.besides_s for turn in ours),
-            theirs=tuple(turn.besides_s for turn in theirs),
-        ),
-        *(lines_of_cells(ours, theirs) if theirs else ()),
+        line
+        for way, mine in ours.items()
+        for line in (
+            Line(
+                what=f"{len(mine.cells)} cells, end to end, {way} processes",
+                against=_PEERS[way] if theirs else "",
+                unit="cells/min",
+                ours=(60 * len(mine.cells) / mine.took_s,),
+                theirs=tuple(60 * len(t.cells) / t.took_s for t in _of(theirs, way)),
+            ),
+            Line(
+                what=f"a cell besides its timed passes, {way} processes",
+                against=_PEERS[way] if theirs else "",
+                unit="s",
+                ours=(mine.besides_s,),
+                theirs=tuple(turn.besides_s for turn in _of(theirs, way)),
+            ),
+        )
     ]
+    if theirs:
+        lines.append(
+            Line(
+                what=f"{len(ours['kept'].cells)} cells, end to end: kept beside fresh processes",
+                against=_PEERS["fresh"],
+                unit="cells/min",
+                ours=(60 * len(ours["kept"].cells) / ours["kept"].took_s,),
+                theirs=(60 * len(theirs["fresh"].cells) / theirs["fresh"].took_s,),
+                goal=Goal(kind="at least", value=5.0),
+                note="most of it is what keeping the process saves: see the lines above",
+            )
+        )
+        for way in _PEERS:
+            lines += lines_of_cells(ours[way], theirs[way], _PEERS[way], each=way == "kept")
     facts = {
         "model": MODEL,
         "threads of each": THREADS,
         "tokens of a prompt": INPUT_TOKENS,
         "tokens of an answer": OUTPUT_TOKENS,
-        "seconds, ours": [turn.took_s for turn in ours],
-        "seconds, theirs": [turn.took_s for turn in theirs],
+        "seconds, ours": {way: turn.took_s for way, turn in ours.items()},
+        "seconds, theirs": {way: turn.took_s for way, turn in theirs.items()},
     }
     return lines, facts
 
 
-def lines_of_cells(ours: Sequence[Turn], theirs: Sequence[Turn]) -> list[Line]:
-    """A line for all cells, whose "turns" are cells, then one for each."""
+def _of(turns: Mapping[str, Turn], way: str) -> list[Turn]:
+    return [turns[way]] if way in turns else []
+
+
+def lines_of_cells(ours: Turn, theirs: Turn, against: str, *, each: bool = True) -> list[Line]:
+    """A line for all cells, whose "turns" are cells; then one for each, where asked."""
     mine, others = _rates(ours), _rates(theirs)
     together = Line(
         what=f"tokens/s of a cell: median and spread over {len(mine)} cells",
-        against="optimum-benchmark",
+        against=against,
         unit="tokens/s",
-        ours=tuple(map(median, mine.values())),
-        theirs=tuple(map(median, others.values())),
+        ours=tuple(mine.values()),
+        theirs=tuple(others[cell] for cell in mine),
         goal=Goal(kind="within", value=0.05),
-        note="equal within noise",
     )
-    return [
-        together,
-        *(
-            Line(
-                what=f"tokens/s of the cell {cell}",
-                against="optimum-benchmark",
-                unit="tokens/s",
-                ours=mine[cell],
-                theirs=others[cell],
-            )
-            for cell in mine
-        ),
-    ]
-
-
-def _rates(turns: Sequence[Turn]) -> dict[str, tuple[float, ...]]:
-    """Tokens/s of each cell (``fp32 × 8``), by turn, of the median pass."""
-    return {
-        cell: tuple(
-            OUTPUT_TOKENS * int(cell.split()[-1]) / median(turn.cells[cell]) for turn in turns
+    apart = [
+        Line(
+            what=f"tokens/s of the cell {cell}",
+            against=against,
+            unit="tokens/s",
+            ours=(rate,),
+            theirs=(others[cell],),
         )
-        for cell in turns[0].cells
+        for cell, rate in mine.items()
+    ]
+    return [together, *(apart if each else ())]
+
+
+def _rates(turn: Turn) -> dict[str, float]:
+    """Tokens/s of each cell (``fp32 × 8``), of the median pass."""
+    return {
+        cell: OUTPUT_TOKENS * int(cell.split()[-1]) / median(passes)
+        for cell, passes in turn.cells.items()
     }
 
 
-def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> Turn:
+def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...], way: str) -> Turn:
     results.mkdir(parents=True)
     grid = results / "grid.yaml"
     grid.write_text(
@@ -145,7 +167,8 @@ def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> Tur
         f"    output_tokens: {OUTPUT_TOKENS}\n"
         "    ignore_eos: true\n"
         "    prompts: 1\n"  # one batch a repeat, whatever its size
-        "    axes:\n"
+        + ("    isolation: process\n" if way == "fresh" else "")
+        + "    axes:\n"
         f"      precision: [{', '.join(PRECISIONS)}]\n"
         f"      batch_size: {list(batches)}\n"
     )
@@ -159,21 +182,47 @@ def _nightgrid(setting: Setting, results: Path, batches: tuple[int, ...]) -> Tur
     return Turn(took_s=took_s, cells={cell: passes[cell] for cell in _names(batches)})
 
 
-def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
+def _optimum_kept(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
+    """All cells in one process, by its Python interface."""
     directory.mkdir(parents=True)
-    (directory / "cells.yaml").write_text(
-        "defaults: [benchmark, {scenario: inference}, {launcher: process}, "
-        "{backend: pytorch}, _self_]\n"
-        "name: cells\n"
-        "launcher: {device_isolation: false}\n"
-        f"backend: {{device: cpu, model: {model}, task: text-generation, torch_dtype: float32}}\n"
-        # Before these warm-ups it generates twice in full, where there are any.
-        f"scenario: {{latency: true, iterations: {REPEATS}, duration: 0, warmup_runs: 1,\n"
-        f"  input_shapes: {{batch_size: 1, sequence_length: {INPUT_TOKENS}}},\n"
-        f"  generate_kwargs: {{max_new_tokens: {OUTPUT_TOKENS}, "
-        f"min_new_tokens: {OUTPUT_TOKENS}}}}}\n"
-        "hydra: {job: {chdir: true}}\n"
-    )
+    cells = {
+        f"{precision} × {batch}": (
+            {"device": "cpu", "model": model, "task": "text-generation", "torch_dtype": dtype},
+            _scenario(batch),
+        )
+        for precision, dtype in PRECISIONS.items()
+        for batch in batches
+    }
+    wanted, found = directory / "cells.json", directory / "found.json"
+    wanted.write_text(json.dumps(cells))
+    program = PROGRAMS / "optimum_inline.py"
+    took_s = timed("optimum-benchmark", python, program, wanted, found, cwd=directory)
+    return Turn(took_s=took_s, cells=json.loads(found.read_text()))
+
+
+def _optimum_fresh(python: Path, directory: Path, model: str, batches: tuple[int, ...]) -> Turn:
+    """A process for each cell, by its command."""
+    directory.mkdir(parents=True)
+    config = {
+        "defaults": [
+            "benchmark",
+            {"scenario": "inference"},
+            {"launcher": "process"},
+            {"backend": "pytorch"},
+            "_self_",
+        ],
+        "name": "cells",
+        "launcher": {"device_isolation": False},
+        "backend": {
+            "device": "cpu",
+            "model": model,
+            "task": "text-generation",
+            "torch_dtype": "float32",
+        },
+        "scenario": _scenario(1),
+        "hydra": {"job": {"chdir": True}},
+    }
+    (directory / "cells.yaml").write_text(json.dumps(config))  # which is YAML
     took_s = timed(
         "optimum-benchmark",
         *(python.with_name("optimum-benchmark"), "--multirun"),
@@ -188,6 +237,18 @@ def _optimum(python: Path, directory: Path, model: str, batches: tuple[int, ...]
         report = directory / "sweep" / str(number) / "benchmark_report.json"
         cells[name] = json.loads(report.read_text())["generate"]["latency"]["values"]
     return Turn(took_s=took_s, cells=cells)
+
+
+def _scenario(batch: int) -> dict[str, Any]:
+    """Before its warm-ups it generates twice in full, where there are any: one is enough."""
+    return {
+        "latency": True,
+        "iterations": REPEATS,
+        "duration": 0,
+        "warmup_runs": 1,
+        "input_shapes": {"batch_size": batch, "sequence_length": INPUT_TOKENS},
+        "generate_kwargs": {"max_new_tokens": OUTPUT_TOKENS, "min_new_tokens": OUTPUT_TOKENS},
+    }
 
 
 def _names(batches: tuple[int, ...]) -> list[str]:

@@ -26,13 +26,13 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.data.image_prompts import PROMPTS
     from workloads.models.loading import open_model
 
-    steps, batches = (2, 1) if setting.smoke else (50, 4)
+    steps, batches = setting.sized((50, 4), (20, 1), (2, 1))
     source = open_model(MODEL)
     texts = setting.scratch / "texts.json"
     texts.write_text(json.dumps(PROMPTS))
     lines: list[Line] = []
     facts: dict[str, Any] = {"model": MODEL, "steps": steps, "batches of a turn": batches}
-    for size in (2,) if setting.smoke else (1, 4, 8):
+    for size in setting.sized((1, 4, 8), (1, 4), (2,)):
         with contextlib.ExitStack() as stack:
             peer = setting.started(
                 stack,

@@ -2,7 +2,8 @@
 
 Pins of constraints.txt hold for them too. optimum-benchmark gets an environment of its own inside
 (``.venv-bench/optimum-benchmark``), in which transformers is one that it knows (peers-optimum.txt);
-Nightgrid is installed there too, to be compared with the same libraries. hydra-ray-launcher is
+Nightgrid is installed there too, to be compared with the same libraries; so does OpenVINO GenAI
+(``.venv-bench/openvino``, peers-openvino.txt). hydra-ray-launcher is
 installed without what it asks for: it wants a cloudpickle older than the pinned one, which it does
 not use itself, and what starts machines at a cloud.
 """
@@ -20,6 +21,7 @@ from tools.install import merged
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = "hydra-ray-launcher==1.2.2"
 OPTIMUM = "optimum-benchmark"
+OPENVINO = "openvino"
 
 
 def main() -> int:
@@ -35,11 +37,20 @@ def main() -> int:
     done = _install(python, "--no-deps", LAUNCHER)
     if done:
         return done
-    python = _environment(directory / OPTIMUM)
-    wanted = benchmarks / "peers-optimum.txt"
-    pins_there = directory / OPTIMUM / "constraints.txt"
-    pins_there.write_text(merged(pins.read_text(), wanted.read_text()))
-    return _install(python, "-c", pins_there, "-r", wanted, "-e", ROOT)
+    return _beside(directory, OPTIMUM, "-e", ROOT) or _beside(directory, OPENVINO)
+
+
+def _beside(directory: Path, name: str, *more: str | Path) -> int:
+    """Make the environment of a peer whose libraries go before the pins, with ``more`` in it."""
+    python = _environment(directory / name)
+    wanted = ROOT / "benchmarks" / f"peers-{name.partition('-')[0]}.txt"
+    pins = directory / name / "constraints.txt"
+    pins.write_text(merged((ROOT / "constraints.txt").read_text(), wanted.read_text()))
+    done = _install(python, "-c", pins, "-r", wanted, *more)
+    # Some ask for a torchvision, whose build is not of the torch that is pinned: nothing imports
+    # then. None of them needs it for text.
+    uninstall = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"]
+    return done or subprocess.run(uninstall, check=False, capture_output=True).returncode
 
 
 def _environment(directory: Path) -> Path:

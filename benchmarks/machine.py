@@ -13,6 +13,7 @@ from typing import Any
 _OURS = ("torch", "transformers", "ray", "peft", "pyarrow", "accelerate")
 _PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher")
 _BESIDE_OPTIMUM = ("optimum-benchmark", *_OURS[:3])
+_BESIDE_OPENVINO = ("openvino-genai", "openvino")
 _ASK = (
     "import importlib.metadata as m, json, sys\n"
     "found = {}\n"
@@ -49,7 +50,7 @@ def wanted_and_stolen() -> tuple[int, int]:
 
 
 def versions(
-    peers_python: Path | None, optimum_python: Path | None
+    peers_python: Path | None, optimum_python: Path | None, openvino_python: Path | None
 ) -> dict[str, dict[str, str | None]]:
     """Versions here and in the peers' environments, where there are such."""
     here: dict[str, str | None] = {}
@@ -59,10 +60,16 @@ def versions(
         except importlib.metadata.PackageNotFoundError:
             here[name] = None
     found: dict[str, dict[str, str | None]] = {"nightgrid": here}
-    if peers_python is not None:
-        found["peers"] = _versions_there(peers_python, _PEERS)
-    if optimum_python is not None:
-        found["the grid's two contenders"] = _versions_there(optimum_python, _BESIDE_OPTIMUM)
+    there = {
+        "peers": (peers_python, _PEERS),
+        "the grid's two contenders": (optimum_python, _BESIDE_OPTIMUM),
+        "OpenVINO": (openvino_python, _BESIDE_OPENVINO),
+    }
+    found |= {
+        who: _versions_there(python, names)
+        for who, (python, names) in there.items()
+        if python is not None
+    }
     return found
 
 

@@ -1,20 +1,23 @@
 """The cost of a job that does nothing: no-op jobs on emulated cards.
 
 *Nightgrid* is the real schedule, driver, store and Ray executor with workers that are processes
-beneath their actors, as always; only what the worker runs is nothing, and it imports no torch.
-Every job gets its durable row. *Pool* is the least that anybody could write: as many Ray actors,
-warm, each given the next job when it is done; nothing is written, nothing can fail. *Tune* and
-*hydra* run the same nothing as trials and as jobs of a sweep.
+beneath their actors, as always; every job gets its durable row. Its workers run nothing and import
+no torch; *real workers* are the product's own, which put their process in order before each job of
+a workload that does nothing. *ActorPool* is the least that anybody could write: as many Ray actors,
+warm, each given the next job when it is done; nothing is written, nothing can fail. *Four actors*
+are given eight jobs a call, the most that Ray carried here. *Tune* and *hydra* run the same nothing
+as trials, in Tune's quickest setting, and as jobs of a sweep.
 
-Jobs/s of Nightgrid and of the pool are those of warm workers, after as many jobs as there are
-workers; a job of Nightgrid counts when its row is safe. All of it from the first start to the last
-row is told apart. A trial or a sweep's job takes seconds, so *Tune* and *hydra* get few of them.
+Warm stands beside warm: jobs/s after as many jobs as there are workers; a job of Nightgrid counts
+when its row is safe. Cold stands beside cold: from nothing, with the start of Ray and of the
+workers, to the last result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, rates, values
@@ -22,64 +25,102 @@ from benchmarks.setting import Setting
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
 _FAST_TURNS = 6
+ALL = 1_000_000  # actors: as many as there are cards
+_SHOWN = Goal()
+_OURS, _REAL = "nightgrid", "nightgrid, real workers"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A contender beside ours: its program, and the goals for warm and for cold."""
+
+    program: str
+    arguments: tuple[int, ...] = ()
+    jobs: int | None = None  # fewer than ours, where it is slow
+    fast: bool = False  # takes turns with ours, beside which it stands
+    warm: Goal | None = _SHOWN  # None: it is never warm
+
+
+PEERS = {
+    "ActorPool of warm actors": Peer(
+        "noop_pool.py", (ALL, 1), fast=True, warm=Goal(kind="at least", value=1.5)
+    ),
+    "four warm actors, eight jobs a call": Peer("noop_pool.py", (4, 8), fast=True),
+    "Ray Tune, class, reuse_actors": Peer(
+        "noop_tune.py", jobs=300, warm=Goal(kind="at least", value=10.0)
+    ),
+    "hydra-ray-launcher": Peer("noop_hydra.py", jobs=16, warm=None),
+}
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    jobs, slow_jobs, nodes, cards = (12, 4, 1, 2) if setting.smoke else (1000, 16, 4, 8)
-    programs = {
-        "nightgrid": (sys.executable, "noop_nightgrid.py", jobs),
-        "pool of warm Ray actors": (sys.executable, "noop_pool.py", jobs),
-        "Ray Tune, grid_search": (setting.peer, "noop_tune.py", slow_jobs),
-        "hydra-ray-launcher": (setting.peer, "noop_hydra.py", slow_jobs),
-    }
-    if setting.peers_python is None:
-        del programs["Ray Tune, grid_search"], programs["hydra-ray-launcher"]
-    fast = [name for name, (*_, count) in programs.items() if count == jobs]
+    jobs, nodes, cards = setting.sized((1000, 4, 8), (400, 4, 8), (12, 1, 2))
+    programs: dict[str, tuple[str, str, tuple[object, ...]]] = {}
+    for name, kind in ((_OURS, "noop"), (_REAL, "real")):
+        programs[name] = (sys.executable, "noop_nightgrid.py", (jobs, kind))
+    for name, peer in PEERS.items():
+        if peer.fast or setting.peers_python is not None:
+            python = sys.executable if peer.fast else setting.peer
+            count = jobs if peer.jobs is None else min(jobs, peer.jobs)
+            programs[name] = (python, peer.program, (count, *peer.arguments))
+    fast = [name for name in programs if name == _OURS or (name in PEERS and PEERS[name].fast)]
     turns: dict[str, list[dict[str, Any]]] = {}
-    # These two stand side by side, each with a cluster of its own, for the cores' speed changes
-    # within seconds; of those that are hundreds of times slower, one turn tells enough.
+    # The fast ones stand side by side, each with a cluster of its own, for the cores' speed changes
+    # within seconds; of the others one turn tells enough.
     for together in (fast, *([name] for name in programs if name not in fast)):
         with contextlib.ExitStack() as stack:
             started = []
             for name in together:
-                python, program, count = programs[name]
-                started.append(
-                    setting.started(
-                        stack, name, python, program, count, nodes, cards, setting.scratch
-                    )
-                )
-            many = _FAST_TURNS if together is fast and not setting.smoke else 1
+                python, program, (count, *more) = programs[name]
+                arguments = (count, nodes, cards, setting.scratch, *more)
+                started.append(setting.started(stack, name, python, program, *arguments))
+            many = _FAST_TURNS if together is fast else 1
             turns |= setting.turns_of(started, turns=many)
-    ours = turns["nightgrid"]
-    whole = [turn | {"wall_s": turn["whole_s"], "work": turn["whole_jobs"]} for turn in ours]
-    goals = {
-        "pool of warm Ray actors": Goal(kind="at least", value=0.8),
-        "Ray Tune, grid_search": Goal(kind="at least", value=10.0),
-        "hydra-ray-launcher": Goal(kind="at least", value=10.0),
+    return _lines(turns), {
+        "jobs": {name: count for name, (_, _, (count, *_)) in programs.items()},
+        "nodes": nodes,
+        "cards of each": cards,
+        "rows in a file": values(turns[_OURS], "rows_per_file")[0],
     }
+
+
+def _lines(turns: dict[str, list[dict[str, Any]]]) -> list[Line]:
+    ours, real = turns[_OURS], turns[_REAL]
     lines = [
         Line(
-            what=f"jobs/s, {jobs:,} jobs",
+            what="jobs/s, warm",
             against=name,
             unit="jobs/s",
-            ours=rates(ours[: len(theirs)]),
-            theirs=rates(theirs),
-            goal=goals[name],
-            cpu_ratio=cpu_ratio(ours, theirs) if name.startswith("pool") else None,
-            note="CPU: of the driver" if name.startswith("pool") else f"{slow_jobs} jobs there",
+            ours=rates(ours[: len(turns[name])]),
+            theirs=rates(turns[name]),
+            goal=peer.warm,
+            cpu_ratio=cpu_ratio(ours, turns[name]) if peer.fast else None,
+            note="CPU: of the driver" if peer.fast else "",
         )
-        for name, theirs in turns.items()
-        if name != "nightgrid"
+        for name, peer in PEERS.items()
+        if name in turns and peer.warm is not None
     ]
     lines.append(
         Line(
-            what="jobs/s from the beginning to the end, workers' start and last row within",
+            what="jobs/s, warm, real workers",
             against="",
             unit="jobs/s",
-            ours=rates(whole),
+            ours=rates(real),
+            goal=Goal(kind="at least", value=2000.0),
         )
     )
+    lines += [
+        Line(
+            what="jobs/s, cold: the start of Ray and of the workers within",
+            against=name,
+            unit="jobs/s",
+            ours=(_cold(ours[0]),),
+            theirs=(_cold(turns[name][0]),),
+        )
+        for name in (_REAL, *PEERS)
+        if name in turns
+    ]
     lines.append(
         Line(
             what="the driver's CPU time per job",
@@ -88,9 +129,9 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             ours=tuple(turn["cpu_s"] / turn["work"] * 1e3 for turn in ours),
         )
     )
-    return lines, {
-        "jobs": jobs,
-        "nodes": nodes,
-        "cards of each": cards,
-        "rows in a file": values(ours, "rows_per_file")[0],
-    }
+    return lines
+
+
+def _cold(turn: dict[str, Any]) -> float:
+    """Jobs per second of a first turn, from nothing."""
+    return float(turn["whole_jobs"] / (turn["whole_s"] + turn["cluster_s"]))

@@ -27,7 +27,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.models.loading import open_model
 
-    steps = 2 if setting.smoke else 24
+    steps = setting.sized(24, 6, 2)
     source = open_model(MODEL)
     file = setting.scratch / "chunks.json"
     _write_chunks(file, steps)

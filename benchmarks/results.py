@@ -20,7 +20,7 @@ TITLE = "Results: appending and reading rows"
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    appended, stored = (3, 40) if setting.smoke else (100, 100_000)
+    appended, stored = setting.sized((100, 100_000), (20, 20_000), (3, 40))
     with contextlib.ExitStack() as stack:
         started = [
             setting.started(

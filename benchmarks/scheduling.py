@@ -24,9 +24,9 @@ NODES, CARDS, NOISE, MODELS = 128, 8, 0.2, 12
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    sizes = (200, 400) if setting.smoke else (10_000, 100_000)
+    sizes = setting.sized((10_000, 100_000), (2_000, 10_000), (200, 400))
     nodes = 4 if setting.smoke else NODES
-    main = sizes[-1] if setting.smoke else 100_000
+    main = sizes[-1]
     turns: dict[int, dict[str, Any]] = {}
     for size in sizes:
         with contextlib.ExitStack() as stack:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.contender import ROOT, Contender, take_turns
 
+Size = TypeVar("Size")
 PROGRAMS = ROOT / "benchmarks" / "contenders"
 
 
@@ -21,7 +22,9 @@ class Setting:
     scratch: Path  # logs and whatever contenders write
     peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
+    openvino_python: Path | None = None  # of OpenVINO GenAI, likewise
     smoke: bool = False  # as small as it goes: whether it works, not how fast
+    quick: bool = False  # smaller, for a first look: the same lines with wider spreads
     turns: int = 2
     say: Callable[[str], None] = print
 
@@ -29,6 +32,10 @@ class Setting:
     def peer(self) -> str:
         """The Python of the peers."""
         return str(self.peers_python or sys.executable)
+
+    def sized(self, whole: Size, quick: Size, smoke: Size) -> Size:
+        """The one of three sizes that this run has."""
+        return smoke if self.smoke else quick if self.quick else whole
 
     def started(
         self,
@@ -49,7 +56,7 @@ class Setting:
         self, contenders: Sequence[Contender], *, warm_ups: int = 0, turns: int | None = None
     ) -> Mapping[str, list[dict[str, Any]]]:
         """All take turns, one after the other."""
-        count = turns or (1 if self.smoke else self.turns)
+        count = self.sized(turns or self.turns, min(turns or 2, 2), 1)
         return take_turns(contenders, count, warm_ups=0 if self.smoke else warm_ups)
 
     @contextlib.contextmanager

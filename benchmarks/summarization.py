@@ -48,7 +48,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.data.catalog import load_examples
     from workloads.models.loading import open_model
 
-    count = 8 if setting.smoke else COUNT
+    count = setting.sized(COUNT, 24, 8)
     source = open_model(MODEL)
     file = setting.scratch / "pairs.json"
     pairs = [

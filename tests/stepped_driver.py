@@ -26,7 +26,6 @@ from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
 from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.on_ray.claim import PRELOAD
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
@@ -38,6 +37,7 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView
 from orchestrator.worker.host_facts import HostFacts
+from orchestrator.worker.host_server import PRELOAD
 from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 

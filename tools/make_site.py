@@ -11,6 +11,7 @@ import argparse
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,42 +27,6 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = {
-    "Guide": (
-        "index.md",
-        "first-grid.md",
-        "data.md",
-        "real-checkpoint.md",
-        "cluster.md",
-        "overnight.md",
-        "live.md",
-        "report.md",
-        "compare.md",
-        "python.md",
-    ),
-    "Adding to it": (
-        "adding-a-workload.md",
-        "adding-a-technique.md",
-        "adding-a-device.md",
-        "adding-an-engine.md",
-        "adding-a-metric.md",
-    ),
-    "Reference": (
-        "cli.md",
-        "grids.md",
-        "measuring.md",
-        "schema.md",
-        "techniques.md",
-        "ray.md",
-        "gaudi.md",
-        "deadline.md",
-        "security.md",
-        "night.md",
-        "benchmarks.md",
-        "decisions.md",
-        "lab-log.md",
-    ),
-}
 #: Files outside docs/ that pages link to go along under this name.
 FILES = "files"
 
@@ -139,6 +104,22 @@ def target_of(page: Path, address: str) -> tuple[Path, str] | None:
     return path, split.fragment
 
 
+def navigation(pages: Mapping[str, Page]) -> list[tuple[str, list[Page]]]:
+    """The sections of index.md with the pages that each links to; last those that none does."""
+    found: dict[str, list[str]] = {"Guide": ["index.md"]}
+    section = "Guide"
+    for before, token in pairwise(pages["index.md"].tokens):
+        if before.type == "heading_open" and before.tag == "h2":
+            section = token.content
+        linked = [str(link.attrGet(attribute)) for link, attribute in links([token])]
+        named = {name for names in found.values() for name in names}
+        names = [name for name in dict.fromkeys(linked) if name in pages and name not in named]
+        found.setdefault(section, []).extend(names)
+    named = {name for names in found.values() for name in names}
+    found["More"] = [name for name in pages if name not in named]
+    return [(title, [pages[name] for name in names]) for title, names in found.items() if names]
+
+
 def build(docs: Path, site: Path) -> list[Path]:
     """Write the site; the pages written.
 
@@ -146,12 +127,7 @@ def build(docs: Path, site: Path) -> list[Path]:
         BrokenLink: a link leads nowhere.
     """
     pages = {path.name: read(path) for path in sorted(docs.glob("*.md"))}
-    named = {name for names in SECTIONS.values() for name in names}
-    others = tuple(name for name in pages if name not in named)
-    nav = [
-        (section, [pages[name] for name in names if name in pages])
-        for section, names in (SECTIONS | {"More": others}).items()
-    ]
+    nav = navigation(pages)
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
     markdown = parser()

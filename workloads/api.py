@@ -127,6 +127,7 @@ class Result:
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
     image: bytes | None = None  # the first that was made, as PNG
+    trace: bytes | None = None  # of a profile, gzipped; a file of its own beside the rows
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from workloads.parameters import DatasetParameters
+from workloads.profiling import PROFILE
 from workloads.settings import setting
 
 Method = Literal["full", "lora", "vera", "dora", "qlora", "qat", "qat-lora", "distill"]
@@ -58,6 +59,7 @@ class TrainingParameters(DatasetParameters):
         description="Optimizer steps that are timed; measure.warmup of them come first, which "
         "train as well. Only measure.time_limit_s ends training earlier.",
     )
+    profile: bool = PROFILE
     samples: int = setting(
         1000,
         role="work",

@@ -14,7 +14,7 @@ from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, metho
 from workloads.models import targets
 from workloads.models.known_config import known_config, positions_of
 from workloads.models.model_rules import saving_refusals, too_long
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import model_parallel_size
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
 from workloads.seq2seq_settings import source_length, target_length
@@ -109,10 +109,10 @@ def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
             reason="method qat ends in int4 weights, which this version keeps in no checkpoint",
             hint="train with method: full and quantise in a job of workload: quantization",
         )
-    if tensor_size(asked.parameters, asked.cards) > 1:
+    if model_parallel_size(asked.parameters, asked.cards) > 1:
         yield Refusal(
             setting="save_model",
-            reason="each card holds a part of every matrix, and this version puts none together",
+            reason="each card holds a part of the model, and this version puts none together",
             hint="write strategy: ddp",
             unsupported=True,
         )

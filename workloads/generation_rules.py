@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.attention_packages import PACKAGES
 from workloads.generation.rules import batching_refusals
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.models.model_rules import quantised_refusals
@@ -46,7 +47,7 @@ def _quality_refusals(asked: Asked) -> Iterator[Refusal]:
 def _attention_refusals(asked: Asked) -> Iterator[Refusal]:
     """Attention by a package that has no kernels for the device."""
     attention = str(asked.parameters.get("attention", ""))
-    if attention == "flash_attention_2" and not asked.on.can(attention):
+    if attention in PACKAGES and not asked.on.can(attention):
         yield Refusal(
             setting="attention",
             reason=f"{attention} has no {asked.device} kernels",

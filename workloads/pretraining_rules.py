@@ -20,7 +20,7 @@ from workloads.finetuning_rules import TRAINED_IN, half_weights
 from workloads.models.catalog import MADE, find_model
 from workloads.models.checkpoint_files import weight_files
 from workloads.models.masked_lm import config_of, mask_token, usable_positions
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import model_parallel_size, pipeline_size
 from workloads.refusal import Asked, Refusal
 from workloads.techniques import chosen
 
@@ -67,6 +67,14 @@ def _model(asked: Asked) -> Iterator[Refusal]:
             reason=f"chunks of {length} tokens, and {asked.model} was made for {room} positions",
             hint=f"write max_length: {room}, or less",
         )
+    if pipeline_size(asked.parameters, asked.cards) > 1:
+        yield Refusal(
+            setting="strategy",
+            reason="this version cuts decoders into stages, and masked words are predicted by an "
+            "encoder",
+            hint="write strategy: ddp or fsdp2",
+            unsupported=True,
+        )
     if directory is not None and mask_token(directory) == "":
         yield Refusal(
             setting="model",
@@ -80,7 +88,7 @@ def _chunks(asked: Asked) -> Iterator[Refusal]:
     """Less text than the cards take in one step."""
     if not isinstance(asked.batch_size, int):
         return  # it is searched for; a batch that is too large ends its trial
-    wanted = asked.batch_size * asked.cards // tensor_size(asked.parameters, asked.cards)
+    wanted = asked.batch_size * asked.cards // model_parallel_size(asked.parameters, asked.cards)
     length = asked.parameters["max_length"]
     there = _counted(asked, wanted)
     if there is not None and there < wanted:

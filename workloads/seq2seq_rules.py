@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.parallel.layout import model_parallel_size
 from workloads.refusal import Asked, Refusal
 
 #: Families whose feed-forward layers overflow in fp16.
@@ -38,13 +39,13 @@ def refuse(asked: Asked, kind: CheckpointKind) -> Iterator[Refusal]:
                 hint=f"leave {setting} out",
                 unsupported=True,
             )
-    tensor = asked.parameters.get("tensor_parallel") or 1
-    whole = asked.parameters.get("strategy") == "tensor-parallel"
-    if whole or (isinstance(tensor, int) and tensor > 1):
+    if model_parallel_size(asked.parameters, asked.cards) > 1:
+        whole = asked.parameters.get("strategy") in ("tensor-parallel", "pipeline")
         yield Refusal(
             setting="strategy" if whole else "tensor_parallel",
-            reason="this version splits the matrices of decoder-only models over cards",
-            hint="strategy ddp and zero0 to zero3 train sequence-to-sequence models on many cards",
+            reason="this version splits decoder-only models over cards",
+            hint="strategy ddp, fsdp2 and zero0 to zero3 train sequence-to-sequence models on many "
+            "cards",
             unsupported=True,
         )
 

@@ -29,11 +29,13 @@ from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.parallel.layout import Layout
 from workloads.phases import told_to
+from workloads.profiling import Profile, profiled
 from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.data.examples import Example
+    from workloads.devices.base import Device
     from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures
 
@@ -110,10 +112,14 @@ def run(request: Request, context: JobContext) -> Result:
             WarmupPlan(
                 shapes=_shapes(batches, engine),
                 passes=spec.warmup_passes,
-                compiled=not context.device.spec.can("dynamic_shapes"),
+                compiled=not context.device.spec.can("dynamic_shapes")
+                or bool(request.settings.get("torch_compile")),
             ),
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()
+    watched = parameters.profile and not request.probe
+    first = batches[0][: request.batch_size]
+    profile = _profile(engine, first, parameters, context.device) if watched else Profile()
     quality, compared = _NOT_ASKED
     if parameters.quality and not request.probe:
         quality, compared = _quality(resident, request, context, dataset.examples)
@@ -143,10 +149,12 @@ def run(request: Request, context: JobContext) -> Result:
         details={
             **engine.details,
             **measured.details,
+            **profile.details,
             **compared,
             **({} if parameters.ignore_eos else {END_TOKEN_IDS: _listed(engine.end_token_ids)}),
             "host_memory_peak": host_memory.method,
         },
+        trace=profile.trace if context.rank == 0 else None,
     )
 
 
@@ -203,6 +211,27 @@ def _quality(
     if found[0]:
         known[name] = found
     return {**compared[0], **found[0]}, {**compared[1], **found[1]}
+
+
+def _profile(
+    engine: GenerationEngine,
+    prompts: Sequence[Prompt],
+    parameters: TextGenerationParameters,
+    device: Device,
+) -> Profile:
+    """Watch the reading of prompts and one token after each, met once before."""
+    prepared = engine.prepare([prompt.ids for prompt in prompts])
+
+    def step() -> None:
+        engine.generate(
+            prepared,
+            output_tokens=min(2, parameters.output_tokens),
+            ignore_eos=True,
+            on_step=lambda: None,
+        )()
+
+    step()
+    return profiled(step, device)
 
 
 def _layout(parameters: TextGenerationParameters, context: JobContext) -> Layout:

@@ -57,7 +57,9 @@ def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         tensor = tensor.data if flatten is not None else tensor
     if flatten is not None:
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from stored_tensors(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a divided tensor names its cards too
+                yield from stored_tensors(inner)
         return
     yield tensor
     state = getattr(tensor, "quant_state", None)

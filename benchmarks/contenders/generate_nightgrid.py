@@ -1,6 +1,6 @@
 """Nightgrid's text-generation workload, as a worker runs it.
 
-generate_nightgrid.py MODEL DATASET OUTPUT_TOKENS BATCH_SIZE PARAMETERS.json
+generate_nightgrid.py MODEL DATASET OUTPUT_TOKENS BATCH_SIZE PARAMETERS.json PRECISION
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.contenders.alone import Alone, request
 
 
 def main() -> None:
-    model, dataset, output_tokens, batch_size, parameters = sys.argv[1:6]
+    model, dataset, output_tokens, batch_size, parameters, precision = sys.argv[1:7]
     more = json.loads(parameters)
     alone = Alone()
     asked = request(
@@ -22,6 +22,7 @@ def main() -> None:
         model=model,
         dataset=dataset,
         batch_size=int(batch_size),
+        precision=precision,
         parameters={"output_tokens": int(output_tokens), "keep_texts": 10**6, **more},
     )
 

@@ -1,4 +1,7 @@
-"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH.
+"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH noop|real.
+
+``noop`` workers run nothing and import no torch; ``real`` ones are the product's own on emulated
+cards, which put their process in order for a workload that does nothing.
 
 The workers start one after the other over many seconds. So that all jobs meet warm workers, as they
 do in a pool, the driver hears of the first when the last is up, and one job for each comes before
@@ -17,6 +20,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.contender import serve
+from benchmarks.contenders.noop_workload import offer_workload
 from orchestrator.domain.events import Event, RecordRow, WorkerReady
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
@@ -34,6 +38,11 @@ from orchestrator.runtime.session import with_memory
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
+
+NOOP: dict[str, Any] = {
+    "factory": "benchmarks.contenders.noop_worker:NoopWorker",
+    "preload": (),
+}
 
 
 class Together:
@@ -83,11 +92,13 @@ class Timed:
 
 def main() -> None:
     count, node_count, cards = map(int, sys.argv[1:4])
-    scratch = Path(sys.argv[4])
+    scratch, real = Path(sys.argv[4]), sys.argv[5] == "real"
+    if real:
+        offer_workload(scratch)
     nodes = with_memory(parse_emulation(f"{node_count}x{cards}", [Accelerator.HPU]))
     workers = node_count * cards
     jobs = tuple(
-        PlannedJob(job=_job(number), action=Action.RUN) for number in range(workers + count)
+        PlannedJob(job=_job(number, real), action=Action.RUN) for number in range(workers + count)
     )
     plan = Plan(grid_name="noop", jobs=jobs, nodes=nodes)
 
@@ -112,8 +123,7 @@ def main() -> None:
             ray = RayExecutor(
                 run="noop",
                 log_dir=store.path / "logs",
-                factory="benchmarks.contenders.noop_worker:NoopWorker",
-                preload=(),
+                **({} if real else NOOP),
             )
             executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
             timed = Timed(store, workers)
@@ -143,16 +153,19 @@ def main() -> None:
             "rows_per_file": work / files,
             "whole_jobs": len(jobs),
             "whole_s": done - began,
+            "cluster_s": cluster_s,
         }
 
+    began = perf_counter()
     with emulate(nodes):
+        cluster_s = perf_counter() - began
         serve(turn)
 
 
-def _job(number: int) -> Job:
+def _job(number: int, real: bool) -> Job:
     return Job(
         experiment="noop",
-        workload="text-generation",
+        workload="noop" if real else "text-generation",
         model="nothing",
         dataset=str(number),
         accelerator=Accelerator.HPU,

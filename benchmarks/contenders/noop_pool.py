@@ -1,8 +1,13 @@
-"""A pool of warm Ray actors, written by hand: JOBS NODES CARDS SCRATCH."""
+"""A pool of warm Ray actors, written by hand: JOBS NODES CARDS SCRATCH ACTORS AT_ONCE.
+
+AT_ONCE jobs travel in one call. With 1 and as many actors as cards this is Ray's ``ActorPool`` as
+its documentation shows it; few actors with several jobs a call are the most that Ray carries.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import ray
@@ -18,20 +23,34 @@ from orchestrator.on_ray.cluster import emulate
 class Actor:
     """Runs nothing."""
 
-    def run(self, number: int) -> int:
-        return number
+    def run(self, numbers: list[int]) -> list[int]:
+        return numbers
 
 
 def main() -> None:
     count, nodes, cards = map(int, sys.argv[1:4])
+    most, at_once = map(int, sys.argv[5:7])
+    many = min(most, nodes * cards)
+    began = time.perf_counter()
     with emulate(parse_emulation(f"{nodes}x{cards}", [Accelerator.HPU])):
-        actors = [Actor.remote() for _ in range(nodes * cards)]
-        ray.get([actor.run.remote(0) for actor in actors])
+        cluster_s = time.perf_counter() - began
+        actors = [Actor.remote() for _ in range(many)]
+        ray.get([actor.run.remote([0]) for actor in actors])
+        whole_start_s = time.perf_counter() - began
+        calls = [list(range(n, min(n + at_once, count))) for n in range(0, count, at_once)]
 
         def turn() -> dict[str, Any]:
             pool = ActorPool(actors)
-            done = list(pool.map_unordered(lambda a, n: a.run.remote(n), range(count)))
-            return {"work": len(done)}
+            began = time.perf_counter()
+            done = sum(map(len, pool.map_unordered(lambda a, n: a.run.remote(n), calls)))
+            wall_s = time.perf_counter() - began
+            return {
+                "work": done,
+                "wall_s": wall_s,
+                "whole_jobs": done,
+                "whole_s": wall_s + whole_start_s - cluster_s,
+                "cluster_s": cluster_s,
+            }
 
         serve(turn)
 

@@ -251,6 +251,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
+    from orchestrator import report
     from orchestrator.errors import GridError, Problem
     from orchestrator.runtime.options import RunOptions
     from orchestrator.runtime.run import grid_to_resume
@@ -278,6 +279,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
         charge=charge,
+        while_jobs_run=report.prepare,
     )
     source = args.grid
     if source is None:

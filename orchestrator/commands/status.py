@@ -109,7 +109,7 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     lines = [line, f"  {concealed(job.entrypoint)}"]
     if job.exit_code is not None:
         lines.append(f"  exit code {job.exit_code}")
-    if job.message:
+    if job.message and job.status != "RUNNING":  # of such a job Ray says just that
         lines.append(f"  {job.message.strip().splitlines()[-1]}")
     return "\n".join(lines)
 

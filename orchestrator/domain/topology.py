@@ -61,6 +61,11 @@ class Node:
         return self.emulated_device if self.emulated else self.accelerator.device
 
     @property
+    def computes_on_host(self) -> bool:
+        """Return whether its jobs run on the host's own processor."""
+        return self.device == host_device().name
+
+    @property
     def cards(self) -> CardSet:
         """The node's cards in index order."""
         return tuple(
@@ -191,14 +196,18 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
 
 def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
     """Nodes that a plan assumes when there is no cluster: one server of each kind."""
+    sizes = {
+        kind: 1 if kind.spec.host else kind.spec.server_cards or ASSUMED_CARDS
+        for kind in accelerators
+    }
     return [
         Node(
             node_id=f"{kind.lower()}-1",
             name=f"{kind.lower()}-1",
             accelerator=kind,
-            card_indices=tuple(range(kind.spec.server_cards or ASSUMED_CARDS)),
-            server_cards=kind.spec.server_cards or ASSUMED_CARDS,
+            card_indices=tuple(range(cards)),
+            server_cards=cards,
             device_name=f"assumed {kind}",
         )
-        for kind in accelerators
+        for kind, cards in sizes.items()
     ]

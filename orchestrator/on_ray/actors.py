@@ -7,11 +7,9 @@ the agent stays. It is a plain class, which ``claims.py`` turns into an actor.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,25 +20,29 @@ from orchestrator import __version__
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
-from orchestrator.errors import ClusterError
 from orchestrator.host import output
-from orchestrator.host.processors import threads_of_card, usable_cores
+from orchestrator.host.processors import usable_cores
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.host_facts import HostFacts
+from orchestrator.worker.host_server import (
+    SharedServer,
+    end_server,
+    log_name,
+    start_server,
+    threads_of_worker,
+    wait_for_server,
+)
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_server import installed, open_log
 from orchestrator.worker.redaction import redact
-from orchestrator.worker.served_process import wait_for_end
+from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
 from workloads.compiled_code import compiled_directory
-from workloads.devices import device_class, environment_for, host_device
+from workloads.devices import device_class
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
-#: Threads of each worker of a node, in the environment in which its Ray was started.
-THREADS = "NIGHTGRID_THREADS"
 _LOOK_S = 1.0  # between two looks at what workers do
 _TELEMETRY_S = 2.0
 _SILENCE_S = 5.0
@@ -55,6 +57,8 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._held: HeldServer | None = None  # instead, one that other agents use, too
+        self._watching: threading.Thread | None = None
         self._server_gone = threading.Event()
         self._path = ""
         self._sampler: CardSampler | None = None
@@ -72,12 +76,15 @@ class NodeAgent:
         preload: Sequence[str],
         cards_on_host: int,
         log_dir: str | None,
+        shared: SharedServer | None = None,
     ) -> HostFacts:
-        """Start the process server. It listens at once and forks once that of ``preload`` is
-        imported which is installed here.
+        """Start the process server, unless there is one for this node.
 
         Args:
             kind: of the cards, as grids name it.
+            preload: modules that it imports before it forks; none: each worker is a fresh
+                interpreter.
+            shared: a server of this host that was started for its nodes.
 
         Raises:
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
@@ -92,33 +99,14 @@ class NodeAgent:
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
         accelerator = Accelerator(kind)
         cores = len(usable_cores())
-        path = self._path = f"{_socket_dir(session_logs.parent)}/s"
-        # OpenMP reads its variable when torch is imported, which may be in the server.
-        threads = threads_asked() or threads_of_card(
-            cores, cards_on_host, accelerator.spec.spare_cores
-        )
-        environment = os.environ | environment_for(host_device().name, 0, threads=threads)
-        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        log_name = f"process-server-{socket.gethostname()}-{os.getpid()}.log"
-        log = open_log(str(logs / log_name))
-        try:
-            self._server = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "orchestrator.worker.process_server",
-                    path,
-                    *installed(preload),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-        finally:
-            os.close(log)
-        _wait_for(path, self._server, str(logs / log_name))
-        threading.Thread(target=self._watch, args=(self._server,), daemon=True).start()
+        threads = threads_of_worker(accelerator, cards_on_host)
+        if not self._hold(shared, threads):
+            self._path = f"{_socket_dir(session_logs.parent)}/s"
+            log = logs / log_name()
+            self._server = start_server(self._path, preload, threads=threads, log=log)
+            wait_for_server(self._path, self._server, log)
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._watching.start()
         cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
@@ -126,7 +114,7 @@ class NodeAgent:
             cores=cores,
             threads=threads,
             version=__version__,
-            server=path,
+            server=self._path,
             log_dir=str(logs),
             compiled=compiled_directory(device_class(accelerator.device).compiler()) or "",
             cards=cards,
@@ -176,15 +164,31 @@ class NodeAgent:
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
-        """Kill every worker of the node and the server; returns when they are gone."""
-        if self._server is not None and self._server.stdin is not None:
-            self._server.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(10)
+        """Kill every worker of the node and its own server; returns when they are gone."""
+        if self._server is not None:
+            end_server(self._server)
+        elif self._held is not None and self._watching is not None:
+            self._held.release()
+            self._watching.join(10)
 
-    def _watch(self, server: subprocess.Popen[bytes]) -> None:
-        server.wait()
-        wait_for_end(self._path)
+    def _hold(self, shared: SharedServer | None, threads: int) -> bool:
+        """Use this server, if it is there and as wanted; whether it is used."""
+        if shared is None or shared.threads != threads:
+            return False
+        try:
+            self._held = HeldServer(shared.path)
+        except OSError as error:
+            output.say_aside(f"the process server of all nodes is gone ({error}): starting another")
+            return False
+        self._path = shared.path
+        return True
+
+    def _watch(self) -> None:
+        if self._server is not None:
+            self._server.wait()
+            wait_for_end(self._path)
+        elif self._held is not None:
+            self._held.wait()
         self._server_gone.set()
         self._responses.wake()
 
@@ -234,23 +238,6 @@ def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     return found
 
 
-def threads_asked() -> int | None:
-    """OpenMP threads of a worker that the environment asks for; None: a share of the cores.
-
-    Raises:
-        ClusterError: it is no whole number above 0.
-    """
-    told = os.environ.get(THREADS, "")
-    if not told:
-        return None
-    if not told.isdecimal() or int(told) < 1:
-        raise ClusterError(
-            f"{THREADS}={told!r} is not a number of threads; give a whole number from 1 up, or "
-            "unset it for an even share of the cores"
-        )
-    return int(told)
-
-
 def _writable(directory: Path, otherwise: Path) -> Path:
     """The directory, made if need be; the other one where it cannot be, as on a full disk."""
     try:
@@ -275,17 +262,3 @@ def _socket_dir(session: Path) -> str:
     base = session / "sockets"
     fits = base.is_dir() and len(str(base)) < 90
     return tempfile.mkdtemp(prefix="ng", dir=base if fits else "/tmp")
-
-
-def _wait_for(path: str, server: subprocess.Popen[bytes], log: str) -> None:
-    """Wait until the server listens.
-
-    Raises:
-        RuntimeError: it ended instead; the message has the end of its log.
-    """
-    from orchestrator.worker.card_process import tail_of
-
-    while not os.path.exists(path):
-        if server.poll() is not None:
-            raise RuntimeError(f"the process server ended at once: {tail_of(log, os.environ)}")
-        time.sleep(0.02)

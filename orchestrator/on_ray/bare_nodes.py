@@ -42,7 +42,7 @@ _IDLE = [sys.executable, "-I", "-S", str(Path(__file__).with_name("idle_agent.py
 def environment_of(ray_node: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Options of an actor on a node that is to have these variables; a node whose workers have its
     own environment was given them when it was started."""
-    if PLAIN_WORKERS.items() <= ray_node.get("Labels", {}).items():
+    if PLAIN_WORKERS.items() <= ray_node["Labels"].items():
         return {}
     return {"runtime_env": {"env_vars": dict(variables)}}
 

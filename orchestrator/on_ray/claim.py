@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,22 +11,6 @@ from orchestrator.on_ray.agent_channel import AgentChannel
 from orchestrator.on_ray.control_store import RayNode
 from orchestrator.on_ray.placement import Opened
 from orchestrator.worker.host_facts import HostFacts
-from orchestrator.worker.process_server import OPTIONAL
-
-#: Modules that a node which computes on the CPU imports once, for all its workers.
-PRELOAD = (
-    "torch",
-    "transformers.generation",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.glm.modeling_glm",
-    "transformers.models.llama.modeling_llama",
-    "orchestrator.worker.card_worker",
-)
-
-
-def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
-    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
-    return (*PRELOAD, *(name + OPTIONAL for name in packages))
 
 
 @dataclass(slots=True)

@@ -38,9 +38,9 @@ from orchestrator.on_ray.failures import agent_failure, node_lost
 from orchestrator.on_ray.held_cards import HeldCards
 from orchestrator.on_ray.placement import end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
+from orchestrator.worker.host_server import SharedServer
 from orchestrator.worker.messages import ResponseBatch
 from orchestrator.worker.redaction import redact
-from workloads.devices import host_device
 
 CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
@@ -82,6 +82,7 @@ class Claims:
         held: Callable[[tuple[Node, ...]], None] = lambda _: None,
         silent: Callable[[bool], None] = lambda _: None,
         queue: RunQueue | None = None,
+        shared: SharedServer | None = None,
     ) -> None:
         self._run = run
         self._calls = calls
@@ -95,6 +96,7 @@ class Claims:
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
+        self._shared = shared
         self._clock = clock
         self.by_node: dict[str, Claim] = {}  # by node id
         self.retry_at: dict[str, float] = {}
@@ -251,9 +253,10 @@ class Claims:
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
-            self._preload if node.device == host_device().name else (),
+            self._preload if node.computes_on_host else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
+            self._shared if node.computes_on_host else None,
         )
         self._store.ask(
             lambda: start_agent(self._run, node, ray_node, serve),

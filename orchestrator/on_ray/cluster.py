@@ -23,7 +23,6 @@ from typing import Any
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.actors import threads_asked
 from orchestrator.on_ray.control_store import answers, first_answer, outlived, within
 from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
 from orchestrator.on_ray.token import (
@@ -32,6 +31,7 @@ from orchestrator.on_ray.token import (
     take_own_token,
     token_advice,
 )
+from orchestrator.worker.host_server import threads_asked
 from workloads.devices import all_devices, host_device
 
 #: Custom Ray resources by which a node says what Ray has no word for.

@@ -142,6 +142,7 @@ class ControlStore:
                 "NodeManagerAddress": info.node_manager_address,
                 "NodeManagerHostname": info.node_manager_hostname,
                 "Resources": dict(info.resources_total),
+                "Labels": dict(info.labels),
             }
             for info in found.values()
             if info.state == _ALIVE

@@ -34,12 +34,13 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Card
 from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claim import PRELOAD, Claim
+from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.claims import Claims
 from orchestrator.on_ray.control_store import ControlStore
 from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.on_ray.worker_pool import WorkerPool
+from orchestrator.worker.host_server import PRELOAD, SharedServer
 from orchestrator.worker.messages import ResponseBatch
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
@@ -58,6 +59,7 @@ class RayExecutor:
             workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
+        shared: the process server of this host, for nodes that compute on it.
         label: of a job in Ray's list of tasks.
     """
 
@@ -71,6 +73,7 @@ class RayExecutor:
         preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
+        shared: SharedServer | None = None,
         label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Join the nodes.
@@ -109,6 +112,7 @@ class RayExecutor:
                 ClusterSilent(at=self._clock(), silent=silent)
             ),
             queue=queue,
+            shared=shared,
         )
         self.claims.poll()
 

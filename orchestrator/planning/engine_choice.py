@@ -138,7 +138,7 @@ class _Chooser:
             parameters = self._with(job, spec, mode)
             made = replace(job, engine=spec.name, parameters=parameters)
             running = spec.mode(software.devices[0], dict(parameters))
-            refused = any(self._rules.refusals(made, device) for device in software.devices)
+            refused = any(self._rules.answers(made, device) for device in software.devices)
             if not refused and (anywhere or not software.lacks(spec, running)):
                 return made
         return None

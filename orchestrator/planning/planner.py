@@ -74,6 +74,7 @@ def make_plan(
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
+    running = [one.job for one in planned if one.action is Action.RUN]
     planned = measured_again(
         with_needs(planned),
         planner.began,
@@ -91,7 +92,7 @@ def make_plan(
     problems = card_problems(grid, nodes)
     if problems:
         raise GridError(problems)
-    notes = (*grid.notes, *notes, *differences(nodes))
+    notes = (*grid.notes, *notes, *_notes(running), *differences(nodes))
     return Plan(
         grid_name=grid.name,
         jobs=tuple(planned),
@@ -100,6 +101,16 @@ def make_plan(
             planned, nodes, estimator_for(history, nodes, queued=False), startup or Startup()
         ),
         notes=notes,
+    )
+
+
+def _notes(jobs: Iterable[Job]) -> dict[str, None]:
+    """Notes of workloads on these jobs, each once."""
+    from workloads.registry import WORKLOADS
+
+    rules = Rules(lambda name: WORKLOADS[name].notes if name in WORKLOADS else None)
+    return dict.fromkeys(
+        note for job in jobs for note in rules.answers(job, job.accelerator.device)
     )
 
 
@@ -221,7 +232,7 @@ class _Planner:
         """Reason why the workload's own rules refuse a job, on the device or on the CPU that
         emulates it."""
         for device in devices:
-            for refusal in self._rules.refusals(job, device):
+            for refusal in self._rules.answers(job, device):
                 if refusal.unsupported:
                     here = "" if device == devices[0] else f" (on {device}, which emulates)"
                     hint = f"; {refusal.hint}" if refusal.hint else ""
@@ -256,14 +267,16 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     problems: dict[tuple[str, str, str], Problem] = {}
     rules = Rules(refusals_by(workloads))
     for job in grid.jobs():
-        for refusal in rules.refusals(job, job.accelerator.device):
+        for refusal in rules.answers(job, job.accelerator.device):
             known = (job.experiment, refusal.setting, refusal.reason)
             if refusal.unsupported or known in problems:
                 continue
             value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
             written = (job.experiment, refusal.setting, value) in grid.origins
             named = "" if written else f"{refusal.setting} "  # else the problem's path names it
-            message = f"{named}{value}: {refusal.reason}"
+            if not refusal.reason.startswith(str(value)):
+                named += f"{value}: "
+            message = f"{named}{refusal.reason}"
             hint = refusal.hint
             problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
     return list(problems.values())

@@ -1,4 +1,4 @@
-"""Memoised job validation: one call of a workload's rule for all jobs that look alike to it.
+"""Memoised rules: one call of a workload's rule for all jobs that look alike to it.
 
 A rule is a function of what it reads of a job (``workloads/refusal.py``). So it is noted what each
 has ever read, and jobs that have all of that in common get one answer: of ten thousand jobs a rule
@@ -10,25 +10,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, SupportsIndex
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 from orchestrator.domain.job import Job, Parameters
-from workloads.refusal import Asked, Refusal
+from workloads.refusal import Asked
 
-Rule = Callable[[Asked], Sequence[Refusal]]
+Answer = TypeVar("Answer")
+Rule = Callable[[Asked], Sequence[Answer]]
 
 _OF_A_JOB = frozenset(field.name for field in fields(Asked)) - {"device", "parameters"}
 
 
-class Rules:
+class Rules(Generic[Answer]):
     """Asks the rules of workloads; ``rule_of`` finds that of a name, if there is one."""
 
-    def __init__(self, rule_of: Callable[[str], Rule | None]) -> None:
+    def __init__(self, rule_of: Callable[[str], Rule[Answer] | None]) -> None:
         self._rule_of = rule_of
-        self._answers: dict[tuple[str, str], _Answers | None] = {}
+        self._answers: dict[tuple[str, str], _Answers[Answer] | None] = {}
 
-    def refusals(self, job: Job, device: str) -> tuple[Refusal, ...]:
-        """Objections of the rule of the job's workload on a device."""
+    def answers(self, job: Job, device: str) -> tuple[Answer, ...]:
+        """Answers of the rule of the job's workload on a device."""
         key = (job.workload, device)
         if key not in self._answers:
             rule = self._rule_of(job.workload)
@@ -54,20 +55,20 @@ class _Read:
         return before != (len(self.fields), len(self.parameters), self.whole)
 
 
-class _Answers:
+class _Answers(Generic[Answer]):
     """Answers of one rule about jobs on one device, by the inputs that it has ever read of any
     job."""
 
-    def __init__(self, rule: Rule, device: str) -> None:
+    def __init__(self, rule: Rule[Answer], device: str) -> None:
         self._rule = rule
         self._device = device
         self._read = _Read()
-        self._known: dict[Hashable, tuple[Refusal, ...]] = {}
+        self._known: dict[Hashable, tuple[Answer, ...]] = {}
         #: The parameters' part of a key, by the id of the tuple that many jobs share; it is kept
         #: here too, so that no other gets its id.
         self._parts: dict[int, tuple[Parameters, Hashable]] = {}
 
-    def about(self, job: Job) -> tuple[Refusal, ...]:
+    def about(self, job: Job) -> tuple[Answer, ...]:
         found = self._known.get(self._key(job))
         if found is None:
             read = _Read()

@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from orchestrator.runtime.status import RunStatus
 
 
+def prepare() -> None:
+    """Import what a report needs and compile the page's template, for whoever will write one soon.
+    It takes half of the time of a small report."""
+    from orchestrator.report import summary, terminal  # noqa: F401
+    from orchestrator.report.page import environment
+    from orchestrator.results import bulk  # noqa: F401
+
+    environment().get_template("page.html.jinja")
+
+
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
     """Write the HTML page of a run beside its rows, and return its path.
 

@@ -36,6 +36,7 @@ from orchestrator.report.plots import (
     roofline_figure,
     scaling_figure,
 )
+from orchestrator.report.profiles import profiles_of
 from orchestrator.report.prompts_figure import prompts_figure
 from orchestrator.report.published import REFERENCES
 from orchestrator.report.reference_data import DeviceSheet
@@ -110,6 +111,7 @@ def render(
             apart=Differences.among,
             contests_apart=Differences.among([one.setting for one in summary.contests]),
             images=images_of(listed),
+            profiles=profiles_of(listed),
             index={row.job_id: number for number, row in enumerate(listed)},
             OPEN_FRONTS=OPEN_FRONTS,
             OPEN_EFFECTS=OPEN_EFFECTS,

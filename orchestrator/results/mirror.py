@@ -93,7 +93,7 @@ class Mirror:
             seen = (there.st_size, there.st_mtime_ns)
             if self._copied.get(name) == seen:
                 return False
-            is_row = name not in SIDE_FILES
+            is_row = name.startswith(f"{paths.ROWS}/")
             if is_row and self._size_there(name) == there.st_size:  # its name holds its digest
                 self._copied[name] = seen
                 return False
@@ -148,7 +148,8 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
             name = info.path.removeprefix(f"{there}/")
             folder, _, last = name.rpartition("/")
             row = folder == paths.ROWS and last.endswith(".parquet")
-            if not (row or name in SIDE_FILES) or (row and _size_of(here / name) == info.size):
+            beside = name in SIDE_FILES or paths.is_trace(name)
+            if not (row or beside) or (row and _size_of(here / name) == info.size):
                 continue
             with files.open_input_stream(info.path) as stream:
                 data = stream.read()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -42,6 +43,8 @@ def carried(run: Path) -> list[str]:
     except OSError:
         rows = []
     names = [f"{paths.ROWS}/{name}" for name in rows if _is_row_file(name)]
+    with contextlib.suppress(OSError):
+        names += sorted(filter(paths.is_trace, disk.names(run)))
     return names + [name for name in SIDE_FILES if os.path.isfile(run / name)]
 
 
@@ -182,7 +185,8 @@ class Receiver:
             self.damaged.append(name)
             return
         folder, _, last = name.rpartition("/")
-        known = name in SIDE_FILES or (folder == paths.ROWS and _is_row_file(last))
+        row = folder == paths.ROWS and _is_row_file(last)
+        known = row or name in SIDE_FILES or paths.is_trace(name)
         if not known:  # a name of the other side's making leads nowhere else
             raise StoreError(f"{name!r} is no file of a run")
         directory = run / folder if folder else run

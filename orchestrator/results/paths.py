@@ -12,6 +12,7 @@
 <results>/<run>/passports.parquet how fast each card was when it was first used (``passports.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
+<results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
 <results>/<run>/stop.json         a request to end the run (``stop_file.py``)
 <results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
@@ -24,6 +25,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -43,6 +45,19 @@ LOCK_GUARD = ".driver.lock.guard"
 BEGUN = "begun.log"
 RESERVE = ".reserve"
 RUN_ID = "run.id"
+
+
+_TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
+
+
+def trace_of(attempt_id: str) -> str:
+    """Name of the file with an attempt's trace."""
+    return f"trace-{attempt_id}.json.gz"
+
+
+def is_trace(name: str) -> bool:
+    """Tell if a file of this name is a trace."""
+    return _TRACE.fullmatch(name) is not None
 
 
 def spill_directories(run_id: str) -> list[Path]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
     from orchestrator.runtime.supervised import Charge
 
+#: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
+MOST_BEFORE_S = 600.0
 #: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
@@ -49,6 +52,24 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
+    while_jobs_run: Callable[[], None] | None = None  # in a thread, once a job has succeeded
+
+    @property
+    def again(self) -> bool:
+        """Return whether this driver was started because the one before it died."""
+        return self.charge is not None and self.charge.again
+
+    def under_way_s(self) -> float:
+        """Seconds since the command was typed, as far as that is known: a clock that was set since,
+        or a driver that died, would make more of it."""
+        if self.charge is None or self.again:
+            return 0.0
+        return min(max(0.0, time.time() - self.charge.began), MOST_BEFORE_S)
+
+    def tell(self, **facts: object) -> None:
+        """Tell the supervisor, if there is one."""
+        if self.charge is not None:
+            self.charge.tell(**facts)
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:

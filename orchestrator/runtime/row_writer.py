@@ -21,6 +21,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
 from orchestrator.host import output
+from orchestrator.results import paths
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime.board import Board
@@ -55,6 +56,13 @@ class RowStore(Protocol):
 
     def make_reserve(self) -> object:
         """See that there is room for more than a row; raises StoreFull if not."""
+
+    def write_file(self, name: str, content: bytes) -> object:
+        """Write a file beside the rows.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
 
     def spill(self, measurement: Measurement) -> object | None:
         """Write a row elsewhere on this host, and say where; None if it cannot be."""
@@ -173,11 +181,23 @@ class RowWriter:
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
         now = self.clock()
+        self._keep_trace(command)
         self.board.did(command, now)
         self.board.measured(command, measurement, now)
         self.logged(measurement)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
+
+    def _keep_trace(self, command: RecordRow) -> None:
+        """Write the trace of a profile beside the rows; a row is worth more than its trace."""
+        ranks = command.outcome.ranks if command.outcome is not None else ()
+        for result in (rank.result for rank in ranks):
+            if result is not None and result.trace is not None and command.attempt is not None:
+                name = paths.trace_of(command.attempt.attempt_id)
+                try:
+                    self.store.write_file(name, result.trace)
+                except (OSError, StoreError) as error:
+                    self.view.line(f"{name} is not kept: {error}")
 
     # ------------------------------------------------------------ a full disk
 

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import State
 from orchestrator.results import paths
+from orchestrator.runtime.drive import drive
 from orchestrator.runtime.earlier import (
-    attempts_before,
-    cards_before,
     clear_up,
     final_states,
     owner_of,
 )
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run, start_of
+from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
 from orchestrator.runtime.options import (
     RunOptions,
@@ -42,16 +41,12 @@ if TYPE_CHECKING:
     from orchestrator.results.mirror import Mirror
     from orchestrator.results.store import Store
     from orchestrator.runtime.driver import DriveResult
-    from orchestrator.runtime.row_log import RowLog
     from orchestrator.runtime.session import Session
-    from orchestrator.runtime.status import RunStatus
 
 Say = Callable[[str], None]
 
 _ELSEWHERE = "give the `results:` of its grid as --results DIR, or name the grid file"
 
-#: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
-MOST_BEFORE_S = 600.0
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
 
 
@@ -99,8 +94,8 @@ def run_grid(
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
-    _tell(options, run=store.run, results=str(options.results.resolve()))
-    if options.resume and (store.exists or not _again(options)):
+    options.tell(run=store.run, results=str(options.results.resolve()))
+    if options.resume and (store.exists or not options.again):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
@@ -112,11 +107,11 @@ def run_grid(
     ):
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
-        _tell(options, address=session.address, cards=cards_by_kind(session.nodes))
+        options.tell(address=session.address, cards=cards_by_kind(session.nodes))
         plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process():
-            _tell(options, drives=True)
-            if not _again(options):
+            options.tell(drives=True)
+            if not options.again:
                 forget_requests(store.path)  # those for drivers that have ended
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
@@ -137,9 +132,7 @@ def run_grid(
                     log.start()
                 hurry = True
                 try:
-                    result = _drive(
-                        options, session, plan, store, deadline, seed, say, mirror, logs
-                    )
+                    result = drive(options, session, plan, store, deadline, seed, say, mirror, logs)
                     hurry = deadline is not None or not result.finished
                 finally:
                     for told in close_all(logs, hurry=hurry):
@@ -222,25 +215,6 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
     return session.cluster_session(options.address, kinds, place)
 
 
-def _again(options: RunOptions) -> bool:
-    """Return whether this driver was started because the one before it died."""
-    return options.charge is not None and options.charge.again
-
-
-def _under_way_s(options: RunOptions) -> float:
-    """Seconds since the command was typed, as far as that is known: a clock that was set since, or
-    a driver that died, would make more of it."""
-    if options.charge is None or _again(options):
-        return 0.0
-    return min(max(0.0, time.time() - options.charge.began), MOST_BEFORE_S)
-
-
-def _tell(options: RunOptions, **facts: object) -> None:
-    """Tell the supervisor, if there is one."""
-    if options.charge is not None:
-        options.charge.tell(**facts)
-
-
 def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
     if options.ends_at is None:
         return None
@@ -275,129 +249,7 @@ def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
 
     if not options.results_address:
         return None
-    mirror = Mirror(store.path, options.results_address, store.run_id, again=_again(options))
+    mirror = Mirror(store.path, options.results_address, store.run_id, again=options.again)
     say(f"a copy of the rows goes to {mirror.address}")
     mirror.start()
     return mirror
-
-
-# ---------------------------------------------------------------- while
-
-
-def _drive(
-    options: RunOptions,
-    session: Session,
-    plan: Plan,
-    store: Store,
-    deadline: Deadline | None,
-    seed: int,
-    say: Say,
-    mirror: Mirror | None = None,
-    logs: Sequence[RowLog] = (),
-) -> DriveResult:
-    """Run the plan on the session's executor, which is started only if anything is to run."""
-    from orchestrator.domain.events import RecordRow
-    from orchestrator.domain.measurement import Measurement
-    from orchestrator.host.environment import provenance
-    from orchestrator.planning.plan import Action
-    from orchestrator.planning.planner import estimator_for
-    from orchestrator.results.derive import measurement_of
-    from orchestrator.results.notes import Notes
-    from orchestrator.results.stop_file import requested
-    from orchestrator.runtime.board import Board
-    from orchestrator.runtime.clean_output import CleanView, clean_row
-    from orchestrator.runtime.driver import Driver
-    from orchestrator.runtime.in_process import InProcessExecutor
-    from orchestrator.runtime.passports import PassportBook
-    from orchestrator.runtime.stop_signal import StopSignal
-    from orchestrator.runtime.watchdog import Watchdog
-    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-    from orchestrator.watching.live import open_view
-    from orchestrator.worker.leftovers import Owner
-    from orchestrator.worker.redaction import redact
-
-    owner = Owner.of_this_process()
-    assert owner is not None
-    origin = provenance()
-    board = Board(
-        run=store.run,
-        plan=plan,
-        started_at=time.monotonic() - _under_way_s(options),
-        start=start_of(options),
-    )
-
-    def to_measurement(record: RecordRow) -> Measurement:
-        row = measurement_of(
-            record,
-            run=store.run,
-            invocation_id=owner.invocation_id,
-            recorded_at=time.time(),
-            provenance=origin,
-            nodes=board.nodes or plan.nodes,
-        )
-        return clean_row(row)
-
-    def publish(status: RunStatus) -> None:
-        if status.counts.get(State.SUCCEEDED):
-            _tell(options, succeeded=True)  # should this driver die, the next one's breaker rests
-        session.publish(status)
-
-    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
-    # it is closed: an impatient Ctrl-C must not leave processes behind.
-    with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
-        if any(planned.action is Action.RUN for planned in plan.jobs):
-            say(f"starting on {session.description} …")
-            opening = session.executor(
-                store.run, store.path / paths.LOGS, plan.host_packages, board.label
-            )
-            executor = stack.enter_context(opening)
-        else:
-            executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
-        stop = signals.enter_context(StopSignal().on_signals())
-        view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
-        outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
-        history = history_of(store)
-        settings = ScheduleSettings(
-            seed=seed,
-            passports=options.passports,
-            succeeded_before=options.charge is not None and options.charge.succeeded,
-        )
-        if deadline is not None:
-            until, stop_s = deadline.work_until, deadline.stop_s
-            settings = replace(
-                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
-            )
-        schedule = Schedule(
-            plan.jobs,
-            settings,
-            estimator_for(history, plan.nodes),
-            attempts_before=attempts_before(
-                history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
-            ),
-            cards_before=cards_before(plan, store),
-        )
-        return Driver(
-            schedule=schedule,
-            executor=executor,
-            store=store,
-            to_measurement=to_measurement,
-            notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
-            board=board,
-            view=CleanView(view),
-            publish=publish,
-            logged=lambda row: [log.take(row) for log in logs],
-            trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
-            waiting=lambda: getattr(executor, "waiting", ""),
-            asked_to_stop=lambda: requested(store.path),
-            write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
-            passports=PassportBook(store, time.time) if options.passports else None,
-            # In this very process a watchdog could end nothing but the whole run.
-            watchdog=None if options.in_process else Watchdog(),
-            stop=stop,
-        ).drive()
-
-
-def trouble_of(edge: object) -> str:
-    """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
-    told: str = getattr(edge, "trouble", "")
-    return told

@@ -20,6 +20,12 @@ from orchestrator.errors import ClusterError
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions
+from orchestrator.worker.host_server import (
+    SharedServer,
+    preload_with,
+    shared_server,
+    threads_of_worker,
+)
 from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import share_of_host
 
@@ -118,19 +124,31 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.on_ray.claim import preload_with
-        from orchestrator.on_ray.cluster import emulate
-        from orchestrator.on_ray.executor import RayExecutor
+        preload = preload_with(modules)
+        with _server_of(nodes, preload, log_dir) as shared:  # at once: all else takes as long
+            from orchestrator.on_ray.cluster import emulate
+            from orchestrator.on_ray.executor import RayExecutor
 
-        with (
-            emulate(nodes),
-            contextlib.closing(
-                RayExecutor(run=run, log_dir=log_dir, preload=preload_with(modules), label=label)
-            ) as opened,
-        ):
-            yield opened
+            with emulate(nodes):
+                opening = RayExecutor(
+                    run=run, log_dir=log_dir, preload=preload, shared=shared, label=label
+                )
+                with contextlib.closing(opening) as opened:
+                    yield opened
 
     return Session(description=description, nodes=nodes, executor=executor, publish=_publisher())
+
+
+def _server_of(
+    nodes: Sequence[Node], preload: Sequence[str], log_dir: Path
+) -> contextlib.AbstractContextManager[SharedServer | None]:
+    """A process server for those nodes that compute on this host."""
+    here = [node for node in nodes if node.computes_on_host]
+    if not here:
+        return contextlib.nullcontext()
+    cards = sum(node.server_cards for node in nodes)
+    threads = threads_of_worker(here[0].accelerator, cards)
+    return shared_server(preload, threads=threads, log_dir=log_dir)
 
 
 @contextlib.contextmanager
@@ -149,7 +167,6 @@ def cluster_session(
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.on_ray.claim import preload_with
         from orchestrator.on_ray.executor import RayExecutor
         from orchestrator.on_ray.run_queue import RunQueue
 

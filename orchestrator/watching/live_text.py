@@ -50,7 +50,8 @@ def summary_line(status: RunStatus) -> str:
     parts = [f"{status.done}/{status.total} jobs"]
     parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
     emulated = " emulated" if status.emulated else ""
-    parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
+    if status.cards:  # while a run waits it has none
+        parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
     # Phases in which a card computes nothing: its worker starts, or waits for its host's processor.
     for phase, told in (("starting", "starting"), ("queued", "waiting for the processor")):
         count = sum(card.phase == phase for card in status.cards)
@@ -93,7 +94,8 @@ def event_line(event: Event, board: Board) -> str | None:
     if isinstance(event, NodeJoined):
         node = event.node
         kind = node.device_name or node.accelerator.value
-        cards = f"{len(node.card_indices)} {node.accelerator} cards"
+        count = len(node.card_indices)
+        cards = f"{count} {node.accelerator} card{'' if count == 1 else 's'}"
         return f"node {node.name}: {cards}, {kind}{_emulated_note(node.emulated, kind)}"
     if isinstance(event, NodeLeft):
         return f"LOST node {board.node_name(event.node_id)}: {event.reason}"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import StoreError
 from orchestrator.results.finding import existing_runs
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.submission import JobInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,23 @@ def _entry(store: Store) -> RunEntry:
         note=note or status.stopping or status.waiting or status.paused or status.trouble,
         best=best,
     )
+
+
+def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunEntry]:
+    """The list with the runs of submitted jobs, the newest first, whose drivers have said nothing
+    yet; those that ended so, with the command that shows why."""
+    spoken = {each.run for each in entries if each.state}
+    sent: dict[str, RunEntry] = {}
+    for job in jobs:
+        if not job.run or job.run in spoken or job.run in sent:
+            continue
+        note = ""
+        if job.over:
+            said = (job.message.strip().splitlines() or ["it said nothing"])[-1]
+            note = f"{said}; nightgrid logs {job.submission_id} has more"
+        state = job.status if job.over else "STARTING"
+        sent[job.run] = RunEntry(run=job.run, state=state, at=job.started_at, note=note)
+    return [*sent.values(), *(each for each in entries if each.run not in sent)]
 
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Job, State
+from orchestrator.domain.job import State
 from orchestrator.domain.processor import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.host.clock import Interval
 from orchestrator.host.processor_time import processor_reading
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from orchestrator.worker.failure_record import describe
-from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
-from workloads.api import Collective, JobContext, MeasureSettings, Phase, Request, Result
+from workloads.api import Collective, JobContext, Phase, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.errors import BadConfiguration
 from workloads.resident import ResidentModel
@@ -344,51 +344,6 @@ class CardWorker(CardHolder):
         gc.collect()
         if self.device is not None:
             self.device.release_memory()
-
-
-def request_of(attempt: Attempt) -> Request:
-    """The attempt as its workload sees it.
-
-    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
-    because the longest prompts decide.
-    """
-    from workloads.registry import find_workload
-
-    job = attempt.job
-    if not isinstance(job.batch_size, int):
-        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
-    measure = job.measure
-    if attempt.purpose == "probe":
-        measure = MeasureSettings(
-            warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
-        )
-    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
-    owner = Owner.of_this_process() if attempt.purpose == "measure" else None
-    return Request(
-        workload=job.workload,
-        model=job.model,
-        dataset=job.dataset,
-        precision=job.precision,
-        batch_size=job.batch_size,
-        engine=job.engine,
-        residency_key="|".join([job.residency_key, *_products(job)]),
-        parameters=parameters,
-        settings=settings,
-        measure=measure,
-        probe=attempt.purpose == "probe",
-        kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
-        attempt=attempt.number,
-    )
-
-
-def _products(job: Job) -> Iterator[str]:
-    """Moments at which what a job takes by name was made: a model that is saved anew is another."""
-    from orchestrator.planning.needs import things
-    from workloads.products import made_at
-
-    for _, _, thing in things([job], "consumes"):
-        if (made := made_at(*thing)) is not None:
-            yield repr(made)
 
 
 def _state(failure: Failure | None) -> State:

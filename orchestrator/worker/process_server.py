@@ -12,10 +12,15 @@ one connection:
     server → {"pid": …}
     server → {"exit": status, "asked": …, "host_oom": …} when the process and its children are gone
 
-and for those who have lost sight of a process
+for those who have lost sight of a process
 
     asker  → {"end": name}
     server → {"gone": name} when it and its children are gone
+
+and for those who use a server that is not theirs, which thereby notice its end
+
+    asker  → {"hold": true}, and later the end of what it writes
+    server → {"gone": pid} when all that the asker's process has asked for is gone
 
 The server itself may be the first to be killed: Ray kills the children of an actor's process when
 that process ends. So there are two generations, each of which ends all when the other goes: a
@@ -36,6 +41,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -63,6 +69,7 @@ class _Child:
 
     pid: int
     name: str
+    asker: int  # the process that asked for it
     connection: socket.socket
     memory_kills_before: int
     asked: bool = False  # the asker ended it
@@ -78,7 +85,9 @@ class ProcessServer:
     listener: socket.socket
     preloaded: bool
     children: dict[int, _Child] = field(default_factory=dict)
-    waiting: list[tuple[str, socket.socket]] = field(default_factory=list)  # for a name to be gone
+    #: For a name, or all that a process asked for, to be gone.
+    waiting: list[tuple[str | int, socket.socket]] = field(default_factory=list)
+    holders: set[socket.socket] = field(default_factory=set)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def serve(self, *lifelines: int) -> None:
@@ -109,6 +118,8 @@ class ProcessServer:
                     self._start()
                 elif isinstance(key.data, int):
                     self._asker_spoke(key.data)
+                elif isinstance(key.data, socket.socket):
+                    self._released(key.data)
             self._reap()
 
     def _patience_s(self) -> float | None:
@@ -130,7 +141,7 @@ class ProcessServer:
                     raise OSError("the request ends early")
                 data += more
             request = json.loads(data)
-            if "end" not in request and not fds:
+            if not fds and not {"end", "hold"} & request.keys():
                 raise OSError("the request brings no channel")
         except (OSError, ValueError) as error:
             output.say_aside(f"refused a request: {redact(str(error), os.environ)}")
@@ -138,6 +149,10 @@ class ProcessServer:
             return
         if "end" in request:
             self._end(request["end"], connection)
+            return
+        if "hold" in request:
+            self.holders.add(connection)
+            self.selector.register(connection, selectors.EVENT_READ, connection)
             return
         before = memory_kills()
         pid = os.fork()
@@ -148,18 +163,29 @@ class ProcessServer:
             os.setpgid(pid, pid)
         connection.settimeout(None)
         self.children[pid] = _Child(
-            pid=pid, name=request["name"], connection=connection, memory_kills_before=before
+            pid=pid,
+            name=request["name"],
+            asker=_asker_of(connection),
+            connection=connection,
+            memory_kills_before=before,
         )
         self.selector.register(connection, selectors.EVENT_READ, pid)
         _tell(connection, {"pid": pid})
 
-    def _end(self, name: str, connection: socket.socket) -> None:
-        """Kill the process of this name, if there is one, and tell the asker when it is gone."""
+    def _end(self, ended: str | int, connection: socket.socket) -> None:
+        """Kill the process of this name, or all that this process asked for, and tell the asker
+        when nothing of it is left."""
         for child in self.children.values():
-            if child.name == name and child.status is None:
+            if ended in (child.name, child.asker) and child.status is None:
                 child.asked = True
                 _kill_tree(child)
-        self.waiting.append((name, connection))
+        self.waiting.append((ended, connection))
+
+    def _released(self, connection: socket.socket) -> None:
+        """A holder closed its side: it needs nothing more, or is gone."""
+        self.selector.unregister(connection)
+        self.holders.discard(connection)
+        self._end(_asker_of(connection), connection)
 
     def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
         """Turn the new process into the worker: drop what is the server's. Never returns."""
@@ -179,7 +205,7 @@ class ProcessServer:
             mine.close()
             for child in self.children.values():
                 child.connection.close()
-            for _, connection in self.waiting:
+            for connection in (*self.holders, *(each for _, each in self.waiting)):
                 connection.close()
             log = open_log(request["log"])
             null = os.open(os.devnull, os.O_RDONLY)
@@ -243,10 +269,11 @@ class ProcessServer:
                 self.selector.unregister(child.connection)
             child.connection.close()
             del self.children[child.pid]
-        there = {child.name for child in self.children.values()}
-        for name, connection in self.waiting:
-            if name not in there:
-                _tell(connection, {"gone": name})
+        there: set[str | int] = {child.name for child in self.children.values()}
+        there |= {child.asker for child in self.children.values()}
+        for ended, connection in self.waiting:
+            if ended not in there:
+                _tell(connection, {"gone": ended})
                 connection.close()
         self.waiting = [waiting for waiting in self.waiting if waiting[0] in there]
 
@@ -308,6 +335,14 @@ def open_log(path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
+def _asker_of(connection: socket.socket) -> int:
+    """The process on the other side."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
+
+
 def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the asker may be gone
         connection.sendall(json.dumps(message).encode() + b"\n")
@@ -359,13 +394,15 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     lifeline, held = os.pipe()
+    # The guardian has it, too, so that who connects once the server is gone waits until its workers
+    # are.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server = os.fork()
     if server:
         os.close(lifeline)
         sys.exit(_guard(server))
     os.close(held)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # A process that finds the socket's file connects at once, so it is named once it listens.
     unnamed = os.path.join(os.path.dirname(argv[0]), "_")
     listener.bind(unnamed)

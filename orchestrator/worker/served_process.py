@@ -68,6 +68,37 @@ class ServedProcess:
         return self.exit
 
 
+class HeldServer:
+    """A server that others use, too, on which this process holds what it asks for there.
+
+    Raises:
+        OSError: it is gone.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(server)
+            self._socket.sendall(json.dumps({"hold": True}).encode() + b"\n")
+        except OSError:
+            self._socket.close()
+            raise
+
+    def release(self) -> None:
+        """Have all that this process asked for killed; ``wait`` says when it is gone."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def wait(self) -> None:
+        """Wait until the server is gone, or has done what ``release`` asks. For one thread only."""
+        answer = b""
+        with self._socket, contextlib.suppress(OSError):
+            answer = self._socket.recv(4096)
+        if not answer:
+            wait_for_end(self._server)
+
+
 def end_process(server: str, name: str) -> None:
     """Kill the process of this name, if there is one, and wait until it is gone.
 

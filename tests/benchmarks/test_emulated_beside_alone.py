@@ -37,7 +37,7 @@ def test_cells_are_compared_that_rank_on_both_sides() -> None:
     assert took.ours == (20.0, 22.0) and took.theirs == (10.0, 10.0)
     assert by_cpu.ratios == pytest.approx((0.87, 1.1))  # of two turns: 50 and 60 beside 50
     assert near.ours == (1.0,)
-    assert [line.met for line in singles] == [True, False]
+    assert [line.ratio for line in singles] == pytest.approx([0.87, 1.2])
 
 
 def test_without_a_row_that_ranks_the_runs_are_told_all_the_same() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,47 @@ def test_an_even_number_of_turns_takes_the_middle_of_two() -> None:
         (Goal(kind="at least", value=2), 1.99, False),
         (Goal(kind="at most", value=1.05), 1.05, True),
         (Goal(kind="at most", value=1.05), 1.06, False),
-        (Goal(kind="within", value=0.02), 0.979, False),
-        (Goal(kind="within", value=0.02), 1.019, True),
         (Goal(), 0.1, None),
     ],
 )
 def test_goals(goal: Goal, ratio: float, met: bool | None) -> None:
     """Each kind on both sides of its edge."""
     assert goal.met(ratio) is met
+
+
+@pytest.mark.parametrize(
+    ("interval", "met"),
+    [
+        ((0.985, 1.015), True),
+        ((0.979, 1.01), None),
+        ((0.99, 1.03), None),
+        ((1.021, 1.03), False),
+        ((0.9, 0.97), False),
+        (None, None),
+    ],
+)
+def test_equality_is_claimed_by_an_interval_alone(
+    interval: tuple[float, float] | None, met: bool | None
+) -> None:
+    """Within 2 %: where all of it lies within; a ratio of 1 that scatters says nothing."""
+    assert Goal(kind="within", value=0.02).met(1.0, interval) is met
+
+
+@pytest.mark.parametrize("many", [6, 15, 40])
+def test_an_interval_of_the_median_holds_in_95_of_100(many: int) -> None:
+    """However skewed the ratios are."""
+    chance = random.Random(many)
+    held = 0
+    for _ in range(2000):
+        drawn = tuple(chance.lognormvariate(0.0, 1.0) for _ in range(many))
+        low, high = Line(what="w", against="a", unit="x", ours=drawn).interval or (0.0, 0.0)
+        held += low <= 1.0 <= high
+    assert held / 2000 >= 0.94
+
+
+def test_few_turns_have_no_interval() -> None:
+    """Five ratios lie on one side of their median in 1 case of 16."""
+    assert Line(what="w", against="a", unit="x", ours=(1.0,) * 5).interval is None
 
 
 def test_turns_without_a_partner_are_refused() -> None:

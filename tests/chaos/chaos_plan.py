@@ -16,7 +16,7 @@ from dataclasses import dataclass
 class Kind:
     """One kind of fault: what it does, and how often it is chosen beyond the least."""
 
-    how: str  # for docs/night.md
+    how: str  # for docs/rehearsal.md
     weight: int = 1
     heavy: bool = False  # the whole cluster is gone for a while
     harmless: bool = False  # no attempt may end because of it

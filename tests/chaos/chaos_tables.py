@@ -1,6 +1,6 @@
-"""The tables of docs/night.md: made from the plan and from ``rehearsal.json``, never typed.
+"""The tables of docs/rehearsal.md: made from the plan and from ``rehearsal.json``, never typed.
 
-python tests/chaos/chaos_tables.py rehearsal/rehearsal.json     # write them into docs/night.md
+python tests/chaos/chaos_tables.py rehearsal/rehearsal.json     # write them into docs/rehearsal.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos_plan import KINDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "night.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rehearsal.md"
 
 
 def kinds_table() -> str:

@@ -167,6 +167,7 @@ def test_every_command_has_json_or_a_reason_not_to(command: str) -> None:
     assert ("--json" in options_of(command)) == (command not in WITHOUT_JSON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", JSON)
 def test_json_is_all_of_standard_output(
     command: str,

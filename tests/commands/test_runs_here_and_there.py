@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,23 @@ def test_runs_are_listed_with_their_states(there: Path, say: Callable[..., str])
     assert found["night"]["done"] == 12 and found["night"]["total"] == 24
     printed = say("runs", *THERE, "--results", str(there))
     assert "12/24" in printed and "FINISHED" in printed and "24/24" in printed
+
+
+def test_runs_that_have_not_begun_are_listed_too(
+    there: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was sent a moment ago, and one whose job ended before its driver said a word."""
+    [night] = Server.jobs_there
+    results = ("--results", str(there))
+    assert re.search(r"night +STARTING", say("runs", *THERE, *results))  # no directory yet
+    Store.open(there, "night")
+    run_with(there, "done", finished=True, done=24, eta_s=0.0)
+    failed = replace(night, run="bad", status="FAILED", message="Traceback\nno such module")
+    monkeypatch.setattr(Server, "jobs_there", (failed, night))
+    printed = say("runs", *THERE, *results)
+    assert re.search(r"bad +FAILED.*\n +no such module; nightgrid logs nightgrid-night-1", printed)
+    assert re.search(r"night +STARTING", printed) and "FINISHED" in printed
+    assert printed.count("night  ") == 1 and "?" not in printed
 
 
 def test_status_from_afar_by_name_and_by_job(there: Path, say: Callable[..., str]) -> None:

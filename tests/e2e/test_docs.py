@@ -244,6 +244,7 @@ def test_the_site_is_built_of_all_pages(tmp_path: Path) -> None:
     written = make_site.build(ROOT / "docs", tmp_path / "site")
     assert {path.stem for path in written} == {path.stem for path in (ROOT / "docs").glob("*.md")}
     index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "<b>More</b>" not in index  # every page has its place in docs/index.md
     for path in written:
         html = path.read_text(encoding="utf-8")
         assert f'href="{path.name}"' in index

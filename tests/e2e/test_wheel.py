@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from patience import patience
 
+pytestmark = pytest.mark.slow  # a wheel is built and installed
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("orchestrator", "workloads", "grids", "pyproject.toml", "README.md")
 
@@ -61,7 +63,6 @@ def nightgrid(installed: Path, here: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_a_first_grid_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     """From `init` to SUCCEEDED rows and a page, in an empty directory."""
     nightgrid(installed, tmp_path, "init", "--model", "tiny-chatglm3", "--accelerator", "CPU")

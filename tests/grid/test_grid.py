@@ -19,7 +19,7 @@ from orchestrator.errors import GridError
 from orchestrator.grid.axes import parse_range
 from orchestrator.grid.blocks import MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
-from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary
+from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary, shown
 from orchestrator.grid.reader import load_grid, parse_grid
 from workloads.api import MeasureSettings
 from workloads.registry import WORKLOADS
@@ -494,3 +494,9 @@ def test_an_old_name_beside_the_new_one_is_one_value_twice() -> None:
         one("axes: {batching: [refill, continuous]}")
     left = "axes: {batching: [static, continuous]}\nexclude: [{batching: refill}]"
     assert points(left, "batching") == [("static",)]
+
+
+def test_a_message_quotes_eighty_characters_of_a_text() -> None:
+    """A longer one is cut, so that it fills no screen."""
+    assert shown("x" * 80) == f'"{"x" * 80}"'
+    assert shown("x" * 81) == f'"{"x" * 77}…"'

@@ -21,6 +21,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.results.derive import metrics_of
 from workloads.api import Sample
 from workloads.confidence import ratio_interval
+from workloads.parallel.layout import model_parallel_size, pipeline_size
 
 HEAD = "name: g\ndefaults: {workload: finetuning, model: tiny-chatglm3}\nexperiments:\n"
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "chatglm3-finetune.yaml"
@@ -160,3 +161,17 @@ def test_a_loss_that_is_no_number_stays_visible() -> None:
     metrics = metrics_of(samples)
     assert metrics.loss_last is not None and math.isnan(metrics.loss_last)
     assert metrics.throughput == 4.0
+
+
+def test_every_layout_of_the_parallelism_grid_runs() -> None:
+    """Eight cards and one global batch in each; the plan notes every pipeline's idle share."""
+    made = load_grid(SHIPPED.with_name("parallelism.yaml"), vocabulary=vocabulary())
+    plan = make_plan(made, parse_emulation("1x8", made.accelerators()), [])
+    assert {item.action for item in plan.jobs} == {Action.RUN}
+    jobs = [item.job for item in plan.jobs]
+    for job in jobs:
+        held = model_parallel_size(dict(job.parameters), job.cards)
+        assert int(job.batch_size) * job.cards // held == 16
+    shares = {note.rpartition("= ")[2] for note in plan.notes if "idle share" in note}
+    assert shares == {"20.0%", "11.1%", "42.9%"}
+    assert {pipeline_size(dict(job.parameters), job.cards) for job in jobs} == {1, 2, 4}

@@ -41,7 +41,7 @@ class Counted:
         return list(self.rule(asked))
 
     def reason(self, job: Job) -> str:
-        return ", ".join(refusal.reason for refusal in self.rules.refusals(job, "cpu"))
+        return ", ".join(refusal.reason for refusal in self.rules.answers(job, "cpu"))
 
 
 def test_a_rule_is_asked_once_for_jobs_alike_in_what_it_reads() -> None:
@@ -168,6 +168,6 @@ def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
             engine=each.engine,
         )
         refuse = partial(refusals, WORKLOADS[each.workload])
-        assert rules.refusals(each, device) == tuple(refuse(asked))
+        assert rules.answers(each, device) == tuple(refuse(asked))
         refused += bool(refuse(asked))
     assert refused > 100

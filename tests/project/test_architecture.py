@@ -261,9 +261,13 @@ TIME_OF_DAY = {
     "orchestrator/runtime/run.py": {
         "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
-        "_under_way_s": "how long ago the command was typed, before there was a driver",
-        "_drive": "when the passport of a card was taken",
-        "_drive.to_measurement": "when a row was recorded",
+    },
+    "orchestrator/runtime/options.py": {
+        "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
+    },
+    "orchestrator/runtime/drive.py": {
+        "drive": "when the passport of a card was taken",
+        "drive.to_measurement": "when a row was recorded",
     },
     "orchestrator/runtime/supervisor.py": {
         "Supervisor": "when the first driver began, for its notice",

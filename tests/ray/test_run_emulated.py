@@ -217,7 +217,8 @@ def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
 
 
 def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
-    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what."""
+    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what. Both
+    nodes of a driver have their workers from one process server."""
     assert "\x1b" not in night.run.output  # a log, not a terminal
     rows = [row for row in night.rows if row.final]
     (gang,) = [row for row in rows if row.cards == 2]
@@ -226,6 +227,8 @@ def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
     assert {row.nodes for row in rows if row.accelerator == "HPU"} == {("hpu-1",)}
     assert {row.niceness for row in rows} == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert all(row.emulated and row.worker_pid for row in rows)
+    servers = (night.store.path / "logs").glob("process-server-*.log")
+    assert len([*servers]) == len({row.invocation_id for row in night.rows})
 
 
 def test_replicates_run_in_processes_of_their_own(night: Night) -> None:

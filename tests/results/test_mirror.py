@@ -128,6 +128,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, addres
     assert shown("s3://KEY:SECRET@nights/x?region=eu") == "s3://<credentials>@nights/x"
 
 
+@pytest.mark.slow
 def test_a_run_with_an_address_has_rows_and_page_in_both_places(
     tmp_path: Path,
     address: str,

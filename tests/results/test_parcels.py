@@ -26,6 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / paths.ROWS / f"job-{number}.parquet").write_bytes(data[:size])
     (home / paths.ROWS / ".job-9.parquet.partial").write_bytes(b"torn")
     (home / paths.STATUS).write_text("{}")
+    (home / paths.trace_of("job-1")).write_bytes(b"two steps")
     (home / paths.REPORT).write_text("<html>" * 1000)
     (home / paths.LOCK).write_text("held")
     return home
@@ -51,7 +52,7 @@ def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_pat
     receiver = copy_in(tmp_path)
     receiver.feed(text_of(run, {}))
     assert receiver.finished and not receiver.damaged
-    assert digests(tmp_path) == digests(run) and len(receiver.received) == 6
+    assert digests(tmp_path) == digests(run) and len(receiver.received) == 7
     assert not (tmp_path / paths.LOCK).exists()
     again = copy_in(tmp_path)
     again.feed(text_of(run, digests(tmp_path)))
@@ -95,7 +96,15 @@ def test_a_transfer_may_be_cut_and_damaged_anywhere(
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil", "rows/../../evil.parquet", "/etc/evil", "driver.lock", "rows/.x.parquet"]
+    "name",
+    [
+        "../evil",
+        "rows/../../evil.parquet",
+        "/etc/evil",
+        "driver.lock",
+        "rows/.x.parquet",
+        "trace-/x",
+    ],
 )
 def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, name: str) -> None:
     """Rows and the known side files, and nothing else."""

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,13 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import ClusterError, ControlStoreLost, StoreError, StoreLocked
+from orchestrator.errors import (
+    ClusterError,
+    ControlStoreLost,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+)
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
@@ -68,6 +75,13 @@ class Rows:
         self._failures = failures
         self._error = error
         self.begun: list[Note] = []
+        self.files: dict[str, bytes] = {}
+
+    def write_file(self, name: str, content: bytes) -> None:
+        """Keep a file beside the rows; the second finds no room."""
+        if self.files:
+            raise StoreFull("no space left")
+        self.files[name] = content
 
     def begin(self, *notes: Note) -> None:
         """Keep the notes of attempts."""
@@ -190,6 +204,24 @@ def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
     assert all(row.metrics.generated_tokens_per_s == pytest.approx(10) for row in case.rows.kept)
     assert [type(event) for event in case.script.events[:2]] == [ClockSet, Tick]
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
+
+
+def test_the_trace_of_a_profile_lies_beside_the_rows() -> None:
+    """Under the name of its attempt. A disk that has no room for one costs no row."""
+
+    def profiled(event: Event) -> list[Command]:
+        if not isinstance(event, AttemptEnded):
+            return one_job_after_another(event)
+        (rank,) = event.outcome.ranks
+        assert rank.result is not None
+        seen = replace(rank, result=replace(rank.result, trace=b"gz"))
+        return one_job_after_another(replace(event, outcome=replace(event.outcome, ranks=(seen,))))
+
+    case = Case(profiled)
+    case.driver.drive()
+    assert case.rows.files == {f"trace-{ONE.job_id}-1.json.gz": b"gz"}
+    assert len(case.rows.kept) == 2
+    assert any(f"trace-{TWO.job_id}-1.json.gz is not kept" in line for line in case.view.lines)
 
 
 def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows() -> None:

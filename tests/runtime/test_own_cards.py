@@ -80,7 +80,8 @@ def test_a_plan_is_for_the_cards_that_are_there(
     assert node["cards"] == 2 and not node["emulated"]
     own, assumed = planned_nodes([GPU, HPU], None)
     assert own.card_indices == (0, 1) and assumed.device_name == "assumed HPU"
-    assert [each.device_name for each in planned_nodes([CPU], None)] == ["assumed CPU"]
+    [host] = planned_nodes([CPU], None)  # one card, the whole host
+    assert host.device_name == "assumed CPU" and host.card_indices == (0,)
 
 
 def test_a_run_says_what_is_missing(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.planning import duration
 from orchestrator.results import stored_run
 from orchestrator.runtime import grid_plan
+from orchestrator.runtime.drive import trouble_of
 from orchestrator.runtime.options import RunOptions
-from orchestrator.runtime.run import trouble_of
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_a_card_that_waits_for_the_processor_is_not_called_busy() -> None:
     queued = dataclasses.replace(STATUS, cards=cards, eta_low_s=0.0, eta_high_s=3495.0)
     line = summary_line(queued)
     assert "3 waiting for the processor" in line and line.endswith("up to 58m15s left")
+    assert "cards" not in summary_line(dataclasses.replace(queued, cards=()))
 
 
 def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() -> None:

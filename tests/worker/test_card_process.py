@@ -28,11 +28,16 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import Card
-from orchestrator.on_ray.claim import PRELOAD, preload_with
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
+from orchestrator.worker.host_server import PRELOAD, preload_with
 from orchestrator.worker.process_server import installed
-from orchestrator.worker.served_process import ServedProcess, end_process, wait_for_end
+from orchestrator.worker.served_process import (
+    HeldServer,
+    ServedProcess,
+    end_process,
+    wait_for_end,
+)
 
 JOB = a_job()
 ATTEMPT = Attempt(
@@ -519,7 +524,10 @@ def test_everything_ends_whichever_of_the_two_generations_is_killed(
 
 @pytest.mark.slow
 def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
-    """When the asker's process dies, the kernel closes its connection and the worker goes."""
+    """When the asker's process dies, the kernel closes its connection and the worker goes. One that
+    lives on may give up all that is its own, and nothing of others."""
+    held = HeldServer(server.path)
+    mine = info_of(server.process(run="import time; time.sleep(600)")).pid
     asker = subprocess.Popen(
         [sys.executable, "-c", _ASKER, server.path, str(server.logs)],
         stdout=subprocess.PIPE,
@@ -528,6 +536,10 @@ def test_a_worker_ends_with_whoever_asked_for_it(server: Server) -> None:
     )
     assert asker.stdout is not None
     pid = int(asker.stdout.readline())
+    assert alive(mine)
+    held.release()
+    held.wait()
+    assert not alive(mine)
     assert alive(pid)
     asker.send_signal(signal.SIGKILL)
     asker.wait()
@@ -557,20 +569,25 @@ def test_a_named_process_can_be_ended_by_others(server: Server) -> None:
 
 
 def test_workers_end_with_the_server(tmp_path: Path) -> None:
-    """However the server ends, no worker outlives it, and a busy one's attempt is LOST."""
+    """However the server ends, no worker outlives it, and a busy one's attempt is LOST; whoever
+    holds it learns of the end when they are gone."""
     opened = open_server(tmp_path)
+    held = HeldServer(opened.path)
     process = opened.process(run="import time; time.sleep(600)")
     info = info_of(process)
     outcomes: list[RankOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     os.kill(opened.pid, signal.SIGKILL)
+    held.wait()
+    assert not alive(info.pid)
     thread.join(patience(10))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
-    assert eventually(lambda: not alive(info.pid))
     opened.popen.wait()
     assert isinstance(opened.process().start(), Failure)
+    with pytest.raises(OSError, match="refused"):
+        HeldServer(opened.path)
     shutil.rmtree(Path(opened.path).parent)
 
 

@@ -1,14 +1,31 @@
-"""A model's generation config starts every job as it was after loading."""
+"""The environment and a model's generation config start every job as they were."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from workloads.isolation import generation_configs, restore_generation_configs
+from workloads.isolation import ProcessState, generation_configs, restore_generation_configs
+
+
+def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a job set, changed or removed; nothing is written where nothing differs."""
+    for name in ("NIGHTGRID_TEST_KEPT", "NIGHTGRID_TEST_GONE"):
+        monkeypatch.setenv(name, "before")
+    clean = ProcessState.now()
+    before = dict(os.environ)
+    os.environ["NIGHTGRID_TEST_KEPT"] = "changed"
+    os.environ["NIGHTGRID_TEST_NEW"] = "new"
+    del os.environ["NIGHTGRID_TEST_GONE"]
+    clean.restore()
+    assert dict(os.environ) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "putenv", lambda *_: pytest.fail("written"))
+        clean.restore()
 
 
 class Config:

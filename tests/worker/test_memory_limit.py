@@ -91,6 +91,7 @@ def test_a_library_without_room_is_a_refusal_of_memory() -> None:
     assert found[None].failure_class is not FailureClass.OUT_OF_MEMORY
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_refused(printed: dict[str, list[str]]) -> None:
     """Nine tenths of the card can be used, again and again."""
     assert printed["fits"] == ["22500000.0"] * 3

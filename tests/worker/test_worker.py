@@ -23,8 +23,9 @@ from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.domain.topology import Card
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker, request_of
+from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.leftovers import VARIABLE
+from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse

@@ -55,6 +55,7 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "communication_s": [sample.communication_s for sample in result.samples],
         "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
+        "metrics": dict(result.metrics),
         "trainable": result.trainable_parameter_count,
     }
 
@@ -123,6 +124,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from workloads.parallel.layout import Layout, make_groups
+    from workloads.parallel.norm import total_norm
     from workloads.parallel.tensor import split
 
     torch.manual_seed(0)
@@ -144,10 +146,11 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
     summary = split(part, layout, make_groups(layout))
     ids = torch.arange(2, 22).reshape(2, 10)
-    logits = []
+    logits, norms = [], []
     for model in (whole, part):
         logits.append(model(input_ids=ids, use_cache=False).logits)
         torch.nn.functional.cross_entropy(logits[-1].flatten(0, 1), ids.flatten()).backward()
+        norms.append(float(total_norm(model, list(model.parameters()))))
     of_part = dict(part.named_parameters())
     pairs = [
         (parameter.grad, of_part[name].grad)
@@ -159,6 +162,7 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
         "logits": _difference(*logits),
         "gradients": max(_difference(one, other) for one, other in pairs),
         "compared": len(pairs),
+        "norms": norms,
     }
 
 
@@ -219,7 +223,13 @@ def free_port() -> int:
 def preload() -> None:
     """Import what jobs import, and start no threads."""
     torch.set_num_threads(1)
-    names = ["transformers", "peft", "torch.nn.parallel", "workloads.parallel.tensor"]
+    names = [
+        "transformers",
+        "peft",
+        "torch.nn.parallel",
+        "workloads.parallel.tensor",
+        "workloads.parallel.pipeline",
+    ]
     if importlib.util.find_spec("deepspeed") is not None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         names.append("deepspeed")

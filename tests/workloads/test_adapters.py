@@ -22,6 +22,8 @@ from workloads.training.chatglm3_lora import Lora
 sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
 import chatglm3_reference as reference
 
+pytestmark = pytest.mark.slow  # an adapter is trained for all of them
+
 IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
 
 
@@ -55,7 +57,6 @@ def _logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
 def test_a_saved_adapter_gives_the_same_logits_again(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +90,6 @@ def test_a_saved_adapter_gives_the_same_logits_again(
         torch.testing.assert_close(again, logits, rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     """A generation job that names it writes other texts than the base, and its row says so."""
     settings = {"prompts": 4, "output_tokens": 8}
@@ -106,7 +106,6 @@ def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     assert "NF4" in quantized.precision_detail
 
 
-@pytest.mark.slow
 def test_training_an_adapter_again_replaces_it() -> None:
     """The name then means the newer one; a half-written one is never seen."""
     train(learning_rate=0.1, save_adapter="twice", steps=1)

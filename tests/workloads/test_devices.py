@@ -332,6 +332,37 @@ def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> N
     assert device.lacks("fp16") is None
 
 
+@pytest.mark.parametrize("newest", [True, False])
+def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
+    newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older releases have other names and arguments; one that has none of them is refused."""
+    told: list[object] = []
+    of_old = {
+        "hpu_set_env": lambda: told.append("old"),
+        "hpu_initialize": lambda model, mark_only_scales_as_const: told.append(
+            (model, mark_only_scales_as_const)
+        ),
+    }
+    of_new = {
+        "hpu_inference_set_env": lambda: told.append("new"),
+        "hpu_inference_initialize": lambda model, mark_scales, mark_non_scales: told.append(
+            (model, mark_scales, mark_non_scales)
+        ),
+    }
+    core = types.ModuleType("habana_frameworks.torch.core")
+    for name in ("habana_frameworks", "habana_frameworks.torch"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, core.__name__, core)
+    device = devices.device_for("hpu")
+    with pytest.raises(errors.Unsupported, match="has no hpu_inference_set_env"):
+        device.before_quantized_loading()
+    vars(core).update(of_old | of_new if newest else of_old)
+    device.before_quantized_loading()
+    device.after_quantized_loading("a model")
+    assert told == (["new", ("a model", True, False)] if newest else ["old", ("a model", True)])
+
+
 def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:
     """Asking for hpu where it is not there is an acquire failure, never another device."""
     with pytest.raises(errors.CardNotAcquired, match="habana_frameworks"):
@@ -393,6 +424,8 @@ def test_seeding_repeats_all_random_numbers() -> None:
     assert draw() == first
     cpu.seed(8)
     assert draw() != first
+    torch.manual_seed(7)
+    assert float(torch.rand(1)) == first[2]  # as torch's own, which a processor does not call
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_texts_are_cut_into_batches_and_padded_to_the_longest(
     timed = [sample for sample in found.samples if not sample.warmup]
     assert [(s.items, s.input_tokens, s.computed_tokens) for s in timed] == batches
     assert (found.shapes, found.shapes_unmet) == (shapes, 0)
+    assert 0 < found.tokenization_s < 60
 
 
 def test_no_text_at_all_is_no_batch(texts: str) -> None:

@@ -7,8 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -326,3 +329,36 @@ def test_layers_are_packed_for_the_card_once() -> None:
     for _ in range(2):
         quantization.pack_for_the_card(torch.nn.Sequential(fresh, done, torch.nn.Linear(1, 1)))
     assert (fresh.packed, done.packed) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "expected"),
+    [
+        ("text-generation", "bf16", ["load"]),
+        ("text-generation", "fp8", ["inference mode", "load", "quantize"]),
+        ("fp8-calibration", "bf16", ["inference mode", "load", "measure"]),
+    ],
+)
+def test_the_bridge_knows_of_fp8_before_a_model_is_there(
+    workload: str, precision: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs that are made while it loads would lack the attribute of inference."""
+    from workloads.engines.gaudi import generation
+
+    steps: list[str] = []
+
+    def step(name: str) -> Callable[..., object]:
+        return lambda *_, **__: steps.append(name)
+
+    task = SimpleNamespace(function=lambda _: step("load"))
+    monkeypatch.setattr(generation, "load_config", lambda _: SimpleNamespace())
+    monkeypatch.setattr(generation, "task_for", lambda *_: task)
+    monkeypatch.setattr(quantization, "calibration_directory", lambda *_: "measured")
+    monkeypatch.setattr(quantization, "quantize", step("quantize"))
+    monkeypatch.setattr(quantization, "start_measuring", step("measure"))
+    device = SimpleNamespace(
+        before_quantized_loading=step("inference mode"), device_name=lambda: "GAUDI2"
+    )
+    job = replace(request("optimum-habana", precision), workload=workload)
+    generation.load_model(SimpleNamespace(entry=None), job, device)  # type: ignore[arg-type]
+    assert steps == expected

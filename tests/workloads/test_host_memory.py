@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -42,3 +43,21 @@ def test_a_peak_is_never_below_what_is_resident() -> None:
         assert peak.read() >= BLOCK
     assert peak.bytes >= resident_bytes() - BLOCK
     del block
+
+
+def test_sampling_is_over_when_the_peak_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reading that began before could be kept in the place of the last one."""
+    began, over = threading.Event(), threading.Event()
+
+    def slowly() -> int:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            time.sleep(0.1)
+            over.set()
+        return 1
+
+    monkeypatch.setattr(host_memory, "reset_high_water", lambda: False)
+    monkeypatch.setattr(host_memory, "resident_bytes", slowly)
+    with HostMemoryPeak():
+        began.wait()
+    assert over.is_set()

@@ -16,6 +16,8 @@ import pytest
 
 from orchestrator.domain.passport import Passport, slow_cards
 
+pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
+
 #: A card: measures itself for each line that it is sent, and says how long that took.
 CARD = """
 import json, sys, time
@@ -104,7 +106,6 @@ def passport(index: int, figures: dict[str, float], at: float = 0.0) -> Passport
     )
 
 
-@pytest.mark.slow
 def test_a_planted_slow_card_is_found(card: Card) -> None:
     """Card 2 of four runs for a sixth of the time; it is named before all others."""
     told = []
@@ -126,7 +127,6 @@ def test_a_card_that_became_slow_is_found_by_its_own_history(card: Card) -> None
     assert not slow_cards(now, before[:2])  # too few to tell
 
 
-@pytest.mark.slow
 def test_it_costs_little(card: Card) -> None:
     """Of the processor, less than a second for each card of an emulated node."""
     assert min(card.measure()["cpu_s"] for _ in range(2)) < 1.0

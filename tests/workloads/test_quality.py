@@ -135,6 +135,7 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
     assert calls and not any(calls)
 
 
+@pytest.mark.slow
 def test_out_of_memory_while_comparing_costs_no_row(
     worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

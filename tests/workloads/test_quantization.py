@@ -92,6 +92,7 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(
     assert f"{method}, {numbers}" in made.precision_detail
 
 
+@pytest.mark.slow
 def test_static_activations_are_in_int8_in_the_ranges_of_the_texts() -> None:
     """By hand for one layer: input and weights are whole numbers, and what lies outside of the
     texts' range is cut off. A saved model has its ranges back, and its layers give the same."""

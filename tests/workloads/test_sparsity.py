@@ -126,6 +126,7 @@ def _layers(name: str) -> dict[str, torch.nn.Linear]:
     return pruning.layers(load_causal_model(open_model(name), dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
     """Momentum would bring weights back: after the steps every group still has two zeros, and the
     others have learned."""

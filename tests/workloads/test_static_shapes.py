@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generation_cases import PROMPTS, request
+from generation_cases import PROMPTS, Worker, request, write_dataset
 
+from workloads.api import MeasureSettings
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
 from workloads.generation import static_shapes
 from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine
 from workloads.generation.transformers_engine import TransformersEngine, load
+from workloads.refusal import Asked
+from workloads.registry import find_workload, refusals
 
 
 class Compiles(CpuDevice):
@@ -69,6 +73,7 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     assert made == [2, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_texts_that_have_ended_are_noticed(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:
@@ -88,5 +93,51 @@ def test_a_model_that_cannot_have_a_static_cache_is_refused(
     """By what transformers says of its class; eager mode is named instead."""
     plain, _ = engines
     monkeypatch.setattr(type(plain.model), "_can_compile_fullgraph", False)
-    with pytest.raises(Unsupported, match="write hpu_mode: eager"):
+    with pytest.raises(Unsupported, match="write hpu_mode: eager, or leave torch_compile"):
         static_shapes.compiled(plain)
+
+
+def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts are those of the plain model; warm-up makes the graphs, and timing none."""
+    monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
+    prompts = write_dataset(tmp_path / "prompts.json")
+    once = MeasureSettings(warmup=1, min_repeats=1, max_repeats=1, warmup_limit_s=0.0)
+    asked: dict[str, Any] = {"output_tokens": 4, "batch_size": 8}
+    plain = Worker().run(prompts, **asked)
+    torch.compiler.reset()
+    try:
+        found = Worker().run(prompts, **asked, measure=once, torch_compile=True)
+    finally:
+        torch.compiler.reset()
+    assert [i.output_text for i in found.items] == [i.output_text for i in plain.items]
+    assert found.details["torch_compile"] == found.details["static_shapes"] == "true"
+    assert found.timed_compilations == 0 and found.shapes_unmet == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"device": "hpu"}, "write hpu_mode: compile"),
+        ({"precision": "int8"}, "run in eager mode"),
+        ({"batching": "continuous"}, "changes shapes at every step"),
+        ({"packed_weights": True}, "plain matrices only"),
+        ({"model": "tiny-t5"}, "one decoder"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(changes: dict[str, Any], words: str) -> None:
+    """In the plan, by the setting."""
+    given = {"model": "tiny-chatglm3", "precision": "fp32", "device": "cpu"} | changes
+    fields = {name: given.pop(name) for name in ("model", "precision", "device")}
+    job = Asked(
+        dataset="advertisegen-synthetic",
+        batch_size=1,
+        cards=1,
+        engine="transformers",
+        parameters={"torch_compile": True, **given},
+        **fields,
+    )
+    spec = find_workload("text-generation")
+    (refusal,) = [each for each in refusals(spec, job) if each.setting == "torch_compile"]
+    assert refusal.unsupported and words in f"{refusal.reason} {refusal.hint}"

@@ -27,6 +27,8 @@ GLOBAL_BATCH = 4
 #: Rates at which three steps change the loss by more than a tenth.
 FULL: dict[str, Any] = {"method": "full", "learning_rate": 1e-3}
 LORA: dict[str, Any] = {"targets": "all-linear", "learning_rate": 1e-2}
+CLIPPED: dict[str, Any] = FULL | {"max_gradient_norm": 0.5}
+PIPELINE: dict[str, Any] = {"strategy": "pipeline"}
 GENERATION = {"batch_size": 3, "output_tokens": 12}
 SHARED = {
     "batch_size": 3,
@@ -60,11 +62,32 @@ ZERO: dict[str, dict[str, Any]] = {
 }
 ON_TWO: dict[str, dict[str, Any]] = {
     "ddp": FULL | {"batch_size": 2},
-    "ddp in two passes": FULL | {"batch_size": 2, "gradient_accumulation": 2},
+    "ddp in two passes": CLIPPED
+    | {"batch_size": 2, "gradient_accumulation": 2, "save_model": "from-ddp"},
     "tensor": FULL | {"batch_size": 4, "strategy": "tensor-parallel"},
     "tensor, lora": LORA | {"batch_size": 4, "strategy": "tensor-parallel"},
     "masked words": PRETRAINING | {"batch_size": 2},
     "pairs": SUMMARIES | {"batch_size": 2},
+    "fsdp2 in two passes": CLIPPED
+    | {
+        "batch_size": 2,
+        "strategy": "fsdp2",
+        "gradient_accumulation": 2,
+        "held_out": 5,
+        "save_model": "from-fsdp2",
+    },
+    "fsdp2, lora": LORA | {"batch_size": 2, "strategy": "fsdp2", "save_adapter": "from-fsdp2"},
+    "pipeline, lora": LORA
+    | PIPELINE
+    | {"batch_size": 4, "gradient_accumulation": 4, "gradient_checkpointing": True},
+    "interleaved": CLIPPED
+    | PIPELINE
+    | {
+        "batch_size": 4,
+        "gradient_accumulation": 2,
+        "pipeline_schedule": "interleaved",
+        "held_out": 5,
+    },
 }
 ON_TWO_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     name: FULL | {"batch_size": 2} | settings for name, settings in ZERO.items()
@@ -82,10 +105,24 @@ ON_FOUR: dict[str, dict[str, Any]] = {
     "ddp": FULL | {"batch_size": 1},
     "data x tensor": FULL | {"batch_size": 2, "tensor_parallel": 2},
     "data x tensor, lora": LORA | {"batch_size": 2, "strategy": "ddp", "tensor_parallel": 2},
-    "masked words": PRETRAINING | {"batch_size": 1},
+    "pipeline x data": FULL
+    | PIPELINE
+    | {"batch_size": 2, "data_parallel": 2, "gradient_accumulation": 2},
+}
+ON_EIGHT: dict[str, dict[str, Any]] = {
+    "data x tensor x pipeline": CLIPPED
+    | PIPELINE
+    | {
+        "batch_size": 2,
+        "data_parallel": 2,
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "gradient_accumulation": 2,
+    },
 }
 ON_FOUR_BY_DEEPSPEED: dict[str, dict[str, Any]] = {
     "zero3": FULL | {"batch_size": 1, "strategy": "zero3"},
+    "tensor x zero1": FULL | {"batch_size": 2, "strategy": "zero1", "tensor_parallel": 2},
 }
 
 #: Six steps on two cards, at rates at which a changed gradient would show in the losses.
@@ -146,6 +183,7 @@ def alone() -> dict[str, list[float]]:
     """Losses of one card at the same global batch."""
     return {
         "full": losses(trained(**FULL, batch_size=GLOBAL_BATCH)),
+        "clipped": losses(trained(**CLIPPED, batch_size=GLOBAL_BATCH)),
         "lora": losses(trained(**LORA, batch_size=GLOBAL_BATCH)),
         "masked words": losses(trained(**PRETRAINING, batch_size=GLOBAL_BATCH)),
         "pairs": losses(trained(**SUMMARIES, batch_size=GLOBAL_BATCH)),
@@ -165,7 +203,7 @@ def gangs(cache: Path, prompts: str) -> list[Any]:
     two["generation"] = {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}}
     two["shared prompts"] = {"generate": SHARED | {"dataset": prompts}, "slow_rank_s": 0.002}
     four = ON_FOUR | (ON_FOUR_BY_DEEPSPEED if has_deepspeed else {})
-    return run_gangs([(2, two), (4, four), (1, ON_ONE)], cache)
+    return run_gangs([(2, two), (4, four), (1, ON_ONE), (8, ON_EIGHT)], cache)
 
 
 @pytest.fixture
@@ -180,11 +218,19 @@ def four(gangs: list[Any]) -> list[dict[str, Any]]:
     return list(gangs[1])
 
 
+@pytest.fixture
+def eight(gangs: list[Any]) -> list[dict[str, Any]]:
+    """The results of each of eight ranks, by case."""
+    return list(gangs[3])
+
+
 def check(
     name: str, case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, list[float]]
 ) -> None:
     """The mean loss of the ranks is one card's at every step; the gang counts each sample once."""
     name_alone = "full" if case.get("method") == "full" else "lora"
+    if "max_gradient_norm" in case:
+        name_alone = "clipped"
     for other, settings in (("masked words", PRETRAINING), ("pairs", SUMMARIES)):
         if case.get("model") == settings["model"]:
             name_alone = other
@@ -242,6 +288,70 @@ def test_four_cards_under_deepspeed_learn_as_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ON_EIGHT)
+def test_eight_cards_learn_as_one(
+    name: str, eight: list[dict[str, Any]], alone: dict[str, list[float]]
+) -> None:
+    """Two copies of the model, each in two stages, each stage's matrices over two cards."""
+    check(name, ON_EIGHT[name], eight, alone)
+    whole, part = 12_300_000, int(eight[0][name]["details"]["weight_bytes_per_card"])
+    assert part < 0.45 * whole  # embeddings and the output layer are whole over two
+
+
+@pytest.mark.slow
+def test_fsdp2_and_a_pipeline_divide_model_and_optimizer(two: list[dict[str, Any]]) -> None:
+    """Half of both on each card, the same loss on answers that are held out, and the idle share
+    in the row of the pipeline."""
+    state, weights = (
+        {name: int(two[0][name]["details"][f"{what}"]) for name in ON_TWO}
+        for what in ("optimizer_state_bytes", "weight_bytes_per_card")
+    )
+    names = ("fsdp2 in two passes", "interleaved")
+    for name in names:
+        assert state[name] == pytest.approx(state["ddp"] / 2, rel=0.01)
+        assert weights[name] == pytest.approx(weights["ddp"] / 2, rel=0.01)
+    held_out = [two[0][name]["metrics"]["held_out_loss"] for name in names]
+    assert held_out[0] == pytest.approx(held_out[1], abs=2e-5)
+    shares = [two[0][name]["metrics"].get("pipeline_idle_share") for name in ON_TWO]
+    assert dict(zip(ON_TWO, shares, strict=True))["interleaved"] == pytest.approx(1 / 5)
+    assert sum(share is not None for share in shares) == 2
+    assert two[0]["interleaved"]["details"]["padded_to"].startswith("160 tokens")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(
+            "adapters/from-fsdp2/adapter_", "adapters/from-zero3/adapter_", marks=needs_deepspeed
+        ),
+        ("models/from-fsdp2/", "models/from-ddp/"),
+    ],
+)
+def test_parts_are_put_together_as_they_would_be_whole(
+    one: str, other: str, two: list[dict[str, Any]], cache: Path
+) -> None:
+    """FSDP2 gathers for saving what ZeRO 3 gathers and DDP never divides."""
+    from safetensors.torch import load_file
+
+    saved, expected = (load_file(cache / f"{name}model.safetensors") for name in (one, other))
+    assert saved.keys() == expected.keys() and len(saved) > 8
+    for name, tensor in saved.items():  # Adam makes much of gradients that are nearly nothing
+        assert (tensor - expected[name]).norm() < 1e-3 * expected[name].norm(), name
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_zero1_divides_what_tensor_parallelism_leaves(four: list[dict[str, Any]]) -> None:
+    """Half of the optimizer's state that each card has with split matrices."""
+    held = {
+        name: int(four[0][name]["details"]["optimizer_state_bytes"])
+        for name in ("data x tensor", "tensor x zero1")
+    }
+    assert held["tensor x zero1"] == pytest.approx(held["data x tensor"] / 2, rel=0.01)
+
+
+@pytest.mark.slow
 @needs_deepspeed
 def test_zero_divides_the_optimizer_state(two: list[dict[str, Any]]) -> None:
     """Stage 0 holds all of it on every card, from stage 1 on each holds half."""
@@ -263,10 +373,12 @@ def test_matrices_are_really_split(two: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, Any]]) -> None:
     """The library's plan, carried out here, changes neither logits nor the gradients of what
-    stays whole."""
+    stays whole, nor the norm of all gradients."""
     for rank in two:
         assert rank[name]["compared"] >= 3
         assert rank[name]["logits"] < 1e-5 and rank[name]["gradients"] < 1e-5
+        whole, split = rank[name]["norms"]
+        assert split == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow

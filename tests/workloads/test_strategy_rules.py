@@ -98,19 +98,25 @@ def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, w
     assert words in refusal.reason and refusal.hint
 
 
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_groups_are_a_table_of_all_ranks(data: int, tensor: int) -> None:
-    """Every rank is in one group of each kind, at its own place, and one rank a row counts."""
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_groups_are_a_table_of_all_ranks(data: int, pipeline: int, tensor: int) -> None:
+    """Every rank is in one group of each kind, at its own place, and one rank of those that share a
+    part of the batch counts."""
+    size = data * pipeline * tensor
     layouts = [
-        Layout(rank=rank, world_size=data * tensor, tensor=tensor) for rank in range(data * tensor)
+        Layout(rank=rank, world_size=size, tensor=tensor, pipeline=pipeline) for rank in range(size)
     ]
-    rows, columns = layouts[0].tensor_groups(), layouts[0].data_groups()
-    assert sorted(rank for row in rows for rank in row) == list(range(data * tensor))
-    assert sorted(rank for column in columns for rank in column) == list(range(data * tensor))
+    first = layouts[0]
+    for groups in (first.tensor_groups(), first.pipeline_groups(), first.data_groups()):
+        assert sorted(rank for group in groups for rank in group) == list(range(size))
     for layout in layouts:
-        assert rows[layout.data_rank][layout.tensor_rank] == layout.rank
-        assert columns[layout.tensor_rank][layout.data_rank] == layout.rank
-    assert sum(layout.counts for layout in layouts) == layouts[0].data_size == data
+        (tensors,) = (group for group in first.tensor_groups() if layout.rank in group)
+        (stages,) = (group for group in first.pipeline_groups() if layout.rank in group)
+        (copies,) = (group for group in first.data_groups() if layout.rank in group)
+        assert tensors[layout.tensor_rank] == layout.rank and len(tensors) == tensor
+        assert stages[layout.stage] == layout.rank and len(stages) == pipeline
+        assert copies[layout.data_rank] == layout.rank and len(copies) == data
+    assert sum(layout.counts for layout in layouts) == first.data_size == data
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -131,11 +137,13 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_no_bucket_is_larger_than_what_learns(device: str, stage: int) -> None:
-    """DeepSpeed allocates its buckets whole: of 500 million numbers, unless told."""
+    """DeepSpeed allocates its buckets whole: of 500 million numbers, unless told. Stages 1 and 2
+    gather what was updated in buckets, too; stage 3 gathers layer by layer."""
+    names = ["reduce_bucket_size", "allgather_bucket_size"][: (0, 2, 2, 1)[stage]]
     for trained, most in ((1_000, 1_000), (10**10, 500_000_000)):
         zero = config(device=device, stage=stage, trained=trained)["zero_optimization"]
-        buckets = {value for name, value in zero.items() if name.endswith("bucket_size")}
-        assert buckets == ({most} if stage else set())
+        buckets = {name: value for name, value in zero.items() if name.endswith("bucket_size")}
+        assert buckets == dict.fromkeys(names, most)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
@@ -154,11 +162,21 @@ def test_gaudi_has_rules_of_its_own() -> None:
     """As HabanaAI's fork of DeepSpeed wants them."""
     two, three = config(device="hpu", stage=2), config(device="hpu", stage=3)
     for made in (two, three):
-        assert made["bf16"] == {"enabled": True} and made["gradient_clipping"] == 1.0
+        assert made["bf16"] == {"enabled": True} and made["gradient_clipping"] == 0.0
         assert made["zero_optimization"]["contiguous_gradients"] is False
         assert made["zero_optimization"]["overlap_comm"] is False
     assert two["zero_optimization"]["reduce_scatter"] is False
     assert three["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_are_exchanged_beside_the_backward_pass_from_stage_two_on(stage: int) -> None:
+    """Where the device can: on a CPU and on Gaudi they are exchanged after it."""
+    overlapped = {
+        device: config(device=device, stage=stage)["zero_optimization"]["overlap_comm"]
+        for device in ("cpu", "cuda", "hpu")
+    }
+    assert overlapped == {"cpu": False, "cuda": stage > 1, "hpu": False}
 
 
 def test_nothing_has_to_be_compiled() -> None:

@@ -16,6 +16,8 @@ from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
 
+pytestmark = pytest.mark.slow  # each compares training jobs
+
 #: Losses in fp32 differ by the order of sums only.
 SAME = {"rel": 1e-5}
 
@@ -31,7 +33,6 @@ def full() -> Result:
     return trained(method="full", learning_rate=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "technique",
     [
@@ -77,7 +78,6 @@ def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
     assert all(s.computed_tokens == s.input_tokens for s in flat.samples)
 
 
-@pytest.mark.slow
 def test_uniform_length_brings_like_lengths_together() -> None:
     """Over a pass through the data, sorted windows compute less than the data's own order."""
 
@@ -88,7 +88,6 @@ def test_uniform_length_brings_like_lengths_together() -> None:
     assert computed("uniform-length") < 0.95 * computed("dynamic")
 
 
-@pytest.mark.slow
 def test_freezing_trains_the_upper_part_only(full: Result) -> None:
     """Frozen embeddings and layers leave the count, the arithmetic and the optimizer's state."""
     frozen = trained(method="full", learning_rate=1e-3, freeze_embeddings=True, freeze_layers=3)
@@ -116,7 +115,6 @@ def test_frozen_weights_do_not_change() -> None:
     assert any("layers.1." in name for name in changed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
 def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
     """Their curves stay near AdamW's; the 8-bit ones keep a third of its state or less."""

@@ -25,7 +25,7 @@ from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.tasks import TASKS
-from workloads.techniques.attention import Attention, register_xformers
+from workloads.techniques.attention import Attention
 from workloads.techniques.autocast import Autocast
 from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Training
 from workloads.techniques.compilation import Compilation, compiled_graphs
@@ -40,6 +40,7 @@ from workloads.training.checkpoints import Checkpoints
 from workloads.training.rows import in_order
 from workloads.training.samples import SampleFormat
 from workloads.training.saver import Saver, read_newest
+from workloads.xformers_attention import register_xformers, xformers_attention
 
 SAME = 1e-5
 
@@ -179,6 +180,9 @@ def test_xformers_is_given_what_its_kernel_wants(
     class LowerTriangularMask:
         pass
 
+    class FromBottomRight:
+        pass
+
     def memory_efficient_attention(
         query: Any, key: Any, value: Any, attn_bias: Any, p: float, scale: float
     ) -> torch.Tensor:
@@ -188,13 +192,17 @@ def test_xformers_is_given_what_its_kernel_wants(
         scores = q @ k.transpose(-2, -1) * scale
         if isinstance(attn_bias, LowerTriangularMask):
             scores += torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        else:
+        elif isinstance(attn_bias, FromBottomRight):
+            later = 1 + scores.shape[-1] - scores.shape[-2]
+            scores += torch.full(scores.shape[-2:], -torch.inf).triu(later)
+        elif attn_bias is not None:
             assert attn_bias.shape == scores.shape and attn_bias.stride(-2) % 8 == 0
             scores += attn_bias
         return (scores.softmax(-1) @ v).transpose(1, 2)
 
     operations: Any = types.ModuleType("xformers.ops")
     operations.LowerTriangularMask = LowerTriangularMask
+    operations.LowerTriangularFromBottomRightMask = FromBottomRight
     operations.memory_efficient_attention = memory_efficient_attention
     monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
     monkeypatch.setitem(sys.modules, "xformers.ops", operations)
@@ -214,6 +222,39 @@ def test_xformers_is_given_what_its_kernel_wants(
         assert net.config._attn_implementation == attention
         found[attention] = net(**inputs, use_cache=False).logits[real]
     torch.testing.assert_close(found["xformers"], found["sdpa"], rtol=1e-4, atol=1e-5)
+    if not packed:
+        net.set_attn_implementation("xformers")
+        made = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        net.set_attn_implementation("sdpa")
+        expected = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(made, expected)
+        without_masks(operations)
+
+
+def without_masks(operations: Any) -> None:
+    """Without a mask a layer is causal only where it says so, and the last query sees all; what
+    xformers does not compute is refused."""
+    layer: Any = types.SimpleNamespace(is_causal=True)
+    both: Any = types.SimpleNamespace(is_causal=False)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 5, 8)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    whole = sdpa(query, key, value).transpose(1, 2)
+    causal = sdpa(query, key, value, is_causal=True).transpose(1, 2)
+    scale = 8**-0.5
+    for module, words, expected in (
+        (layer, {}, causal),
+        (both, {}, whole),
+        (layer, {"is_causal": False}, whole),
+        (both, {"is_causal": True}, causal),
+    ):
+        found, _ = xformers_attention(module, query, key, value, None, scale, **words)
+        torch.testing.assert_close(found, expected)
+    for last in (1, 2):
+        found, _ = xformers_attention(layer, query[:, :, -last:], key, value, None, scale)
+        torch.testing.assert_close(found, causal[:, -last:])
+    with pytest.raises(Unsupported, match="does not know softcap"):
+        xformers_attention(layer, query, key, value, None, scale, softcap=1.0)
 
 
 # ------------------------------------------------------------------ tokenizers

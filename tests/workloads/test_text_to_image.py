@@ -22,6 +22,8 @@ from workloads.registry import metrics_of
 from workloads.text_to_image import Painting, numbers_of
 from workloads.workloads.text_to_image import TextToImageParameters
 
+pytestmark = pytest.mark.slow  # a pipeline paints for all of them
+
 MODEL = "tiny-stable-diffusion"
 STEPS = 4
 SHORT = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=600)
@@ -110,7 +112,6 @@ def painted(
     return found
 
 
-@pytest.mark.slow
 def test_images_are_those_of_diffusers_own_pipeline(
     worker: Worker, base: Result, stock: list[Any]
 ) -> None:
@@ -185,7 +186,6 @@ def of_two(samples: Sequence[Any]) -> list[bool]:
     return [sample.warmup for sample in samples]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("images", "left_out", "expected"),
     [(6, 2, [True, True, False]), (7, 2, [True, True, False, False]), (2, 0, [False])],
@@ -211,7 +211,6 @@ def test_a_job_without_a_batch_to_time_is_refused(worker: Worker) -> None:
         run(worker, images=4, warmup_batches=0, measure=replace(SHORT, warmup=2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "int8", "fp8"])
 def test_other_precisions_paint_nearly_the_same(
     worker: Worker, base: Result, precision: str
@@ -260,7 +259,6 @@ def test_the_denoiser_is_compiled_before_the_clock_runs(
     assert worker.phases.index("compile") < worker.phases.index("warmup")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"scheduler": "pndm"}, {"guidance": 1.0}, {"seed": 43}, {"steps": 2}, {"height": 128}],

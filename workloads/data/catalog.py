@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -189,7 +189,7 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     reading = reading or Reading()
     entry = _entry(name)
     if entry.kind == "embedded":
-        embedded = _embedded(name)
+        embedded = list(_embedded(name))
         return Dataset(
             examples=embedded, synthetic=entry.synthetic, learned=_learned(embedded, ANSWER)
         )
@@ -269,7 +269,9 @@ def _data_files(directory: Path) -> list[Path]:
     return there
 
 
-def _embedded(name: str) -> list[Example]:
+@cache
+def _embedded(name: str) -> Sequence[Example]:
+    """The examples of an embedded dataset, made once for a process: many jobs have the same."""
     if name == "advertisegen-synthetic":
         from workloads.data.synthetic import synthetic_examples
 

@@ -201,7 +201,6 @@ class DeviceSpec:
     precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
     capabilities: frozenset[str] = frozenset()
     errors: tuple[Texts, ...] = ()  # what its software says, the first that fits counts
-    gradient_clipping: float = 0.0  # the norm that the vendor prescribes for DeepSpeed; 0: none
 
     imports: tuple[str, ...] = ()  # modules that a job needs besides torch and transformers
     packages: tuple[str, ...] = ()  # whose versions may explain a difference between two rows

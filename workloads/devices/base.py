@@ -234,10 +234,15 @@ class Device(ABC):
     def seed(self, seed: int) -> None:
         """Make Python, NumPy and torch on this device start from the same random state."""
         import numpy
-        import torch
 
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
+        self.seed_torch(seed)
+
+    def seed_torch(self, seed: int) -> None:
+        """Seed torch's generators, of the host and of the card."""
+        import torch
+
         torch.manual_seed(seed)
 
     def random_state(self) -> dict[str, Any]:

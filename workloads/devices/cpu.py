@@ -132,6 +132,12 @@ class CpuDevice(Device):
     def driver_version(self) -> str:
         return f"{platform.system()} {platform.release()}"
 
+    def seed_torch(self, seed: int) -> None:
+        import torch
+
+        # ``torch.manual_seed`` would keep it for cards, too, each time with the stack as text.
+        torch.default_generator.manual_seed(seed)
+
     def cannot_compile(self) -> str | None:
         import shutil
 

@@ -183,7 +183,6 @@ SPEC = DeviceSpec(
         }
     ),
     errors=_ERRORS,
-    gradient_clipping=1.0,
     imports=("habana_frameworks.torch", "optimum.habana"),
     packages=("habana-torch-plugin",),
     tool="hl-smi",

@@ -13,6 +13,14 @@ from workloads.settings import setting
 class GenerationSettings(GaudiSettings):
     """Settings of a model's layout and of a card's execution."""
 
+    torch_compile: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Compile the model (torch.compile, Inductor), with a static cache and prompts "
+        "padded to multiples of 128: two graphs for each shape, which warm-up meets before timing. "
+        "On Gaudi hpu_mode says so.",
+    )
     packed_weights: bool = setting(
         False,
         role="choice",
@@ -58,17 +66,27 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     """Packed weights are in a CPU's layout, and nothing else may use the matrices; what torch
     compiles for a card are plain models."""
     yield from _refuse_layouts(asked)
-    if asked.parameters.get("hpu_mode") != "compile" or asked.on.can("dynamic_shapes"):
+    modes, by_mode = not asked.on.can("dynamic_shapes"), asked.parameters.get("hpu_mode")
+    name = "torch_compile" if asked.parameters.get("torch_compile") else "hpu_mode"
+    if name == "hpu_mode" and not (modes and by_mode == "compile"):
         return
-    if asked.precision not in PACKABLE:
+    hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
+    if name == "torch_compile" and modes:
+        reason = f"on {asked.on.title} the mode of execution says whether a model is compiled"
+        hint = "write hpu_mode: compile"
+    elif asked.precision not in PACKABLE:
         reason = f"the kernels of {asked.precision} run in eager mode"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
     elif _has_own_generator(asked.model):
         reason = "this version compiles models that are one decoder"
+    elif name == "torch_compile" and asked.parameters.get("batching") == "continuous":
+        reason = "batching continuous changes shapes at every step"
+    elif name == "torch_compile" and any(asked.parameters.get(each[0]) for each in _LAYOUTS):
+        reason = "this version compiles plain matrices only"
     else:
         return
-    yield Refusal(setting="hpu_mode", reason=reason, hint="write hpu_mode: eager", unsupported=True)
+    yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
 def _has_own_generator(model: str) -> bool:

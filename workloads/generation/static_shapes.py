@@ -1,4 +1,5 @@
-"""transformers' models with static shapes, compiled: for cards that compile every shape they meet.
+"""transformers' models with static shapes, compiled: for cards that compile every shape they meet,
+and for jobs that ask for torch.compile.
 
 The key/value cache of ``generate`` grows by a token at each step, and so do its mask and its ids:
 three new shapes a token. Here nothing grows. A batch is padded on the left to a multiple of
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines import find_engine
-from workloads.engines.base import Generated
+from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import Batch, TransformersEngine
 from workloads.generation.transformers_engine import load as load_plain
@@ -35,6 +36,8 @@ BUCKET = 128
 LOOK = 16
 #: Shapes that a process may meet; beyond torch's own limit it would go on without compiling.
 _MOST_GRAPHS = 4096
+#: What a row says of a model that its card's mode of execution compiles.
+_BY_MODE = {"hpu_mode": "compile"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,10 @@ class StaticShapesEngine(TransformersEngine):
 
         return fetch
 
+    def _lengths(self, texts: Sequence[Answered]) -> list[int]:
+        """All texts in one shape, since each shape is compiled."""
+        return [max(len(text.prompt) + len(text.answer) for text in texts)] * len(texts)
+
     def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
         """The cache's positions, for releases of transformers whose caches do not count them."""
         counted = any(hasattr(layer, "cumulative_length") for layer in self._layers())
@@ -125,14 +132,15 @@ class StaticShapesEngine(TransformersEngine):
 
 
 def load(request: Request, device: Device) -> TransformersEngine:
-    """Load ``request.model``, compiled where the mode says so; see ``EngineLoader``."""
+    """Load ``request.model``, compiled where the job says so; see ``EngineLoader``."""
     engine = load_plain(request, device)
-    if find_engine(request.engine).mode(device.name, request.settings) != "compile":
+    by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
+    if not by_mode and not request.settings.get("torch_compile"):
         return engine
-    return compiled(engine)
+    return compiled(engine, _BY_MODE if by_mode else {"torch_compile": "true"})
 
 
-def compiled(engine: TransformersEngine) -> StaticShapesEngine:
+def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) -> StaticShapesEngine:
     """The engine with its model compiled for static shapes, in place.
 
     Raises:
@@ -140,14 +148,14 @@ def compiled(engine: TransformersEngine) -> StaticShapesEngine:
     """
     device, model = engine.device, engine.model
     if lacking := device.cannot_compile():
-        raise Unsupported(f"hpu_mode compile: {lacking}")
+        raise Unsupported(f"torch.compile: {lacking}")
     if type(engine) is not TransformersEngine:
-        raise Unsupported("hpu_mode compile: this version compiles models that are one decoder")
+        raise Unsupported("torch.compile: this version compiles models that are one decoder")
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not getattr(base, "_can_compile_fullgraph", False):
         raise Unsupported(
-            f"hpu_mode compile: transformers says of {type(base).__name__} that it cannot run with "
-            "a static cache; write hpu_mode: eager"
+            f"torch.compile: transformers says of {type(base).__name__} that it cannot run with "
+            "a static cache; write hpu_mode: eager, or leave torch_compile out"
         )
     for name in ("recompile_limit", "cache_size_limit"):  # by release
         if hasattr(torch._dynamo.config, name):
@@ -159,7 +167,7 @@ def compiled(engine: TransformersEngine) -> StaticShapesEngine:
     known = {name: getattr(engine, name) for name in TransformersEngine.__dataclass_fields__}
     known["details"] = {
         **engine.details,
-        "hpu_mode": "compile",
+        **asked,
         "static_shapes": "true",
         "bucket": str(BUCKET),
     }

@@ -9,7 +9,6 @@ two models would otherwise not do the same work, and one job's settings would le
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workloads import precision as precisions
 from workloads import weights
 from workloads.api import Request
+from workloads.attention_packages import PACKAGES, make_ready
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
@@ -98,13 +98,13 @@ class TransformersEngine(LoadedModel):
             self.device.mark_step()
             on_step()
 
+        config = self.generation_config(output_tokens, ignore_eos)
+        config.return_dict_in_generate, config.output_logits = True, keep_logits
         output = self.model.generate(
             input_ids=prepared.input_ids,
             attention_mask=prepared.attention_mask,
-            generation_config=self.generation_config(output_tokens, ignore_eos),
+            generation_config=config,
             stopping_criteria=StoppingCriteriaList([_Steps(step)]),
-            return_dict_in_generate=True,
-            output_logits=keep_logits,
         )
         batch, longest = prepared.input_ids.shape
 
@@ -240,12 +240,9 @@ def _split(model: Any, tensor: int) -> str:
 
 
 def _check_attention(attention: str, device: Device) -> None:
-    if attention != "flash_attention_2":
-        return
-    if not device.spec.can("flash_attention_2"):
-        raise Unsupported(f"flash_attention_2 has no {device.name} kernels; use sdpa")
-    if importlib.util.find_spec("flash_attn") is None:
-        raise Unsupported("flash_attention_2 needs the package flash-attn: pip install flash-attn")
+    if attention in PACKAGES and not device.spec.can(attention):
+        raise Unsupported(f"{attention} has no {device.name} kernels; use sdpa")
+    make_ready(attention)
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -5,8 +5,8 @@ optimizer is torch's AdamW everywhere: DeepSpeed's own kernels are compiled wher
 used, which needs a compiler on every node and would be timed with the job.
 
 On Gaudi (HabanaAI's fork) gradients are neither kept contiguous nor exchanged while they are
-computed, ZeRO 2 sums them instead of scattering, ZeRO 3 gathers weights when a model is saved, and
-gradients are clipped to a norm of 1 unless a job says otherwise.
+computed, ZeRO 2 sums them instead of scattering, and ZeRO 3 gathers weights when a model is saved.
+Gradients are clipped where a job says so, as by any strategy; Habana's examples clip to 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def deepspeed_config(
         data_size: cards that share a batch.
         trained: number of parameters that learn; no bucket is larger.
         learning_rate: of AdamW, without weight decay.
-        max_gradient_norm: to which gradients are clipped; None: the device's own, if it has one.
+        max_gradient_norm: to which gradients are clipped; None: they are not.
         offload_optimizer: keep optimizer state, and update, on the host.
         offload_parameters: keep weights on the host between uses.
     """
@@ -77,7 +77,7 @@ def deepspeed_config(
         "train_batch_size": batch_size * data_size,
         "train_micro_batch_size_per_gpu": batch_size // micro_batches,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": max_gradient_norm or spec.gradient_clipping,
+        "gradient_clipping": max_gradient_norm or 0.0,
         "steps_per_print": 1_000_000_000,
         "bf16": {"enabled": precision == "bf16"},
         "optimizer": {

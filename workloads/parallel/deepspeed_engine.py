@@ -19,6 +19,7 @@ from typing import Any
 from workloads.cache import flush_tree
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.parallel.exchange import Stamped
+from workloads.parallel.layout import Groups, Layout
 from workloads.techniques.base import Training
 
 
@@ -58,6 +59,19 @@ def use_its_algorithms() -> bool:
     return _deterministic[0]
 
 
+class _Ranks:
+    """Groups of ranks by the names of Megatron, by which DeepSpeed asks for them."""
+
+    def __init__(self, layout: Layout, groups: Groups) -> None:
+        for name, rank, size, group in (
+            ("model", layout.tensor_rank, layout.tensor, groups.tensor),
+            ("data", layout.data_rank, layout.data_size, groups.data),
+        ):
+            answers = {"rank": rank, "world_size": size, "group": group}
+            for what, answer in answers.items():
+                setattr(self, f"get_{name}_parallel_{what}", lambda answer=answer: answer)
+
+
 class _Divided:
     """The parts of a training that DeepSpeed has divided among the ranks."""
 
@@ -80,8 +94,11 @@ class _Divided:
             raise BadConfiguration(f"DeepSpeed reads no checkpoint in {directory}")
 
 
-def start(training: Training, config: Mapping[str, Any]) -> None:
+def start(training: Training, config: Mapping[str, Any], groups: Groups | None = None) -> None:
     """Hand model and optimizer over to DeepSpeed.
+
+    Args:
+        groups: of a model whose matrices are split; None: every rank has a whole copy.
 
     Raises:
         BadConfiguration: it does not see the gang as it is.
@@ -101,8 +118,11 @@ def start(training: Training, config: Mapping[str, Any]) -> None:
         model=training.model,
         model_parameters=training.trainable(),
         config=dict(config),
+        mpu=None if groups is None else _Ranks(training.layout, groups),
         dist_init_required=False,
     )
+    kept = importlib.import_module("deepspeed.utils.groups")
+    training.ending.callback(setattr, kept, "mpu", None)  # else the next job would have them too
     if int(engine.world_size) != training.cards:
         raise BadConfiguration(
             f"DeepSpeed sees {engine.world_size} processes where there are {training.cards}"

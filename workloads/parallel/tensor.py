@@ -264,7 +264,9 @@ def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Li
         weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype
     )
     made.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+    made.weight.tensor_model_parallel = True  # DeepSpeed's word: norms add such parts up
     if bias is not None:
         made.bias = nn.Parameter(bias, requires_grad=layer.bias.requires_grad)
+        made.bias.tensor_model_parallel = kind == "column"
     made.part, made.whole = part, whole
     return made.train(layer.training)  # type: ignore[no-any-return]

@@ -66,6 +66,11 @@ def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
     return tuple(metric for kind in _able(tasks) for metric in kind.metrics)
 
 
+def technique_notes(asked: Asked) -> tuple[str, ...]:
+    """Notes of all techniques of a job for the plan."""
+    return tuple(note for kind in chosen(asked.parameters) for note in kind.notes(asked))
+
+
 def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:
     """The techniques for which one of these tasks has all functions that they need."""
     functions = [set(TASKS[task].functions) for task in tasks]

@@ -4,6 +4,7 @@ A technique is a pydantic model of its own parameters (names and descriptions go
 their schema), with methods for the points at which it may act, in this order:
 
     refusals     pure: what it does not go together with, decided in the plan
+    notes        pure: what a reader of the plan should know
     before_load  arguments for loading model and tokenizer, settings of the process
     on_data      how samples become batches, and how batches reach the card
     on_model     the model is on the card, the fine-tuning method is applied
@@ -154,6 +155,22 @@ class DataPlan:
 Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
 
 
+class Passes(Protocol):
+    """The passes of all micro-batches of a step, where cards work on several of them at a time."""
+
+    def learn(
+        self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
+    ) -> torch.Tensor:
+        """Forward and backward: add the gradients of the summed loss times ``scale`` to those there
+        are. ``parts`` gets the stamps of ``forward_s`` and ``backward_s``. Returns that loss."""
+
+    def evaluate(self, inputs: Sequence[Inputs]) -> torch.Tensor:
+        """Forward only: the summed loss."""
+
+    def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
+        """Sum over the stages of what each of them has, on all."""
+
+
 class Stateful(Protocol):
     """A part of training that remembers something between steps."""
 
@@ -227,6 +244,8 @@ class Training:
     #: What several cards put around the model (DDP, DeepSpeed's engine) and is called instead of
     #: it; from ``on_cards`` on, with DeepSpeed from ``on_optimizer`` on.
     wrapper: Any = None
+    #: Runs the micro-batches of a step together; None: one after another, by ``called``.
+    pipeline: Passes | None = None
     #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
     #: The ways in which the cards exchange what they computed.
@@ -307,6 +326,10 @@ class Technique(Settings):
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""
+        return ()
+
+    def notes(self, asked: Asked) -> Iterable[str]:
+        """Lines of the plan on this technique, as it is set, in this job. Pure; no torch."""
         return ()
 
     def before_load(self, loading: Loading) -> None:

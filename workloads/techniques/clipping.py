@@ -2,17 +2,14 @@
 
 Now and then a batch has gradients far beyond those of others, and one step in their direction
 undoes many. Clipping scales all gradients down together where the root of the sum of their squares
-is above a limit. transformers' Trainer does so at 1 unless told; here nothing is clipped unless a
-job says so, but for what a vendor prescribes for DeepSpeed.
+is above a limit. transformers' Trainer does so at 1 unless told, and Habana's examples of DeepSpeed
+do; here nothing is clipped unless a job says so, whatever the strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from workloads.parallel.layout import tensor_size
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -29,17 +26,8 @@ class GradientClipping(Technique):
         role="work",
         gt=0,
         description="Scale gradients down where their norm, of all weights together, is above "
-        "this. Left out: nothing is clipped, but for what a vendor prescribes for DeepSpeed.",
+        "this. Left out: nothing is clipped.",
     )
-
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if self.max_gradient_norm is not None and tensor_size(asked.parameters, asked.cards) > 1:
-            yield Refusal(
-                setting="max_gradient_norm",
-                reason="this version has no norm of gradients over split matrices",
-                hint="write strategy: ddp, or leave it out",
-                unsupported=True,
-            )
 
     def on_model(self, training: Training) -> None:
         norm = training.max_gradient_norm = self.max_gradient_norm
@@ -47,10 +35,17 @@ class GradientClipping(Technique):
             return
         import torch
 
-        learning = training.trainable()
+        learning: list[torch.nn.Parameter] = []
 
         def clip() -> None:
-            torch.nn.utils.clip_grad_norm_(learning, norm)
+            if not learning:  # what the cards have left of the model
+                learning.extend(training.trainable())
+            if training.layout.model_parallel > 1:
+                from workloads.parallel import norm as split
+
+                split.clip(training.model, learning, norm, training.pipeline)
+            else:
+                torch.nn.utils.clip_grad_norm_(learning, norm)
 
         training.before_update.append(clip)  # DeepSpeed clips by itself
         training.details["max_gradient_norm"] = f"{norm:g}"

@@ -21,6 +21,7 @@ from pydantic import PrivateAttr
 
 from workloads.compilations import of_torch
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -50,12 +51,12 @@ class Compilation(Technique):
         if not self.torch_compile:
             return
         strategy = asked.parameters.get("strategy") or "ddp"
-        split = strategy == "tensor-parallel" or (asked.parameters.get("tensor_parallel") or 1) > 1
-        if asked.cards > 1 and (split or strategy.startswith("zero")):
+        driven = strategy.startswith("zero")
+        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
             yield Refusal(
                 setting="torch_compile",
                 reason="this version compiles no model that "
-                + ("is split over cards" if split else "DeepSpeed drives"),
+                + ("DeepSpeed drives" if driven else "is split over cards"),
                 hint="write strategy: ddp",
                 unsupported=True,
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration
+from workloads.parallel.layout import model_parallel_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -60,19 +61,19 @@ class GradientCompression(Technique):
         if self.gradient_compression == "none":
             return
         strategy = asked.parameters.get("strategy") or "ddp"
-        whole = asked.parameters.get("tensor_parallel") == asked.cards
-        if asked.cards == 1 or strategy == "tensor-parallel" or whole:
+        whole = model_parallel_size(asked.parameters, asked.cards) == asked.cards
+        if asked.cards == 1 or whole:
             yield Refusal(
                 setting="gradient_compression",
                 reason="one card exchanges no gradients"
                 if asked.cards == 1
-                else "cards that split every matrix exchange activations and no gradients",
+                else "cards that share one copy of the model exchange activations and no gradients",
                 hint="write cards: 2 or more with strategy: ddp, or leave it out",
             )
         elif strategy != "ddp":
             yield Refusal(
                 setting="gradient_compression",
-                reason=f"strategy {strategy} exchanges gradients in DeepSpeed's own way",
+                reason=f"strategy {strategy} exchanges gradients in its own way",
                 hint="write strategy: ddp",
                 unsupported=True,
             )

@@ -21,7 +21,7 @@ from workloads.finetuning_method import method_name
 from workloads.metrics import Metric
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.known_config import known_config, vocabulary_size
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import model_parallel_size
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, Loading, Technique, Training
@@ -207,10 +207,10 @@ class Distillation(Technique):
                 hint="name a student checkpoint as model, and the teacher",
                 unsupported=True,
             )
-        if tensor_size(asked.parameters, asked.cards) > 1:
+        if model_parallel_size(asked.parameters, asked.cards) > 1:
             yield Refusal(
                 setting="method",
-                reason="this version has no teacher beside split matrices",
+                reason="this version has no teacher beside a model in parts",
                 hint="write strategy: ddp",
                 unsupported=True,
             )

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from workloads.errors import Unsupported
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -69,8 +69,8 @@ class LearnedLogits(Technique):
                 reason="chunked leaves the last layer out of the model, which QAT converts whole",
                 hint="write logits: learned",
             )
-        divided = str(asked.parameters.get("strategy") or "").startswith(("zero", "tensor"))
-        if asked.cards > 1 and (divided or tensor_size(asked.parameters, asked.cards) > 1):
+        driven = str(asked.parameters.get("strategy") or "").startswith("zero")
+        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
             yield Refusal(
                 setting="logits",
                 reason="chunked reads the whole last layer, of which each card has a part here",

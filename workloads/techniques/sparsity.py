@@ -22,7 +22,7 @@ from workloads.errors import BadConfiguration, Unsupported
 from workloads.finetuning_method import ADAPTER_METHODS, method_name
 from workloads.metrics import Metric
 from workloads.models.targets import linear_shapes
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -155,9 +155,7 @@ class Sparsity(Technique):
             yield Refusal(
                 setting=blamed, reason=f"method {method} {why}", hint="write method: full"
             )
-        if tensor_size(asked.parameters, asked.cards) > 1 or (
-            asked.cards > 1 and asked.parameters.get("strategy") == "zero3"
-        ):
+        if divides_weights(asked.parameters, asked.cards):
             yield Refusal(
                 setting=blamed,
                 reason="each card holds a part of every matrix, and this version judges weights "

@@ -3,8 +3,11 @@
 DDP keeps the whole model on each card and averages gradients while they are computed. ZeRO splits
 what would be the same on all cards: the optimizer's state (1), gradients too (2), weights too (3),
 for less memory and more exchange; ZeRO 0 is DDP by DeepSpeed, to compare with. What is split can
-also lie in the host's memory (offload). Tensor parallelism splits every matrix and is bound by the
-links between cards; with ``tensor_parallel`` below the number of cards, DDP connects the groups.
+also lie in the host's memory (offload). FSDP2 (PyTorch's ``fully_shard``) splits all of it, as ZeRO
+3 does. Tensor parallelism splits every matrix and is bound by the links between cards. A pipeline
+cuts the layers into stages that hand micro-batches on; while it fills and drains, (p-1)/(m+p-1) of
+the cards' time is idle with p stages and m micro-batches. ``data_parallel`` × ``tensor_parallel`` ×
+``pipeline_parallel`` is the number of cards; copies of the model average their gradients.
 
 Whatever the strategy, the same samples are learned from in the same order, and at an equal global
 batch the losses are those of one card.
@@ -17,15 +20,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from workloads.finetuning_method import method_name
+from pydantic import PrivateAttr
+
+from workloads.metrics import Metric
 from workloads.parallel.deepspeed_config import deepspeed_config
-from workloads.parallel.layout import tensor_size
+from workloads.parallel.layout import Groups, tensor_size
+from workloads.parallel.pipeline_rules import (
+    CHUNKS,
+    idle_share,
+    layout_refusals,
+    note,
+    pipeline_refusals,
+)
+from workloads.parallel.strategy_rules import ZERO, combination_refusals
 from workloads.parallel.tensor_rules import tensor_refusals
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
-from workloads.techniques.base import Loading, Technique, Training
+from workloads.techniques.base import DataPlan, Loading, Technique, Training
 
-_ZERO = ("zero0", "zero1", "zero2", "zero3")
+_IDLE = Metric(
+    name="pipeline_idle_share",
+    title="idle share",
+    description="Share of a pipeline's time in which it fills and drains, (p-1)/(m+p-1), by count.",
+)
 
 
 class Strategy(Technique):
@@ -33,25 +50,37 @@ class Strategy(Technique):
 
     name: ClassVar[str] = "strategy"
     title: ClassVar[str] = "strategy on several cards"
+    metrics: ClassVar[tuple[Metric, ...]] = (_IDLE,)
     order: ClassVar[int] = 130  # cards share what the others have made
 
-    strategy: Literal["ddp", "zero0", "zero1", "zero2", "zero3", "tensor-parallel"] | None = (
-        setting(
-            None,
-            role="choice",
-            loads=True,
-            always_in_id=True,
-            also_called={
-                "deepspeed": "zero2",
-                "fsdp": "zero3",
-                "dp": "ddp",
-                "data-parallel": "ddp",
-                "tp": "tensor-parallel",
-            },
-            description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
-            "zero3 (DeepSpeed), tensor-parallel (every matrix split over all cards). Left out: "
-            "ddp. batch_size is per data-parallel card.",
-        )
+    strategy: (
+        Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "tensor-parallel", "pipeline"]
+        | None
+    ) = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        also_called={
+            "deepspeed": "zero2",
+            "fsdp": "fsdp2",
+            "dp": "ddp",
+            "data-parallel": "ddp",
+            "tp": "tensor-parallel",
+            "pp": "pipeline",
+        },
+        description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
+        "zero3 (DeepSpeed), fsdp2 (PyTorch's fully_shard), tensor-parallel (every matrix split "
+        "over all cards), pipeline (the layers in stages). Left out: ddp. batch_size is per "
+        "data-parallel card.",
+    )
+    data_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        ge=1,
+        description="Copies of the model, each of which works on a part of the batch. Left out: "
+        "cards / (tensor_parallel × pipeline_parallel).",
     )
     tensor_parallel: int | None = setting(
         None,
@@ -59,8 +88,31 @@ class Strategy(Technique):
         loads=True,
         always_in_id=True,
         ge=1,
-        description="Cards that split each matrix; ddp connects the groups (data × tensor). Such a "
-        "group works on batch_size samples together.",
+        description="Cards that split each matrix; the strategy connects the groups (data × "
+        "tensor). Such a group works on batch_size samples together.",
+    )
+    pipeline_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        ge=1,
+        description="Stages that the layers are cut into (strategy pipeline), which work on "
+        "batch_size samples together, in gradient_accumulation micro-batches, each padded to "
+        "max_length. Left out: all cards that data and tensor leave.",
+    )
+    pipeline_schedule: Literal["1f1b", "interleaved"] = setting(
+        "1f1b",
+        role="choice",
+        description="Order of the passes in a pipeline: 1f1b alternates one forward and one "
+        "backward pass; interleaved gives each card several groups of layers, so that the pipeline "
+        "fills in smaller steps.",
+    )
+    pipeline_chunks: int | None = setting(
+        None,
+        role="choice",
+        ge=2,
+        description="Groups of layers on each card under the interleaved schedule. Left out: "
+        f"{CHUNKS}.",
     )
     offload_optimizer: bool = setting(
         False,
@@ -74,6 +126,9 @@ class Strategy(Technique):
         always_in_id=True,
         description="Keep weights in host memory between uses (zero3).",
     )
+
+    _groups: list[Groups] = PrivateAttr(default_factory=list)  # once they are formed
+    _length: list[int] = PrivateAttr(default_factory=list)  # of every sample in a pipeline
 
     # ------------------------------------------------------------ in the plan
 
@@ -92,23 +147,46 @@ class Strategy(Technique):
         whole = self.strategy == "tensor-parallel"
         yield from tensor_refusals(asked, tensor, "strategy" if whole else "tensor_parallel")
         yield from self._offload()
-        if tensor > 1:
-            yield from self._with_tensor_parallel(asked)
-        if self.strategy in _ZERO:
-            yield from self._with_deepspeed(asked, tensor)
+        yield from self._without_pipeline()
+        if asked.cards % tensor == 0:
+            wrong = list(layout_refusals(asked))
+            yield from wrong or pipeline_refusals(asked)
+        yield from combination_refusals(asked, self.strategy, tensor)
+
+    def notes(self, asked: Asked) -> Iterable[str]:
+        if told := note(asked):
+            yield told
 
     def _one_card(self) -> Iterator[Refusal]:
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
-            if value != info.default and (name, value) != ("tensor_parallel", 1):
+            if value != info.default and (not name.endswith("_parallel") or value != 1):
                 yield Refusal(
                     setting=name,
                     reason="the job has one card, and a strategy takes several",
                     hint=f"write cards: 2 or more, or leave {name} out",
                 )
 
+    def _without_pipeline(self) -> Iterator[Refusal]:
+        """Settings of a pipeline in a job that has none."""
+        for name in ("pipeline_parallel", "pipeline_schedule", "pipeline_chunks"):
+            value = getattr(self, name)
+            usual = (type(self).model_fields[name].default, 1)
+            if self.strategy != "pipeline" and value not in usual:
+                yield Refusal(
+                    setting=name,
+                    reason=f"strategy {self.strategy or 'ddp'} cuts no layers into stages",
+                    hint=f"write strategy: pipeline, or leave {name} out",
+                )
+        if self.pipeline_chunks and self.pipeline_schedule == "1f1b":
+            yield Refusal(
+                setting="pipeline_chunks",
+                reason="schedule 1f1b has one group of layers on each card",
+                hint="write pipeline_schedule: interleaved, or leave pipeline_chunks out",
+            )
+
     def _offload(self) -> Iterator[Refusal]:
-        allowed = {"offload_optimizer": _ZERO[1:], "offload_parameters": _ZERO[3:]}
+        allowed = {"offload_optimizer": ZERO[1:], "offload_parameters": ZERO[3:]}
         for name, strategies in allowed.items():
             if getattr(self, name) and self.strategy not in strategies:
                 yield Refusal(
@@ -117,42 +195,20 @@ class Strategy(Technique):
                     hint=f"write strategy: {' or '.join(strategies)}",
                 )
 
-    def _with_tensor_parallel(self, asked: Asked) -> Iterator[Refusal]:
-        parameters = asked.parameters
-        method = method_name(parameters)
-        if method not in ("full", "lora"):
-            yield _cannot("method", f"{method} over split matrices; full and lora do")
-        if parameters.get("autocast") == "fp16":
-            yield _cannot("autocast", "loss scaling over split matrices")
-        if parameters.get("save_adapter"):
-            yield _cannot("save_adapter", "keeping an adapter that is split over cards")
-
-    def _with_deepspeed(self, asked: Asked, tensor: int) -> Iterator[Refusal]:
-        parameters = asked.parameters
-        if tensor > 1:
-            yield _cannot("tensor_parallel", f"{self.strategy} of split matrices; ddp does")
-        method = method_name(parameters)
-        if method == "qlora" or (method.startswith("qat") and self.strategy == "zero3"):
-            yield _cannot("method", f"{method} under {self.strategy}; strategy ddp does")
-        if parameters.get("autocast", "none") != "none":
-            yield Refusal(
-                setting="autocast",
-                reason="DeepSpeed switches torch's autocast off inside its engine",
-                hint="write precision: bf16 (fp32 master weights), or strategy: ddp",
-                unsupported=True,
-            )
-        if parameters.get("optimizer", "adamw") != "adamw":
-            yield _cannot("optimizer", f"{parameters['optimizer']} under DeepSpeed; adamw does")
-        if asked.precision == "fp16":
-            yield _cannot("precision", "fp16 weights under DeepSpeed; bf16 does")
-
     # ------------------------------------------------------------ in the job
 
     def before_load(self, loading: Loading) -> None:
-        if self.strategy in _ZERO:
+        if self.strategy in ZERO:
             from workloads.parallel import deepspeed_engine
 
             deepspeed_engine.announce(loading.device.spec.torch_type)
+
+    def on_data(self, data: DataPlan) -> None:
+        if self.strategy == "pipeline":
+            collate, length = data.task.function("collate"), data.form.max_length
+            data.collate = lambda samples: collate(samples, data.form, fixed=True)
+            data.details["padded_to"] = f"{length} tokens: stages hand on tensors of one shape"
+            self._length.append(length)
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:
@@ -161,6 +217,7 @@ class Strategy(Technique):
 
         layout = training.layout
         groups = make_groups(layout)
+        self._groups.append(groups)
         training.details["strategy"] = self.strategy or "ddp"
         training.details["data_parallel"] = str(layout.data_size)
         training.details["tensor_parallel"] = str(layout.tensor)
@@ -172,16 +229,36 @@ class Strategy(Technique):
             training.exchanges.append(exchange)
             plan = split(training.model, layout, groups, exchange)
             training.details["tensor_parallel_plan"] = plan
-        if layout.data_size > 1 and self.strategy not in _ZERO:
+        if layout.pipeline > 1:
+            self._cut(training, groups)
+        elif self.strategy == "fsdp2":
+            from workloads.parallel.fully_sharded import shard
+
+            shard(training)
+        elif layout.data_size > 1 and self.strategy not in ZERO:
             _ddp(training, groups.data)
 
+    def _cut(self, training: Training, groups: Groups) -> None:
+        from workloads.parallel.pipeline import cut
+
+        stages, micro_batches = training.layout.pipeline, training.micro_batches
+        schedule = self.pipeline_schedule
+        chunks = (self.pipeline_chunks or CHUNKS) if schedule == "interleaved" else 1
+        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length[-1])
+        training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
+        training.details["pipeline_parallel"] = str(stages)
+        training.details["pipeline"] = (
+            f"{schedule}, {micro_batches} micro-batches, "
+            f"{chunks} group{'s' if chunks > 1 else ''} of layers a card"
+        )
+
     def on_optimizer(self, training: Training) -> None:
-        if self.strategy not in _ZERO:
+        if self.strategy not in ZERO:
             return
         from workloads.parallel import deepspeed_engine
 
         config = deepspeed_config(
-            stage=_ZERO.index(self.strategy),
+            stage=ZERO.index(self.strategy),
             device=training.device.name,
             precision=training.precision,
             batch_size=training.batch_size,
@@ -193,11 +270,8 @@ class Strategy(Technique):
             offload_optimizer=self.offload_optimizer,
             offload_parameters=self.offload_parameters,
         )
-        deepspeed_engine.start(training, config)
-
-
-def _cannot(setting: str, what: str) -> Refusal:
-    return Refusal(setting=setting, reason=f"this version has no {what}", unsupported=True)
+        split = training.layout.tensor > 1
+        deepspeed_engine.start(training, config, self._groups[-1] if split else None)
 
 
 def _ddp(training: Training, group: Any) -> None:

@@ -19,7 +19,8 @@ from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
-from workloads.parallel.layout import Layout, tensor_size
+from workloads.parallel.layout import Layout, pipeline_size, tensor_size
+from workloads.profiling import Profile
 from workloads.techniques import chosen
 from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.techniques.optimizers import state_bytes
@@ -28,6 +29,7 @@ from workloads.training.base_model import BaseModel, load_base
 from workloads.training.flops import flops_per_token
 from workloads.training.reading import ReadSamples, read_samples
 from workloads.training.step import Steps, batch_maker, plan_data
+from workloads.training.watching import profile_steps
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
 
@@ -74,6 +76,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         rank=context.rank,
         world_size=context.world_size,
         tensor=tensor_size(parameters, context.world_size),
+        pipeline=pipeline_size(parameters, context.world_size),
     )
     form = loaded.base.format(request.parameters)
     source = read_samples(request, context, method, loaded.base.task, form, layout)
@@ -107,6 +110,9 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     with HostMemoryPeak() as host_memory:
         measured = _measure(steps, make, training, request, context, restart)
     peak_device_memory_bytes = context.device.peak_memory_bytes()
+    profile = Profile()
+    if request.parameters.get("profile") and not request.probe:
+        profile = profile_steps(training, steps, make(training.first_step))
     for technique in techniques:
         technique.after_steps(training)
     details = {
@@ -117,6 +123,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         **training.details,
         "optimizer_state_bytes": str(state_bytes(training.optimizer)),
         **measured.details,
+        **profile.details,
         "host_memory_peak": host_memory.method,
     }
     metrics, flag = remains.losses(
@@ -157,6 +164,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         precision_detail=loaded.applied.detail,
         metrics=metrics,
         details=details,
+        trace=profile.trace if context.rank == 0 else None,
     )
 
 

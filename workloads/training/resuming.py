@@ -55,20 +55,26 @@ def _read(
 def _restore(
     training: Training, checkpoints: Checkpoints, state: dict[str, Any], step: int
 ) -> None:
-    import torch
-
     own = state["own"]
     if training.divided is not None:
         training.divided.load(checkpoints.divided(step))
-    else:
-        with torch.no_grad():
-            for name, tensor in training.model.state_dict().items():
-                # Others (quantised and frozen) were loaded from the model as they were.
-                if type(tensor) is torch.Tensor:
-                    tensor.copy_(state["weights"][name])
-        training.optimizer.load_state_dict(state["optimizer"])
-    for name, each in training.stateful.items():
-        each.load_state_dict(own["stateful"][name])
+        state = {}
+    restore(training, state, own["stateful"])
     training.first_step = step + 1
     training.losses = [(loss,) for loss in own["losses"]]
     training.random_state = own["random"]
+
+
+def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any]) -> None:
+    """Put weights and optimizer back to a state, where there is one, and what else remembers."""
+    import torch
+
+    if state:
+        with torch.no_grad():
+            for name, tensor in training.model.state_dict().items():
+                # Others (quantised and frozen) were loaded from the model as they were.
+                if name in state["weights"] and type(tensor) is torch.Tensor:
+                    tensor.copy_(state["weights"][name])
+        training.optimizer.load_state_dict(state["optimizer"])
+    for name, each in training.stateful.items():
+        each.load_state_dict(stateful[name])

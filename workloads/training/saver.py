@@ -66,7 +66,7 @@ class Saver:
                 write_state({"frozen": frozen}, checkpoints.frozen)
         checkpoints.require_room(_bytes(state))
         if self._mode == "async":
-            self._write_later(_on_host(state), step)
+            self._write_later(on_host(state), step)
         else:
             self._replace(state, step)
         self.saved += 1
@@ -175,20 +175,20 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
     """A copy, all tensors in host memory."""
     import torch
 
     if isinstance(value, torch.Tensor):
         if hasattr(value, "__tensor_flatten__"):  # e.g. 8-bit state: not all of them have a copy
             names, rest = value.__tensor_flatten__()
-            parts = {name: _on_host(getattr(value, name)) for name in names}
+            parts = {name: on_host(getattr(value, name)) for name in names}
             kind: Any = type(value)
             return kind.__tensor_unflatten__(parts, rest, value.size(), value.stride())
         detached = value.detach()
         return detached.clone() if detached.device.type == "cpu" else detached.cpu()
     if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
+        return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_on_host(item) for item in value)
+        return type(value)(on_host(item) for item in value)
     return value

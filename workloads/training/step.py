@@ -121,7 +121,11 @@ class Steps:
         with timed("data_s"):
             step = next(self._feed)
         losses = []
-        for number, host in enumerate(step.micro_batches):
+        if training.pipeline is not None:
+            with timed("data_s"):
+                moved = self._moved(step)
+            losses.append(training.pipeline.learn(moved, 1 / step.loss_tokens, stamps))
+        for number, host in enumerate(() if training.pipeline else step.micro_batches):
             with timed("data_s"):
                 inputs = self._data.move(host)
             last = number == len(step.micro_batches) - 1
@@ -158,10 +162,25 @@ class Steps:
 
         return observe
 
+    def untimed(self, step: StepBatch) -> None:
+        """An optimizer step that no technique hears of. What the cards divide among them is learned
+        from as in any step."""
+        training = self._training
+        if training.pipeline is not None:
+            training.pipeline.learn(self._moved(step), 1 / step.loss_tokens, {})
+        for number, host in enumerate(() if training.pipeline else step.micro_batches):
+            with contextlib.ExitStack() as around:
+                for enter in training.around_micro_batch:
+                    around.enter_context(enter(number == len(step.micro_batches) - 1))
+                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
+        training.update()
+
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
-        for host in step.micro_batches:
+        if training.pipeline is not None:
+            training.pipeline.learn(self._moved(step), 0.0, {})
+        for host in () if training.pipeline else step.micro_batches:
             with contextlib.ExitStack() as around:
                 for enter in training.around_rehearsal:
                     around.enter_context(enter())
@@ -171,6 +190,10 @@ class Steps:
         training.optimizer.zero_grad(set_to_none=True)
         training.device.synchronize()
         return {*step.shape}
+
+    def _moved(self, step: StepBatch) -> list[Inputs]:
+        """All micro-batches on the card."""
+        return [self._data.move(host) for host in step.micro_batches]
 
     def loss(self, inputs: Inputs, objective: Objective | None = None) -> torch.Tensor:
         """Summed loss of a micro-batch on the card, by training's objective unless told."""
@@ -184,7 +207,9 @@ class Steps:
         """The loss on a batch as the model is now; nothing is learned."""
         import torch
 
-        parts = step.micro_batches
+        parts, pipeline = step.micro_batches, self._training.pipeline
+        if pipeline is not None:
+            return float(pipeline.evaluate(self._moved(step))) / step.loss_tokens
         with torch.no_grad():
             total = sum(float(self.loss(self._data.move(part), objective)) for part in parts)
         return total / step.loss_tokens

@@ -47,6 +47,8 @@ class WorkloadSpec:
     #: What speaks against a job, beside its engine and its model; pure and without torch, since
     #: the plan asks. None: nothing does.
     refuse: Callable[[Asked], Sequence[Refusal]] | None = None
+    #: What a reader of the plan should know of a job, one line each; pure and without torch.
+    notes: Callable[[Asked], Sequence[str]] | None = None
     #: Whether plans add such jobs by themselves; then nobody is told to write it.
     implied: bool = False
     #: Settings that an earlier version had here and an engine or a device has now, with the value

@@ -10,7 +10,7 @@ from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
 from workloads.metrics import SAMPLES
 from workloads.seq2seq_settings import Seq2SeqParameters
-from workloads.techniques import technique_metrics, with_techniques
+from workloads.techniques import technique_metrics, technique_notes, with_techniques
 from workloads.workloads.base import WorkloadSpec
 
 TASKS = ("causal-lm", "seq2seq-lm")
@@ -33,4 +33,5 @@ SPEC = WorkloadSpec(
     throughput=SAMPLES,
     metrics=technique_metrics(TASKS),
     refuse=refuse,
+    notes=technique_notes,
 )

@@ -7,6 +7,7 @@ from typing import Literal
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
 from workloads.parameters import DatasetParameters
+from workloads.profiling import PROFILE
 from workloads.quality_metrics import METRICS
 from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
@@ -61,13 +62,14 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
         "all prompts is one batch). Greedy texts are the same, up to rounding.",
     )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+    attention: Literal["eager", "sdpa", "flash_attention_2", "xformers"] = setting(
         "sdpa",
         role="choice",
         loads=True,
         always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
-        "eager plain matrix products, flash_attention_2 the package flash-attn (CUDA only).",
+        "eager plain matrix products, flash_attention_2 and xformers the kernels of the packages "
+        "flash-attn and xformers (CUDA only; xformers: run by nobody).",
     )
     adapter: str | None = setting(
         None,
@@ -95,6 +97,7 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
     )
+    profile: bool = PROFILE
     quality: bool = setting(
         False,
         role="neutral",

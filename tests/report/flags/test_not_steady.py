@@ -54,6 +54,8 @@ def test_compilation_in_the_timed_part_is_told_with_its_number() -> None:
     compiled = replace(row(), timed_compilations=3, timed_parts=2)
     reason = reasons(compiled)["compiled_in_timed_part"]
     assert reason.startswith("3 graphs were compiled while it was timed once more")
+    once = reasons(replace(compiled, timed_compilations=1, timed_parts=1))
+    assert once["compiled_in_timed_part"].startswith("1 graph was compiled while it was timed; ")
     assert barred(raised_on(compiled))
     assert reasons(replace(compiled, state=State.FAILED)) == {}
     assert {"not_steady", "compiled_in_timed_part"} <= set(FLAGS)

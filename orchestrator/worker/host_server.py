@@ -1,0 +1,161 @@
+"""The process server of a host: how it is started, and the one that a driver starts for all of its
+emulated nodes.
+
+Ray needs seconds before there is an agent, and the imports of the workers need as many. So a driver
+whose nodes compute on this machine starts the server first, and its agents use that one. Each holds
+it: what an agent has asked for ends with the agent, and an agent whose server is gone reports its
+node as lost and, claimed anew, starts one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.domain.job import Accelerator
+from orchestrator.errors import ClusterError
+from orchestrator.host import output
+from orchestrator.host.processors import threads_of_card, usable_cores
+from orchestrator.worker.guard import guarded
+from orchestrator.worker.leftovers import VARIABLE
+from orchestrator.worker.private_directory import make_private_directory
+from orchestrator.worker.process_server import OPTIONAL, installed, open_log
+from workloads.devices import environment_for, host_device
+
+#: Modules that a node which computes on the CPU imports once, for all its workers.
+PRELOAD = (
+    "torch",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.glm.modeling_glm",
+    "transformers.models.llama.modeling_llama",
+    "orchestrator.worker.card_worker",
+    "orchestrator.worker.preloaded",
+)
+#: Threads of each worker of a node, in the environment in which its Ray was started.
+THREADS = "NIGHTGRID_THREADS"
+_END_S = 10.0
+
+
+def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
+    """OpenMP threads of each worker of a node of this host: what the environment asks for, or an
+    even share of the cores.
+
+    Raises:
+        ClusterError: the environment asks for no possible number.
+    """
+    return threads_asked() or threads_of_card(
+        len(usable_cores()), cards_on_host, kind.spec.spare_cores
+    )
+
+
+def threads_asked() -> int | None:
+    """OpenMP threads of a worker that the environment asks for; None: a share of the cores.
+
+    Raises:
+        ClusterError: it is no whole number above 0.
+    """
+    told = os.environ.get(THREADS, "")
+    if not told:
+        return None
+    if not told.isdecimal() or int(told) < 1:
+        raise ClusterError(
+            f"{THREADS}={told!r} is not a number of threads; give a whole number from 1 up, or "
+            "unset it for an even share of the cores"
+        )
+    return int(told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedServer:
+    """A process server of this host that agents may use, if their workers have as many threads."""
+
+    path: str  # its socket
+    threads: int
+
+
+def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
+    """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
+    return (*PRELOAD, *(name + OPTIONAL for name in packages))
+
+
+def start_server(
+    path: str, preload: Sequence[str], *, threads: int, log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process server that ends with its standard input. It listens soon, and forks once
+    that of ``preload`` is imported which is installed here.
+
+    Args:
+        path: its socket, alone in a directory.
+        threads: OpenMP reads its variable when torch is imported, which may be in the server.
+    """
+    environment = os.environ | environment_for(host_device().name, 0, threads=threads)
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-m", "orchestrator.worker.process_server", path]
+    logged = open_log(str(log))
+    try:
+        return subprocess.Popen(
+            [*command, *installed(preload)],
+            stdin=subprocess.PIPE,
+            stdout=logged,
+            stderr=logged,
+            env=environment,
+        )
+    finally:
+        os.close(logged)
+
+
+def log_name() -> str:
+    """Name of the log of a server that this process starts."""
+    return f"process-server-{socket.gethostname()}-{os.getpid()}.log"
+
+
+@contextlib.contextmanager
+def shared_server(
+    preload: Sequence[str], *, threads: int, log_dir: Path
+) -> Iterator[SharedServer | None]:
+    """Have a server for the agents of this host within the block; None where none can be started,
+    and the agents start their own."""
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = make_private_directory(os.environ.get(VARIABLE, ""))
+            stack.callback(directory.remove)
+            stack.enter_context(guarded(directory))
+            log_dir.mkdir(parents=True, exist_ok=True)
+            path = str(directory.path / "s")
+            server = start_server(path, preload, threads=threads, log=log_dir / log_name())
+        except OSError as error:
+            output.say_aside(f"no process server for all nodes: {error}")
+            yield None
+            return
+        stack.callback(end_server, server)
+        yield SharedServer(path=path, threads=threads)
+
+
+def end_server(server: subprocess.Popen[bytes]) -> None:
+    """End a server of this process and every worker of it; returns when they are gone."""
+    if server.stdin is not None:
+        server.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(_END_S)
+
+
+def wait_for_server(path: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server listens.
+
+    Raises:
+        RuntimeError: it ended instead; the message has the end of its log.
+    """
+    from orchestrator.worker.card_process import tail_of
+
+    while not os.path.exists(path):
+        if server.poll() is not None:
+            raise RuntimeError(f"the process server ended at once: {tail_of(str(log), os.environ)}")
+        time.sleep(0.02)

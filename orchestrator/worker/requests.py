@@ -1,0 +1,56 @@
+"""An attempt as its workload sees it, with a residency key of what its names stand for now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.job import Job
+from orchestrator.worker.leftovers import Owner
+from workloads.api import MeasureSettings, Request
+from workloads.errors import BadConfiguration
+
+
+def request_of(attempt: Attempt) -> Request:
+    """The attempt as its workload sees it.
+
+    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
+    because the longest prompts decide.
+    """
+    from workloads.registry import find_workload
+
+    job = attempt.job
+    if not isinstance(job.batch_size, int):
+        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
+    measure = job.measure
+    if attempt.purpose == "probe":
+        measure = MeasureSettings(
+            warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
+        )
+    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+    owner = Owner.of_this_process() if attempt.purpose == "measure" else None
+    return Request(
+        workload=job.workload,
+        model=job.model,
+        dataset=job.dataset,
+        precision=job.precision,
+        batch_size=job.batch_size,
+        engine=job.engine,
+        residency_key="|".join([job.residency_key, *_products(job)]),
+        parameters=parameters,
+        settings=settings,
+        measure=measure,
+        probe=attempt.purpose == "probe",
+        kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
+        attempt=attempt.number,
+    )
+
+
+def _products(job: Job) -> Iterator[str]:
+    """Moments at which what a job takes by name was made: a model that is saved anew is another."""
+    from orchestrator.planning.needs import things
+    from workloads.products import made_at
+
+    for _, _, thing in things([job], "consumes"):
+        if (made := made_at(*thing)) is not None:
+            yield repr(made)

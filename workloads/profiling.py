@@ -1,0 +1,144 @@
+"""A profile of two untimed steps: where the time of a job goes, and a trace to look at.
+
+It is taken after the timed part by torch's profiler, which slows down what it watches: shares of a
+step's time are told, and no rate. On a card the time is that of its kernels, on a CPU that of the
+operators themselves, without those that they call.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.settings import setting
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+#: Steps that a profile watches.
+STEPS = 2
+#: Operators that a row names.
+DEAREST = 10
+#: A trace that is larger, compressed, is left out: it travels with the row to the driver.
+MOST_TRACE_BYTES = 64 * 2**20
+
+PROFILE = setting(
+    False,
+    role="neutral",
+    description="Watch two more steps with torch's profiler after the timed part. The row names "
+    "the ten operators that take most time, the share of copies, bytes copied and launches a step; "
+    "the trace lies beside the rows (trace-ATTEMPT.json.gz), linked from the report.",
+)
+
+#: What torch calls the numbers of a tensor in traces, and the bytes of one.
+_BYTES = {
+    **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short int", "short"), 2),
+    **dict.fromkeys(("bool", "unsigned char", "signed char", "char"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """An operator's own part of a profile, all its calls together."""
+
+    name: str
+    calls: int
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The figures of a profile for the row, and its trace as gzipped JSON."""
+
+    details: Mapping[str, str] = field(default_factory=dict)
+    trace: bytes | None = None
+
+
+def profiled(step: Callable[[], object], device: Device) -> Profile:
+    """Watch ``STEPS`` calls of ``step``."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    own = None if device.spec.host else device.spec.torch_type.upper()
+    watched = [ProfilerActivity.CPU]
+    if own is not None:
+        watched.append(getattr(ProfilerActivity, own))
+    device.synchronize()
+    with profile(activities=watched, record_shapes=True) as recorded:
+        for _ in range(STEPS):
+            step()
+            device.mark_step()
+            device.synchronize()
+    on_host = torch.autograd.DeviceType.CPU
+    operators = [
+        Operator(
+            name=row.key,
+            calls=row.count,
+            time_us=row.self_cpu_time_total if own is None else row.self_device_time_total,
+        )
+        for row in recorded.key_averages()
+        if row.device_type == on_host
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        written = Path(directory, "trace.json")
+        recorded.export_chrome_trace(str(written))
+        text = written.read_bytes()
+    trace = gzip.compress(text, 6)
+    details = figures(operators, json.loads(text)["traceEvents"], on_card=own is not None)
+    details["profile_trace_bytes"] = str(len(trace))
+    if len(trace) > MOST_TRACE_BYTES:
+        details["profile_trace_bytes"] += f" are above {MOST_TRACE_BYTES}: the trace is left out"
+        return Profile(details=details)
+    return Profile(details=details, trace=trace)
+
+
+def figures(
+    operators: Sequence[Operator], events: Iterable[Mapping[str, Any]], *, on_card: bool
+) -> dict[str, str]:
+    """The row's words about a profile, of operators and of the events of its trace."""
+    called = [each for each in operators if each.name.startswith("aten::") or each.time_us > 0]
+    total_us = sum(each.time_us for each in called)
+    if not total_us:
+        return {"profile": "no operator of torch ran in this process"}
+    copies_us = sum(each.time_us for each in called if each.name == "aten::copy_")
+    copied = launches = 0
+    for event in events:
+        kind, about = event.get("cat"), event.get("args", {})
+        if kind == "kernel":
+            launches += 1
+        elif kind in ("gpu_memcpy", "gpu_memset"):
+            copied += int(about.get("bytes", 0))
+        elif kind == "cpu_op" and event["name"] == "aten::copy_" and not on_card:
+            copied += _bytes(about)
+    if not on_card:
+        launches = sum(each.calls for each in called)
+    dearest = sorted(called, key=lambda each: -each.time_us)[:DEAREST]
+    return {
+        "profile": f"{STEPS} untimed steps, {total_us / STEPS / 1000:.4g} ms each of "
+        + ("kernels" if on_card else "operators"),
+        "profile_operators": "; ".join(
+            f"{each.name} {each.time_us / total_us:.1%} ({each.calls / STEPS:g} calls a step)"
+            for each in dearest
+        ),
+        "profile_copies": f"{copies_us / total_us:.1%} of the time, {copied / STEPS:.4g} bytes a "
+        "step",
+        "profile_launches": f"{launches / STEPS:g} {'kernels' if on_card else 'operators'} a step",
+    }
+
+
+def _bytes(about: Mapping[str, Any]) -> int:
+    """Bytes of the tensor that a copy on the host writes."""
+    shapes, kinds = about.get("Input Dims", ()), about.get("Input type", ())
+    if not shapes or not kinds or kinds[0] not in _BYTES:
+        return 0
+    count = 1
+    for size in shapes[0]:
+        count *= size
+    return count * _BYTES[kinds[0]]

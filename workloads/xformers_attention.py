@@ -1,0 +1,90 @@
+"""Attention by the kernels of the package xformers, as transformers calls it.
+
+No kernel of it ran here: calls follow its documentation, and tests check them against a stand-in
+that computes what is documented.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from workloads.attention_words import refuse_unknown
+
+#: xformers wants the rows of a bias to begin at multiples of so many elements.
+_ALIGNMENT = 8
+
+
+def register_xformers() -> None:
+    """Make xformers an attention implementation of transformers, under that name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register("xformers", xformers_attention)
+    AttentionMaskInterface.register("xformers", eager_mask)  # what is added to the scores
+
+
+def xformers_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **words: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function by ``memory_efficient_attention`` of xformers.
+
+    Args:
+        module: the attention layer.
+        query: [batch, heads, positions, channels].
+        key: [batch, key/value heads, positions, channels]; repeated where heads share them.
+        value: like ``key``.
+        attention_mask: added to the scores, [batch, 1, positions, positions]; None: each position
+            attends to those before it, unless the layer attends in both directions.
+        scaling: of the scores; None: one over the root of the channels.
+        dropout: rate in training.
+        is_causal: False where attention is in both directions; None: as the layer says.
+        words: of the library; those that would change the result are refused.
+
+    Returns:
+        [batch, positions, heads, channels], and no weights.
+    """
+    # A mask has the window in it.
+    refuse_unknown(
+        "xformers", words if attention_mask is None else words | {"sliding_window": None}
+    )
+    operations = importlib.import_module("xformers.ops")
+    heads = query.shape[1]
+    shared = heads // key.shape[1]
+    if shared > 1:
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    bias: Any = None
+    if attention_mask is not None:
+        bias = _aligned(attention_mask[..., : key.shape[2]].to(query.dtype), heads)
+    elif causal and query.shape[2] > 1:  # the only query is the last position, and sees all
+        same = query.shape[2] == key.shape[2]
+        kind = "LowerTriangularMask" if same else "LowerTriangularFromBottomRightMask"
+        bias = getattr(operations, kind)()
+    output = operations.memory_efficient_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_bias=bias,
+        p=dropout,
+        scale=scaling,
+    )
+    return output, None
+
+
+def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
+    """The mask for all heads, in memory whose rows begin where the kernels want them."""
+    columns = mask.shape[-1]
+    wide = mask.new_zeros(*mask.shape[:-1], -(-columns // _ALIGNMENT) * _ALIGNMENT)
+    wide[..., :columns] = mask
+    return wide[..., :columns].expand(-1, heads, -1, -1)
