@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -134,6 +134,25 @@ def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
     assert len(summary.contests) == 4 and summary.tables[0].best == frozenset()
     assert set(summary.tables[0].lines) == {"output tokens 128", "output tokens 16"}
     assert summary.shared["text-generation"]["attention"] == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("precisions", "sizes", "columns"),
+    [
+        (("fp32", "bf16"), (2,), [("fp32", "bf16")]),
+        (("fp32",), (2, 16), [("2", "16")]),
+        (("fp32", "bf16"), (2, 16), [("2", "16")] * 2),
+    ],
+)
+def test_settings_are_lines_where_precision_or_size_leaves_an_axis(
+    precisions: tuple[str, ...], sizes: tuple[int, ...], columns: list[tuple[str, ...]]
+) -> None:
+    """Where both vary, each setting has a table of its own."""
+    night = Night()
+    for attention, precision, size in product(("sdpa", "eager"), precisions, sizes):
+        parameters = (("attention", attention),)
+        night.add(a_job(precision=precision, batch_size=size, parameters=parameters))
+    assert [table.columns for table in summarize(night.rows).tables] == columns
 
 
 def test_attention_and_engine_are_free_choices() -> None:
