@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.devices import host_device
 from workloads.settings import setting
 
 if TYPE_CHECKING:
@@ -66,22 +67,20 @@ def profiled(step: Callable[[], object], device: Device) -> Profile:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    own = None if device.spec.host else device.spec.torch_type.upper()
-    watched = [ProfilerActivity.CPU]
-    if own is not None:
-        watched.append(getattr(ProfilerActivity, own))
+    on_card, host = not device.spec.host, host_device().torch_type.upper()
+    watched = {getattr(ProfilerActivity, kind) for kind in (host, device.spec.torch_type.upper())}
     device.synchronize()
-    with profile(activities=watched, record_shapes=True) as recorded:
+    with profile(activities=sorted(watched, key=str), record_shapes=True) as recorded:
         for _ in range(STEPS):
             step()
             device.mark_step()
             device.synchronize()
-    on_host = torch.autograd.DeviceType.CPU
+    on_host = getattr(torch.autograd.DeviceType, host)
     operators = [
         Operator(
             name=row.key,
             calls=row.count,
-            time_us=row.self_cpu_time_total if own is None else row.self_device_time_total,
+            time_us=row.self_device_time_total if on_card else row.self_cpu_time_total,
         )
         for row in recorded.key_averages()
         if row.device_type == on_host
@@ -91,7 +90,7 @@ def profiled(step: Callable[[], object], device: Device) -> Profile:
         recorded.export_chrome_trace(str(written))
         text = written.read_bytes()
     trace = gzip.compress(text, 6)
-    details = figures(operators, json.loads(text)["traceEvents"], on_card=own is not None)
+    details = figures(operators, json.loads(text)["traceEvents"], on_card=on_card)
     details["profile_trace_bytes"] = str(len(trace))
     if len(trace) > MOST_TRACE_BYTES:
         details["profile_trace_bytes"] += f" are above {MOST_TRACE_BYTES}: the trace is left out"

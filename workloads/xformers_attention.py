@@ -1,7 +1,7 @@
 """Attention by the kernels of the package xformers, as transformers calls it.
 
-No kernel of it ran here: calls follow its documentation, and tests check them against a stand-in
-that computes what is documented.
+No kernel of it ran here: calls follow its documentation, and tests check them against what is
+documented.
 """
 
 from __future__ import annotations

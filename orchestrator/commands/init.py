@@ -12,7 +12,9 @@ from orchestrator.host import output
 
 if TYPE_CHECKING:
     from orchestrator.errors import Problem
+    from orchestrator.grid.model import Grid
     from workloads.devices import DeviceSpec
+    from workloads.workloads.base import WorkloadSpec
 
 EPILOG = """\
 examples:
@@ -82,17 +84,21 @@ def run(args: argparse.Namespace) -> int:
             file=str(args.file),
         )
         try:
-            parse_grid(text.encode(), str(args.file))
+            grid = parse_grid(text.encode(), str(args.file))
+            refused = _refused_precisions(grid, spec, device.name)
+            if refused and len(refused) < len(precisions):
+                precisions = [each for each in precisions if each not in refused]
+                continue
             break
         except GridError as error:  # some precisions or sizes are nothing for this workload
             sized = any("batch_size" in problem.steps for problem in error.problems)
             if sized and batch_sizes != ONE_BATCH_SIZE:
                 batch_sizes = ONE_BATCH_SIZE
                 continue
-            refused = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
-            if not all(map(_of_a_precision, error.problems)) or len(refused) == len(precisions):
+            places = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
+            if not all(map(_of_a_precision, error.problems)) or len(places) == len(precisions):
                 raise
-            precisions = [each for place, each in enumerate(precisions) if place not in refused]
+            precisions = [each for place, each in enumerate(precisions) if place not in places]
     try:
         with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -107,6 +113,19 @@ def run(args: argparse.Namespace) -> int:
     output.say(f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}")
     output.say(f"next: nightgrid plan {args.file}")
     return 0
+
+
+def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
+    """Precisions whose jobs would be unsupported, such as integers for training."""
+    from orchestrator.planning.rules import Rules
+    from workloads.registry import refusals_by
+
+    rules = Rules(refusals_by({spec.name: spec}))
+    return {
+        job.precision
+        for job in grid.jobs()
+        if any(each.setting == "precision" for each in rules.answers(job, device))
+    }
 
 
 def _of_a_precision(problem: Problem) -> bool:

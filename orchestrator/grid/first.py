@@ -16,9 +16,11 @@ _WIDTH = 96
 BATCH_SIZES, ONE_BATCH_SIZE = "1..16 *2          # 1, 2, 4, 8, 16", "1"
 
 
-def name_of(model: str) -> str:
-    """A name for a grid about a model: the last part of a path or hub id."""
-    last = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
+def name_of(model: str, file: str = "grid.yaml") -> str:
+    """A name for a grid: that of its file, so that two files are two runs; of a file with the usual
+    name, the last part of the model's path or hub id."""
+    stem = re.sub(r"\.ya?ml$", "", re.split(r"[/\\]", file)[-1])
+    last = re.split(r"[/\\]", model.rstrip("/\\"))[-1] if stem == "grid" else stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("._-")[:48] or "first"
 
 
@@ -51,7 +53,7 @@ def first_grid(
         "#",
         "# `nightgrid plan` says what is wrong with it, where, and what would be right.",
         "",
-        f"name: {name_of(fields['model'])}",
+        f"name: {name_of(fields['model'], file)}",
         "",
         "defaults:",
         *(

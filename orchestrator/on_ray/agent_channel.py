@@ -42,7 +42,7 @@ class AgentChannel:
         quiet: dict[str, Any] = {"enable_task_events": False}  # nothing for the dashboard
         self._submit = agent.submit.options(concurrency_group="submit", num_returns=0, **quiet)
         self._exchange = agent.exchange.options(concurrency_group="exchange", **quiet)
-        self._job = agent.job
+        self._agent = agent
         self._calls = calls
         self._clock = clock
         self._arrived = arrived
@@ -62,7 +62,7 @@ class AgentChannel:
     def show_job(self, label: str, worker_id: str, attempt_id: str) -> None:
         """Have Ray list a job of this label among its tasks, from now until it ends."""
         if not self._closed:
-            named = self._job.options(concurrency_group="jobs", num_returns=0, name=label)
+            named = self._agent.job.options(concurrency_group="jobs", num_returns=0, name=label)
             named.remote(worker_id, attempt_id)
 
     def close(self) -> None:

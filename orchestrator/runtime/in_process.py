@@ -8,6 +8,8 @@ schedule should ever ask is refused with ``ProtocolViolation``.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import queue
 import threading
 import time
@@ -29,6 +31,7 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.topology import Card, Node
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.process_server import OPTIONAL
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
@@ -39,12 +42,18 @@ class ProtocolViolation(Exception):
 
 
 class InProcessExecutor:
-    """An ``Executor`` with one background thread that does everything in order of asking."""
+    """An ``Executor`` with one background thread that does everything in order of asking.
+
+    Args:
+        preload: modules that are imported before anything else, as in a worker process. A limit on
+            a card's memory counts from what the process holds before its first job.
+    """
 
     def __init__(
         self,
         nodes: Sequence[Node],
         *,
+        preload: Sequence[str] = (),
         threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +71,8 @@ class InProcessExecutor:
         self._changed = threading.Condition()  # guards everything above
         self._thread = threading.Thread(target=self._work_off, name="cards", daemon=True)
         self._thread.start()
+        if preload:
+            self._work.put(lambda: _import(preload))
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """Queue one command.
@@ -216,3 +227,10 @@ class InProcessExecutor:
     def _report(self, event: Event) -> None:
         self._events.append(event)
         self._changed.notify_all()
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules; one that is broken is the first job's to report."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name.removesuffix(OPTIONAL))

@@ -80,7 +80,9 @@ def in_process_session(
     ) -> Iterator[Executor]:
         from orchestrator.runtime.in_process import InProcessExecutor
 
-        with contextlib.closing(InProcessExecutor(nodes)) as opened:
+        # Only where memory is scarce on purpose: it takes seconds that small things do not need.
+        imported = preload_with(modules) if card_memory_bytes is not None else ()
+        with contextlib.closing(InProcessExecutor(nodes, preload=imported)) as opened:
             yield opened
 
     yield Session(description="this process, one job at a time", nodes=nodes, executor=executor)

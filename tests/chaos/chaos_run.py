@@ -19,14 +19,15 @@ def main(arguments: list[str]) -> int:
     """Run one command of `nightgrid`."""
     register()
     from orchestrator.cli import main as nightgrid
-    from orchestrator.on_ray import claims, executor
+    from orchestrator.on_ray import executor
     from orchestrator.runtime import watchdog
+    from orchestrator.worker import host_server
 
     limits: Any = watchdog.LIMITS
     # A worker that is frozen between two jobs never tells that the next one began.
     limits.update(start=2 * HANG_S, warmup=HANG_S, measure=HANG_S)
     setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
-    claims.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
+    host_server.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
     logs = Path(os.environ[LOGS]) if os.environ.get(LOGS) else None
     light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker", log_dir=logs)
     executor.RayExecutor = light

@@ -34,7 +34,7 @@ def test_the_file_plans_jobs_of_ones_own_data(
     assert {(job.workload, job.dataset) for job in jobs} == {("finetuning", "mine.jsonl")}
     assert main(["plan", "mine.yaml", "--emulate", "1x2", "--json"]) == 0
     actions = [job["action"] for job in json.loads(capsys.readouterr().out)["jobs"]]
-    assert len(actions) == 5 * len(told["precisions"]) and "run" in actions
+    assert actions == ["run"] * 5 * len(told["precisions"]) and "bf16" in told["precisions"]
 
 
 @pytest.mark.slow
@@ -82,5 +82,7 @@ def test_what_is_not_there_is_refused_and_nothing_written(wrong: list[str], here
     [("./models/chatglm3-6b/", "chatglm3-6b"), ("org/My Model", "My-Model"), ("...", "first")],
 )
 def test_a_grid_is_named_after_its_model(model: str, name: str) -> None:
-    """By a name that a run may have."""
+    """By a name that a run may have; in a file of another name than the usual after that, so that
+    two first grids are two runs."""
     assert name_of(model) == name
+    assert name_of(model, "grids/tune.yaml") == "tune"

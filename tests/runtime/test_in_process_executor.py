@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_workload
@@ -24,6 +27,7 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.topology import Card
 from orchestrator.runtime.in_process import InProcessExecutor, ProtocolViolation
+from orchestrator.worker.memory_limit import MemoryLimit
 
 NODE = node(cards=2)
 FIRST, SECOND = NODE.cards
@@ -115,6 +119,28 @@ def test_a_worker_that_cannot_start_is_stopped_with_its_failure() -> None:
     executor.perform(StartWorker(worker_id="w2", card=real.cards[0]))
     assert isinstance(until(executor, 1)[0], WorkerStopped)
     executor.close()
+
+
+def test_modules_are_imported_before_the_memory_of_a_card_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the imports of the first job count as its own, and nothing fits. One that is broken is
+    left to the jobs."""
+    (tmp_path / "preloaded_here.py").write_text("")
+    (tmp_path / "broken_here.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    there: list[bool] = []
+
+    def above_baseline(memory_bytes: int) -> None:
+        there.append("preloaded_here" in sys.modules)
+
+    monkeypatch.setattr(MemoryLimit, "above_baseline", above_baseline)
+    limited = replace(NODE, memory_bytes_per_card=10**8)
+    names = ("broken_here", "absent_here?", "preloaded_here")
+    executor = InProcessExecutor([limited], preload=names)
+    ready(executor, card=limited.cards[0])
+    executor.close()
+    assert there == [True]
 
 
 def test_a_busy_worker_reports_progress(executor: InProcessExecutor) -> None:

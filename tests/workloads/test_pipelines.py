@@ -85,6 +85,8 @@ def test_a_layout_that_does_not_fit_is_refused_with_what_would(
         (job(method="full", save_model="a"), "save_model"),
         (job(method="full", sparsity="magnitude"), "sparsity"),
         (job(save_every=1), "save_every"),
+        (job(profile=True), "profile"),
+        ({"cards": 2, "strategy": "fsdp2", "profile": True}, "profile"),
         (job(torch_compile=True), "torch_compile"),
         (job(model="tiny-t5", dataset="cnn-dailymail-synthetic", method="full"), "strategy"),
         ({"cards": 2, "strategy": "fsdp2", "method": "qlora"}, "method"),

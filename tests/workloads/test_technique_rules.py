@@ -85,7 +85,7 @@ def test_a_contradiction_is_wrong_on_every_device(
         (
             {"cards": 2, "strategy": "zero1", "gradient_compression": "fp16"},
             "cuda",
-            "DeepSpeed's own way",
+            "exchanges gradients in its own way",
         ),
     ],
 )

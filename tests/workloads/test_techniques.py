@@ -117,7 +117,8 @@ def test_frozen_weights_do_not_change() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
 def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
-    """Their curves stay near AdamW's; the 8-bit ones keep a third of its state or less."""
+    """Their curves stay near AdamW's; the 8-bit ones keep half of its state or less, with the
+    averages of embeddings, a third of this model's weights, in 32 bits."""
     result = trained(method="full", learning_rate=1e-3, optimizer=optimizer)
     if optimizer == "adafactor":  # another rule: it learns, at its own pace
         assert losses(result)[-1] < losses(result)[0]
@@ -125,7 +126,7 @@ def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
         assert losses(result) == pytest.approx(losses(full), rel=5e-3)
     if "8bit" in optimizer:
         state = "optimizer_state_bytes"
-        assert int(result.details[state]) < int(full.details[state]) / 3
+        assert int(result.details[state]) < int(full.details[state]) / 2
 
 
 def test_autocast_computes_in_the_short_format(baseline: Result) -> None:

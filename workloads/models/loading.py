@@ -173,7 +173,9 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return _from_memory(loader, source, source.opening, arguments)
         if "quantization_config" not in arguments:  # else a device has its own way
             config = read_config(Path(source.path))
-            reading = quantized_checkpoints.reading_arguments(config, source.path)
+            reading = quantized_checkpoints.reading_arguments(
+                config, source.path, on_host=_on_host(arguments)
+            )
             arguments = {**arguments, **reading}
         loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
@@ -195,6 +197,15 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise
+
+
+def _on_host(arguments: Mapping[str, Any]) -> bool:
+    """Tell if a model is loaded where plain tensors lie."""
+    import torch
+
+    host = torch.empty(0).device
+    placed = (arguments.get("device_map") or {"": host}).values()
+    return all(torch.device(device) == host for device in placed)
 
 
 def _from_memory(

@@ -1,7 +1,9 @@
 """Checkpoints that others have quantised: the package that reads each kind, and its precision.
 
 GPTQ's, AWQ's and AutoRound's 4 bits are unpacked for each product, by AutoRound's layers: the
-libraries of GPTQ and AWQ do not install beside this transformers, and the three pack alike.
+libraries of GPTQ and AWQ do not install beside this transformers, and the three pack alike. On the
+host these are AutoRound's layers in torch, also where auto-round-lib is installed: its kernels
+(0.16.0) compute other values once torch uses fewer threads than when they began, which jobs do.
 compressed-tensors, and fp8 on a device without products in fp8, would be expanded to 16 bits at the
 first product: that is done at loading, so that a row says what it ran in.
 """
@@ -19,13 +21,13 @@ from workloads.errors import Unsupported
 from workloads.models.saved import origin_of
 
 
-def _as_auto_round() -> Any:
+def _as_auto_round(on_host: bool) -> Any:
     from transformers import AutoRoundConfig
 
-    return AutoRoundConfig()
+    return AutoRoundConfig(backend="torch" if on_host else "auto")
 
 
-def _expanded() -> Any:
+def _expanded(on_host: bool) -> Any:
     import inspect
 
     from transformers import CompressedTensorsConfig
@@ -45,7 +47,9 @@ class Reader:
     package: str = ""  # as pip calls it
     install: str = ""
     packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
-    config: Callable[[], Any] | None = None  # for from_pretrained, in place of the checkpoint's
+    #: For from_pretrained, in place of the checkpoint's; the argument tells if it is for the host.
+    config: Callable[[bool], Any] | None = None
+    on_host: bool = True  # whether it is read on the host, too
 
 
 _AUTO_ROUND = Reader(
@@ -53,11 +57,12 @@ _AUTO_ROUND = Reader(
     package="auto-round",
     install="pip install 'nightgrid[auto-round]' (Python 3.11 and newer)",
     packed=True,
+    config=_as_auto_round,
 )
 #: By how a checkpoint's config.json names its quantisation.
 READERS = {
-    "gptq": replace(_AUTO_ROUND, config=_as_auto_round),
-    "awq": replace(_AUTO_ROUND, config=_as_auto_round),
+    "gptq": _AUTO_ROUND,
+    "awq": replace(_AUTO_ROUND, on_host=False),  # AutoRound has no layers in torch for it
     "auto-round": _AUTO_ROUND,
     "intel/auto-round": _AUTO_ROUND,
     "compressed-tensors": Reader(
@@ -119,7 +124,9 @@ def kind_of(config: Any) -> str:
     return f"{method} checkpoint"
 
 
-def reading_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+def reading_arguments(
+    config: Mapping[str, Any], model: str, *, on_host: bool = True
+) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a checkpoint of this config.json.
 
     Raises:
@@ -131,9 +138,11 @@ def reading_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
         return {}
     if reason := unreadable(config):
         raise Unsupported(f"{model} cannot be read: {reason}")
+    if on_host and not reader.on_host:
+        raise Unsupported(f"{model} is a {method} checkpoint, which is read on cards only")
     if reader.module and importlib.util.find_spec(reader.module) is None:
         raise Unsupported(
             f"{model} is a {method} checkpoint, which needs the package {reader.module}: "
             f"{reader.install}"
         )
-    return {"quantization_config": reader.config()} if reader.config is not None else {}
+    return {"quantization_config": reader.config(on_host)} if reader.config is not None else {}

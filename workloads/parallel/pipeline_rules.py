@@ -98,6 +98,7 @@ def pipeline_refusals(asked: Asked) -> Iterator[Refusal]:
         "autocast": (parameters.get("autocast", "none"), ("none", "bf16")),
         "logits": (parameters.get("logits", "all"), ("all",)),
         "save_adapter": (parameters.get("save_adapter"), (None,)),
+        "profile": (bool(parameters.get("profile")), (False,)),
         "freeze_layers": (parameters.get("freeze_layers") or 0, (0,)),
         "freeze_embeddings": (bool(parameters.get("freeze_embeddings")), (False,)),
     }

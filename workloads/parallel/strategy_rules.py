@@ -75,6 +75,8 @@ def _with_fsdp2(asked: Asked, tensor: int) -> Iterator[Refusal]:
         yield _cannot("method", f"{method} under fsdp2; full and lora do")
     if parameters.get("autocast") == "fp16":
         yield _cannot("autocast", "loss scaling under fsdp2; bf16 needs none")
+    if parameters.get("profile"):
+        yield _cannot("profile", "profile that puts divided weights back; zero3 and ddp have")
     optimizer = parameters.get("optimizer", "adamw")
     if not optimizer.startswith("adamw") or "8bit" in optimizer:
         yield _cannot("optimizer", f"{optimizer} of divided weights; adamw does")

@@ -2,8 +2,9 @@
 
 AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights themselves.
 Fused, it makes one pass over memory where the plain one makes several. The 8-bit kinds keep the
-averages in blocks of 8-bit numbers (small tensors stay in 32 bits), the paged one moves them to
-the host when a card runs full. Adafactor keeps a row and a column of averages for each matrix.
+averages in blocks of 8-bit numbers; small tensors stay in 32 bits, and so do embeddings, whose rows
+learn rarely and by unlike amounts. The paged one moves averages to the host when a card runs full.
+Adafactor keeps a row and a column of averages for each matrix.
 """
 
 from __future__ import annotations
@@ -92,14 +93,43 @@ def _make(name: str, parameters: Sequence[torch.nn.Parameter], training: Trainin
         return training.device.fused_adamw(parameters, **settings)
     if name == "adafactor":
         return torch.optim.Adafactor(parameters, **settings)
+    tables = [m for m in training.model.modules() if isinstance(m, torch.nn.Embedding)]
+    embeddings = {id(table.weight) for table in tables if table.weight.requires_grad}
+    training.details["averages_in_32_bits"] = f"{len(embeddings)} embeddings, small tensors"
     if name == "adamw-8bit-torchao":
         from torchao.optim import AdamW8bit
 
-        return AdamW8bit(parameters, **settings)
+        return _by_torchao(AdamW8bit, embeddings)(parameters, **settings)
     import bitsandbytes
 
-    kind = bitsandbytes.optim.PagedAdamW8bit if "paged" in name else bitsandbytes.optim.AdamW8bit
-    return kind(parameters, **settings)
+    paged = bitsandbytes.optim.PagedAdamW8bit if "paged" in name else bitsandbytes.optim.AdamW8bit
+    return _by_bitsandbytes(paged, embeddings)(parameters, **settings)
+
+
+def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
+    """The optimizer with 32-bit averages of these; its own register of exceptions is the process's,
+    and would outlive the job."""
+
+    class Optimizer(kind):  # type: ignore[misc]
+        def get_config(self, gindex: int, pindex: int, group: Any) -> Any:
+            found = super().get_config(gindex, pindex, group)
+            whole = id(group["params"][pindex]) in embeddings
+            return found | {"optim_bits": 32} if whole else found
+
+    return Optimizer
+
+
+def _by_torchao(kind: Any, embeddings: set[int]) -> Any:
+    """The optimizer with 32-bit averages of these."""
+    import torch
+
+    class Optimizer(kind):  # type: ignore[misc]
+        def _new_buffer(self, p: Any, signed: bool) -> Any:
+            if id(p) in embeddings:
+                return torch.zeros_like(p, dtype=torch.float32)
+            return super()._new_buffer(p, signed)
+
+    return Optimizer
 
 
 def state_bytes(optimizer: Any) -> int:

@@ -42,6 +42,7 @@ _IDLE = Metric(
     name="pipeline_idle_share",
     title="idle share",
     description="Share of a pipeline's time in which it fills and drains, (p-1)/(m+p-1), by count.",
+    beside_speed=True,
 )
 
 

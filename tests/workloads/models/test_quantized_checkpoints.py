@@ -131,6 +131,8 @@ def test_a_checkpoint_of_others_generates_in_its_precision(
         theirs = resident.engine.model(input_ids=ids).logits.float().softmax(-1)
         divergence = (theirs.log() - plain(input_ids=ids).logits.log_softmax(-1)) * theirs
     assert 0 < float(divergence.sum(-1).max()) < 0.02
+    kinds = {type(layer).__module__ for layer in resident.engine.model.modules()}
+    assert not any(kind.startswith("auto_round_kernel") for kind in kinds)
     generation = find_workload("text-generation").validate({"quality": True})
     wrong = replace(asked(model=path, precision="int8"), parameters=generation)
     found = {one.setting: one for one in refuse(wrong, "text-generation")}
@@ -169,7 +171,13 @@ def test_a_missing_package_is_named_with_its_command(
     with pytest.raises(
         Unsupported, match=rf"which needs the package {READERS[method].module}: pip"
     ):
-        reading_arguments({"quantization_config": {"quant_method": method}}, "m")
+        reading_arguments({"quantization_config": {"quant_method": method}}, "m", on_host=False)
+
+
+def test_awq_is_read_on_cards_only() -> None:
+    """AutoRound has no layers for it that a processor runs and that are right."""
+    with pytest.raises(Unsupported, match="read on cards only"):
+        reading_arguments({"quantization_config": {"quant_method": "awq"}}, "m")
 
 
 def test_packed_layers_are_no_model_in_16_bits() -> None:
