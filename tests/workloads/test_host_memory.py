@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
+from patience import until
 
 from workloads.devices.monitoring import host_memory
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
@@ -13,10 +16,12 @@ from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_by
 BLOCK = 80_000_000
 
 
-def touch() -> None:
-    block = bytearray(BLOCK)
-    time.sleep(0.2)  # long enough for the sampling way to see it
-    del block
+def touch(seen: Callable[[], object]) -> None:
+    """Use new pages until they were seen: the heap could give some that are resident already."""
+    with mmap.mmap(-1, BLOCK) as block:
+        for page in range(0, BLOCK, mmap.PAGESIZE):
+            block[page] = 1
+        until(seen, 10)
 
 
 @pytest.mark.parametrize("permitted", [True, False], ids=["high-water mark", "sampling"])
@@ -26,7 +31,7 @@ def test_a_peak_is_seen_and_forgotten(permitted: bool, monkeypatch: pytest.Monke
         monkeypatch.setattr(host_memory, "reset_high_water", lambda: False)
     before = resident_bytes()
     with HostMemoryPeak() as first:
-        touch()
+        touch(lambda: first.method == "VmHWM" or first.bytes - before > 0.8 * BLOCK)
     assert first.method in ("VmHWM", "sampled")
     if not permitted:
         assert first.method == "sampled"
