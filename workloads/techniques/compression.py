@@ -71,9 +71,10 @@ class GradientCompression(Technique):
                 hint="write cards: 2 or more with strategy: ddp, or leave it out",
             )
         elif strategy != "ddp":
+            owner = "DeepSpeed's" if strategy.startswith("zero") else "PyTorch's"
             yield Refusal(
                 setting="gradient_compression",
-                reason=f"strategy {strategy} exchanges gradients in its own way",
+                reason=f"strategy {strategy} exchanges gradients in {owner} own way",
                 hint="write strategy: ddp",
                 unsupported=True,
             )
