@@ -17,11 +17,11 @@ def _read(program: Path) -> tuple[int, bool]:
             at = node.slice
             if isinstance(at, ast.Slice):
                 open_ended = open_ended or at.upper is None
-                at = at.upper or at.lower
-                last = ast.literal_eval(at) - 1
+                after = at.upper or at.lower
+                assert after is not None
+                count = max(count, ast.literal_eval(after) - 1)
             else:
-                last = ast.literal_eval(at)
-            count = max(count, last)
+                count = max(count, ast.literal_eval(at))
     return count, open_ended
 
 
@@ -49,7 +49,7 @@ def _calls() -> Iterator[tuple[str, str, int]]:
                 program = node.args[3]
                 given = _given(node.args[4:])
                 if isinstance(program, ast.Constant) and given is not None:
-                    yield file.name, program.value, given
+                    yield file.name, str(program.value), given
 
 
 def test_a_contender_is_given_what_it_reads() -> None:
