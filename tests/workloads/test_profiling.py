@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
-from finetuning_cases import losses, train
+import pytest
+import torch
+from finetuning_cases import losses, train, training_of
 from generation_cases import Worker, write_dataset
 
 from workloads.profiling import Operator, figures
+from workloads.training.step import Steps
+from workloads.training.watching import profile_steps
 
 STEPS: dict[str, Any] = {
     "method": "full",
@@ -43,6 +48,35 @@ def test_a_profiled_job_learns_what_it_would_have_learned() -> None:
     assert "aten::mm" in names and any("AddmmBackward" in n or "MmBackward" in n for n in names)
 
 
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
+    """A model with dropout meets afterwards what it would have met; so does what else draws."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    training = training_of(net)
+    training.divided = object() if divided else None  # type: ignore[assignment]
+
+    class Dropping(Steps):
+        def __init__(self) -> None:
+            self.passes = 0
+
+        def rehearse(self, step: Any) -> Any:
+            self.passes += 1
+            random.random()
+            net(step).sum().backward()
+
+        def untimed(self, step: Any) -> Any:
+            self.rehearse(step)
+            training.update()
+
+    training.device.seed(7)
+    expected = torch.rand(3), random.random()
+    training.device.seed(7)
+    steps = Dropping()
+    profile_steps(training, steps, torch.ones(2, 4))  # type: ignore[arg-type]
+    assert steps.passes == 2
+    assert (torch.rand(3).tolist(), random.random()) == (expected[0].tolist(), expected[1])
+
+
 def test_generation_is_profiled_over_a_prompt_and_a_token(tmp_path: Path) -> None:
     """Texts and samples are those of the timed part."""
     prompts = write_dataset(tmp_path / "prompts.json")
@@ -61,7 +95,7 @@ def test_on_a_card_the_time_is_that_of_its_kernels() -> None:
         Operator(name="aten::copy_", calls=4, time_us=200.0),
         Operator(name="aten::view", calls=90, time_us=0.0),
     ]
-    events = [
+    events: list[dict[str, Any]] = [
         *({"cat": "kernel", "name": "gemm", "args": {}} for _ in range(10)),
         {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "args": {"bytes": 4096}},
         {"cat": "cpu_op", "name": "aten::copy_", "args": {"Input Dims": [[8]]}},
@@ -80,7 +114,7 @@ def test_bytes_of_copies_on_the_host_are_those_that_are_written() -> None:
     """Shape times the size of a number; what torch calls otherwise counts as nothing."""
     operators = [Operator(name="aten::copy_", calls=3, time_us=1.0)]
     shapes = [([[2, 3], [2, 3]], ["float", "double"]), ([[4]], ["c10::BFloat16"]), ([[5]], ["odd"])]
-    events = [
+    events: list[dict[str, Any]] = [
         {"cat": "cpu_op", "name": "aten::copy_", "args": {"Input Dims": s, "Input type": t}}
         for s, t in shapes
     ]

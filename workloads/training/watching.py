@@ -12,9 +12,17 @@ from workloads.training.step import Steps
 
 
 def profile_steps(training: Training, steps: Steps, batch: StepBatch) -> Profile:
-    """Watch optimizer steps on a batch, then put back weights, optimizer and what else remembers
-    them. What a library divides among cards cannot be put back: there, passes forward and backward
-    are watched."""
+    """Watch optimizer steps on a batch, then put back weights, optimizer, random numbers and what
+    else remembers them. What a library divides among cards cannot be put back: there, passes
+    forward and backward are watched."""
+    random = training.device.random_state()
+    try:
+        return _watched(training, steps, batch)
+    finally:
+        training.device.restore_random_state(random)
+
+
+def _watched(training: Training, steps: Steps, batch: StepBatch) -> Profile:
     if training.divided is not None:
         seen = profiled(lambda: steps.rehearse(batch), training.device)
         told = {"profile": f"{seen.details['profile']}, without the optimizer's update"}
