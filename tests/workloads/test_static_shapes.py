@@ -123,7 +123,7 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"device": "hpu"}, "write hpu_mode: compile"),
+        ({"device": "hpu"}, "torch_compile: false and hpu_mode: compile"),
         ({"precision": "int8"}, "run in eager mode"),
         ({"batching": "continuous"}, "changes shapes at every step"),
         ({"packed_weights": True}, "plain matrices only"),

@@ -73,7 +73,7 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
     if name == "torch_compile" and modes:
         reason = f"on {asked.on.title} the mode of execution says whether a model is compiled"
-        hint = "write hpu_mode: compile"
+        hint = "write torch_compile: false and hpu_mode: compile"
     elif asked.precision not in PACKABLE:
         reason = f"the kernels of {asked.precision} run in eager mode"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
