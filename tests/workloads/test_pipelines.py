@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import torch
 from finetuning_cases import asked, refuse, training_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,3 +193,58 @@ def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
         else:
             hidden, logits = checked(training, stages)
             assert hidden.shape == (2, 6, 16) and logits.shape == (2, 6, 32)
+
+
+def _cut(training: Any) -> None:
+    from workloads.parallel.pipeline import cut
+
+    cut(training, None, schedule="1f1b", chunks=1, length=8)  # type: ignore[arg-type]
+
+
+def _shard(training: Any) -> None:
+    from workloads.parallel.fully_sharded import shard
+
+    shard(training)
+
+
+def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -> None:
+    """A schedule's step as releases have it that always return outputs."""
+
+
+@pytest.mark.parametrize(
+    ("divide", "missing", "words"),
+    [
+        (
+            _cut,
+            "torch.distributed.pipelining.schedules._PipelineSchedule.eval",
+            "Schedule1F1B.eval",
+        ),
+        (
+            _cut,
+            "torch.distributed.pipelining.schedules.PipelineScheduleSingle.step",
+            "Schedule1F1B.step(return_outputs)",
+        ),
+        (_shard, "torch.distributed.fsdp.fully_shard", "fsdp.fully_shard"),
+        (
+            _shard,
+            "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather",
+            "_fsdp_collectives.DefaultAllGather",
+        ),
+        (
+            _shard,
+            "torch.distributed.fsdp.FSDPModule.set_custom_reduce_scatter",
+            "FSDPModule.set_custom_reduce_scatter",
+        ),
+    ],
+)
+def test_an_older_torch_is_refused_by_what_it_lacks(
+    divide: Any, missing: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is divided, with the release that has it."""
+    if missing.endswith(".step"):
+        monkeypatch.setattr(missing, _older_step)
+    else:
+        monkeypatch.delattr(missing)
+    training = training_of(torch.nn.Linear(2, 2))
+    with pytest.raises(Unsupported, match=rf"has no .*{re.escape(words)}.*, which torch 2\.13 has"):
+        divide(training)

@@ -16,15 +16,27 @@ from torch import nn
 
 from workloads.errors import Unsupported
 from workloads.parallel.exchange import Stamped
+from workloads.parallel.torch_parts import require
 from workloads.techniques.base import Training
+
+_NEEDED = "torch.distributed.fsdp:FSDPModule", "torch.distributed.fsdp:fully_shard"
+_COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+_NEEDED_FOR_STAMPS = (
+    f"{_COLLECTIVES}:DefaultAllGather",
+    f"{_COLLECTIVES}:DefaultReduceScatter",
+    "torch.distributed.fsdp:FSDPModule.set_custom_all_gather",
+    "torch.distributed.fsdp:FSDPModule.set_custom_reduce_scatter",
+)
 
 
 def shard(training: Training) -> None:
     """Divide a model that is whole on every card, in place.
 
     Raises:
-        Unsupported: nobody says where its layers begin.
+        Unsupported: nobody says where its layers begin, or torch lacks a part that this needs.
     """
+    stamped = not training.device.spec.can("overlapped_exchange")
+    require("fsdp2", *_NEEDED, *(_NEEDED_FOR_STAMPS if stamped else ()))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -34,7 +46,7 @@ def shard(training: Training) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    if not training.device.spec.can("overlapped_exchange"):
+    if stamped:
         exchange = Stamped(training.device)
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -23,10 +23,16 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from workloads.devices.base import Device
 from workloads.parallel.layout import Groups
 from workloads.parallel.stages import checked, emptied, stages_of
+from workloads.parallel.torch_parts import require
 from workloads.techniques.base import Inputs, Training
 
 #: Most bytes of gradients that are averaged at once.
 _BUCKET_BYTES = 25 * 1024 * 1024
+_NEEDED = tuple(
+    f"torch.distributed.pipelining:{schedule}.{part}"
+    for schedule in ("Schedule1F1B", "ScheduleInterleaved1F1B")
+    for part in ("eval", "step(return_outputs)")
+)
 
 
 def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
@@ -38,8 +44,9 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
         length: positions of every sample.
 
     Raises:
-        Unsupported: the model cannot be cut like this.
+        Unsupported: the model cannot be cut like this, or torch lacks a part that this needs.
     """
+    require("pipeline", *_NEEDED)
     layout = training.layout
     stages = stages_of(training, layout.pipeline * chunks)
     hidden, logits = checked(training, stages)
