@@ -198,7 +198,7 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
         (
             {"student_layers": 2, "cards": 2, "strategy": "tensor-parallel"},
             "method",
-            "no teacher beside split matrices",
+            "no teacher beside a model in parts",
         ),
     ],
 )
