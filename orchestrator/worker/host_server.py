@@ -107,6 +107,7 @@ def start_server(
             stdout=logged,
             stderr=logged,
             env=environment,
+            start_new_session=True,  # Ctrl-C is for the driver, which ends its jobs in order
         )
     finally:
         os.close(logged)
@@ -143,8 +144,11 @@ def end_server(server: subprocess.Popen[bytes]) -> None:
     """End a server of this process and every worker of it; returns when they are gone."""
     if server.stdin is not None:
         server.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()  # the guardian, without which the server ends everything by itself
+        server.wait()
 
 
 def wait_for_server(path: str, server: subprocess.Popen[bytes], log: Path) -> None:
