@@ -14,6 +14,7 @@ from patience import until
 from source_tree import ROOT
 
 from orchestrator.worker.host_server import end_server, start_server
+from orchestrator.worker.process_table import processes
 from orchestrator.worker.served_process import end_process
 
 _LOADS_FOR_EVER = """
@@ -24,14 +25,6 @@ place = pathlib.Path(os.environ["PIDS"])
 (place / "new").rename(place / str(os.getppid()))
 time.sleep(600)
 """
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process is there and not merely waiting to be collected."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def loading(
     assert until(told.exists, 20), (tmp_path / "log").read_text()
     pids = [int(pid) for pid in told.read_text().split()]
     yield guardian, pids, path
-    for pid in filter(alive, pids):
+    for pid in processes().keys() & set(pids):
         os.kill(pid, signal.SIGKILL)
     guardian.kill()
     guardian.wait()
@@ -62,7 +55,7 @@ def test_a_server_can_be_ended_while_it_imports(
     guardian, pids, path = loading
     end_server(guardian)
     assert guardian.returncode == 128 + signal.SIGKILL  # of the server; it was not killed itself
-    assert not any(map(alive, pids))
+    assert not processes().keys() & set(pids)
     assert not path.parent.exists()
 
 
@@ -72,7 +65,7 @@ def test_a_server_that_imports_ends_with_its_guardian(
     """Nobody is left to end it later."""
     guardian, (server, _), _ = loading
     guardian.kill()
-    assert until(lambda: not alive(server), 5)
+    assert until(lambda: server not in processes(), 5)
 
 
 _DRIVER = """
