@@ -26,7 +26,7 @@ NAME = "run-job"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Checkpoints lie in a place of the test's own, as on nodes that share one."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
-    return tmp_path / "shared"
+    return tmp_path / "shared" / "nightgrid-checkpoints"
 
 
 @contextlib.contextmanager
@@ -121,13 +121,28 @@ def test_what_others_may_have_written_is_not_read(root: Path) -> None:
 
 
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
-    """After two weeks; younger ones stay."""
-    for name, days in (("old", KEPT_DAYS + 1), ("young", KEPT_DAYS - 1)):
-        (root / name).mkdir(parents=True)
-        then = (root / name).stat().st_mtime - days * 86_400
-        os.utime(root / name, (then, then))
+    """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
+    our folder and beside it."""
+    ours = ["step-00000003.rank-0.pt", "step-00000003.parts/weights", "frozen.rank-0.pt"]
+    places: dict[Path, tuple[int, list[str]]] = {
+        root / "old": (KEPT_DAYS + 1, ours),
+        root / "young": (KEPT_DAYS - 1, ours),
+        root / "mixed": (KEPT_DAYS + 1, [*ours, "thesis.txt"]),
+        root / "foreign": (KEPT_DAYS + 1, ["data/photo.jpg"]),
+        root / "empty": (KEPT_DAYS + 1, []),
+        root.parent / "beside": (KEPT_DAYS + 1, ["step-00000003.rank-0.pt"]),
+    }
+    for place, (days, names) in places.items():
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).touch()
+        then = place.stat().st_mtime - days * 86_400
+        os.utime(place, (then, then))
     with attempt(1):
-        assert sorted(each.name for each in root.iterdir()) == [NAME, "young"]
+        left = {place.name for place in places if place.exists()}
+        assert left == {"young", "mixed", "foreign", "empty", "beside"}
+        assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
 
 
 def test_without_room_a_job_fails_before_its_first_step(
