@@ -18,6 +18,8 @@ from workloads.techniques.saving import Saving
 from workloads.techniques.sparsity import Pruned
 from workloads.training import checkpoints as on_disk
 from workloads.training.checkpoints import KEPT_DAYS, VARIABLE, Checkpoints
+from workloads.training.resuming import restore
+from workloads.training.saver import Saver, read_newest
 
 NAME = "run-job"
 
@@ -170,6 +172,32 @@ def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
     assert ranks[1].steps() == [3, 5]
     ranks[1].remove()
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
+def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
+    """They may change after the last checkpoint, and are restored as they were in it."""
+    training, fresh = (training_of(tied()) for _ in range(2))
+    saver = Saver(Checkpoints(directory=tmp_path, rank=0), mode)
+    before: list[torch.Tensor] = []
+    for step in range(3):
+        training.backward(training.model(torch.randn(4, 3)).square().sum())
+        training.update()
+        if step < 2:
+            saver.save(training, step)
+            before.append(training.model[0].weight.detach().clone())
+    saver.wait()
+    assert saver.checked(training) == "step 1, 3 tensors"
+    restore(fresh, read_newest(saver.checkpoints), {})
+    assert torch.equal(fresh.model[0].weight, before[1]) and not torch.equal(*before)
+
+
+def tied() -> torch.nn.Module:
+    """A model whose first and last layer are of the same weight; the one between is frozen."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
+    model[2].weight = model[0].weight
+    model[1].requires_grad_(False)
+    return model
 
 
 def test_masks_of_gradual_pruning_are_taken_over() -> None:
