@@ -44,9 +44,9 @@ def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
         yield training
 
 
-def killed_after(steps: int) -> Training:
+def killed_after(steps: int, **changes: Any) -> Training:
     """An attempt that failed after so many steps, and left its checkpoint."""
-    with pytest.raises(KeyboardInterrupt), attempt(1) as training:
+    with pytest.raises(KeyboardInterrupt), attempt(1, **changes) as training:
         saver = Saving(save_every=1)
         saver.on_optimizer(training)
         for step in range(steps):
@@ -83,7 +83,8 @@ def test_an_attempt_goes_on_where_the_last_one_failed(root: Path) -> None:
     [
         ({"width": 4}, "of another model"),
         ({"begins_anew": "errors are kept on each card"}, "errors are kept on each card"),
-        ({"steps": 2}, "of step 2, the last, and there is none to time"),
+        ({"steps": 2}, "of step 2 of 2, and a row needs 1 more"),
+        ({"least_steps": 4}, "of step 2 of 5, and a row needs 4 more, warm-up included"),
         ({"gather": lambda steps: [steps, set()] if isinstance(steps, set) else [steps]}, "no che"),
     ],
 )
@@ -96,6 +97,15 @@ def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
         assert training.details["resumed"].startswith("no, began with step 0: ")
         assert told in training.details["resumed"]
         assert training.first_step == 0 and training.losses == []
+
+
+def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> None:
+    """Its first replaces what it could not go on from, and the next attempt goes on from that."""
+    killed_after(4)
+    killed_after(1, least_steps=3)
+    assert [each.name for each in (root / NAME).iterdir()] == ["step-00000000.rank-0.pt"]
+    with attempt(2, least_steps=3) as training:
+        assert training.details["resumed"] == "from step 1 of 5"
 
 
 def test_a_damaged_checkpoint_costs_the_steps_and_not_the_job(root: Path) -> None:
@@ -165,7 +175,7 @@ def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
         for each in ranks:
             each.path(step).touch()
             each.divided(step).mkdir(exist_ok=True)
-            each.forget_older()
+            each.keep_last(step)
     assert [each.steps() for each in ranks] == [[3, 5], [3, 5]]
     assert not ranks[0].divided(1).exists() and ranks[0].divided(3).exists()
     ranks[0].remove()

@@ -236,6 +236,8 @@ class Training:
     #: Applies the gradients and clears them.
     update: Callable[[], None]
     steps: int = 1  # optimizer steps of the job, warm-up included
+    #: Of these, the fewest that an attempt has to take itself: its own warm-up and what is timed.
+    least_steps: int = 1
     max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))

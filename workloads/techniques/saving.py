@@ -9,7 +9,8 @@ step.
 
 Checkpoints stay until the job has succeeded. A later attempt on the node goes on from the newest,
 and its row says from which step (``resumed``) and the losses before (``losses_before``); its
-figures are of its own steps alone. They lie in ``checkpoints`` of the node's cache, or in
+figures are of its own steps alone. Where fewer steps are left than warm-up and ``min_repeats`` ask
+for, it begins anew. They lie in ``checkpoints`` of the node's cache, or in
 ``nightgrid-checkpoints`` of the directory that NIGHTGRID_CHECKPOINTS names: where nodes share that,
 an attempt on another node goes on too; else it begins anew, and the row says so. One takes the
 bytes of the weights and, for AdamW, twice those of what is trained: 37 GB for 6.2 billion weights

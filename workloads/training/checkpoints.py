@@ -79,9 +79,12 @@ class Checkpoints:
         found = map(_NAME.fullmatch, os.listdir(self.directory))
         return sorted(int(m[1]) for m in found if m is not None and int(m[2]) == self.rank)
 
-    def forget_older(self) -> None:
-        """Remove this rank's part of all but the last steps."""
-        for step in self.steps()[: -self.steps_kept]:
+    def keep_last(self, newest: int) -> None:
+        """Of this rank's parts keep those of the step that was just written and of the last ones
+        before it; a later one is of an attempt from which none has gone on."""
+        steps = self.steps()
+        before = [step for step in steps if step <= newest]
+        for step in {*steps} - {*before[-self.steps_kept :]}:
             self.path(step).unlink(missing_ok=True)
             if self.rank == 0:
                 shutil.rmtree(self.divided(step), ignore_errors=True)

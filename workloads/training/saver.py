@@ -129,7 +129,7 @@ class Saver:
 
     def _replace(self, state: dict[str, Any], step: int) -> None:
         write_state(state, self.checkpoints.path(step))
-        self.checkpoints.forget_older()
+        self.checkpoints.keep_last(step)
 
 
 def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
