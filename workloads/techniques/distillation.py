@@ -324,7 +324,7 @@ class Distillation(Technique):
 
     def after_step(self, training: Training, step: int) -> None:
         for taught in self._taught:
-            taught.end_step(step)
+            taught.end_step()
 
     def after_steps(self, training: Training) -> None:
         for taught in self._taught:
