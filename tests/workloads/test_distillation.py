@@ -113,6 +113,19 @@ def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_
     assert taught.counted == [(6.0, 6.5), (7.0, 7.5)]
 
 
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_step: int) -> None:
+    """One that goes on has a student that has learned."""
+    training = training_of(torch.nn.Linear(2, 2))
+    training.first_step = first_step
+    training.held_out_loss = lambda objective=None: 1.0
+    technique = Distillation()
+    technique._taught.append(Taught(teacher=None, directory=Path(), training=training))
+    technique.before_steps(training, lambda step: set())
+    assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
+    assert training.metrics["teacher_held_out_loss"] == 1.0
+
+
 @pytest.mark.slow
 def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> None:
     """A job that learns next to nothing under autocast has the same one before and after; a job
