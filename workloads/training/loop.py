@@ -113,7 +113,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     profile = Profile()
     if request.parameters.get("profile") and not request.probe:
         profile = profile_steps(training, steps, make(training.first_step))
-    for technique in techniques:
+    for technique in reversed(techniques):  # what came last is still as it was made
         technique.after_steps(training)
     details = {
         **loaded.details,
