@@ -184,6 +184,20 @@ def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
+def test_parts_of_older_steps_are_removed_on_each_node(tmp_path: Path) -> None:
+    """Also where rank 0 is on another, with a cache of its own."""
+    second = Checkpoints(directory=tmp_path, rank=1, steps_kept=2)
+    for step in range(4):
+        second.divided(step).mkdir()
+        (second.divided(step) / "part").touch()
+        second.path(step).touch()
+        second.keep_last(step)
+    assert sorted(each.name for each in tmp_path.glob("*.parts")) == [
+        "step-00000002.parts",
+        "step-00000003.parts",
+    ]
+
+
 @pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
 def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
     """They may change after the last checkpoint, and are restored as they were in it."""

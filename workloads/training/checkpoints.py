@@ -86,8 +86,8 @@ class Checkpoints:
         before = [step for step in steps if step <= newest]
         for step in {*steps} - {*before[-self.steps_kept :]}:
             self.path(step).unlink(missing_ok=True)
-            if self.rank == 0:
-                shutil.rmtree(self.divided(step), ignore_errors=True)
+            # No rank goes on from this step now, and rank 0 may be on another node.
+            shutil.rmtree(self.divided(step), ignore_errors=True)
 
     def bytes_of(self, step: int) -> int:
         """Size of a step: this rank's part, and what a library wrote for all ranks."""
