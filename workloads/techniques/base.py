@@ -12,7 +12,7 @@ their schema), with methods for the points at which it may act, in this order:
     on_optimizer the optimizer is made
     before_steps everything is ready, nothing is timed yet
     after_step   a step is over, still inside its timed part
-    after_steps  the last step is over, no longer timed
+    after_steps  the last step is over, no longer timed; the last technique acts first
 
 The methods do nothing unless a technique overrides them. What they may change is what the objects
 that they are given hold: replace a function, add to a list. What has to end with the job, however
@@ -236,6 +236,8 @@ class Training:
     #: Applies the gradients and clears them.
     update: Callable[[], None]
     steps: int = 1  # optimizer steps of the job, warm-up included
+    #: Of these, the fewest that an attempt has to take itself: its own warm-up and what is timed.
+    least_steps: int = 1
     max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
@@ -317,7 +319,8 @@ class Technique(Settings):
     name: ClassVar[str]  # of its file, or of its entry point
     #: What people call it, for documentation and reports.
     title: ClassVar[str]
-    #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
+    #: Among all techniques, which act at each point in ascending order, and after the last step in
+    #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
     #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -357,4 +360,5 @@ class Technique(Settings):
         """Do something after each optimizer step (from 0, warm-up included)."""
 
     def after_steps(self, training: Training) -> None:
-        """Do something after the last step, before the trained model is looked at."""
+        """Do something after the last step, before the trained model is looked at. Techniques of
+        higher order have acted; those of lower order have not yet changed the model."""

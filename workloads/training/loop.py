@@ -113,7 +113,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     profile = Profile()
     if request.parameters.get("profile") and not request.probe:
         profile = profile_steps(training, steps, make(training.first_step))
-    for technique in techniques:
+    for technique in reversed(techniques):  # what came last is still as it was made
         technique.after_steps(training)
     details = {
         **loaded.details,
@@ -250,6 +250,7 @@ def _training(
         backward=lambda loss: loss.backward(),
         update=update,
         steps=request.measure.warmup + method.steps,
+        least_steps=request.measure.warmup + min(request.measure.min_repeats, method.steps),
         enter_phase=context.enter_phase,
         ending=data.ending,
         kept_as=request.kept_as,
@@ -299,7 +300,7 @@ def _measure(
     from a checkpoint warms up anew, as its process does, with the first steps that are left.
     """
     spec, first = find_engine(request.engine), training.first_step
-    warmup = min(request.measure.warmup, training.steps - first - 1)
+    warmup = request.measure.warmup
     timed = range(first + warmup, training.steps) if warmup else ()
 
     def rehearse(number: int) -> None:
@@ -309,7 +310,6 @@ def _measure(
     left = training.steps - first - warmup
     once = dataclasses.replace(
         request.measure,
-        warmup=warmup,
         min_repeats=left,
         max_repeats=left,
         relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned

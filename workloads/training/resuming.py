@@ -22,8 +22,11 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
     state: dict[str, Any] = {}
     if step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
-    elif step + 1 >= training.steps:
-        problem = f"the checkpoint is of step {step + 1}, the last, and there is none to time"
+    elif training.steps - (step + 1) < training.least_steps:
+        problem = (
+            f"the checkpoint is of step {step + 1} of {training.steps}, and a row needs "
+            f"{training.least_steps} more, warm-up included"
+        )
     else:
         state, problem = _read(training, checkpoints, writer, step)
     problem = next(filter(None, training.gather(training.begins_anew or problem)), "")
