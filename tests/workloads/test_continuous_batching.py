@@ -225,6 +225,7 @@ def test_a_model_that_cannot_use_the_kv_cache_is_refused(dataset: str) -> None:
         ({"device": "hpu"}, "compiles anew"),
         ({"parameters": {"batching": "continuous", "attention": "eager"}}, "attention eager"),
         ({"parameters": {"batching": "continuous", "tensor_parallel": 2}, "cards": 2}, "not built"),
+        ({"parameters": {"batching": "continuous", "profile": True}}, "one static batch"),
         ({"parameters": {"packed_weights": True}, "engine": "vllm", "device": "cuda"}, "has no"),
         ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
         ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
@@ -247,7 +248,7 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
     assert not refuse(Asked(**usual))  # type: ignore[arg-type]
     (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
     assert (
-        refusal.setting in ("batching", "packed_weights")
+        refusal.setting in ("batching", "packed_weights", "profile")
         and words in refusal.reason
         and refusal.unsupported
     )

@@ -12,6 +12,13 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     """Refusals of continuous batching in this job; sorting goes with everything."""
     if asked.parameters.get("batching") != "continuous":
         return
+    if asked.parameters.get("profile"):
+        yield Refusal(
+            setting="profile",
+            reason="a profile watches one static batch, which batching continuous never runs",
+            hint="write batching: static, or leave profile out",
+            unsupported=True,
+        )
     hint = "use batching static or sorted"
     if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} batches in its own way"

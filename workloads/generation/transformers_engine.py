@@ -30,13 +30,14 @@ from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
+from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import (
     check_attention,
     load_config,
     load_tokenizer,
     open_model,
 )
-from workloads.models.quantized_checkpoints import kind_of
+from workloads.models.quantized_checkpoints import as_stored, kind_of
 from workloads.models.saved import origin_of
 from workloads.registry import task_for
 from workloads.training import adapters
@@ -176,6 +177,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
         arguments["device_map"] = {"": device.torch_device}
     if stored:  # the checkpoint says how
         arguments.pop("quantization_config", None)
+        if precisions.quantized(request.precision):
+            arguments |= as_stored(read_config(Path(source.path)))
     task = task_for(request.workload, source.entry)
     model = task.function("load")(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:

@@ -21,13 +21,13 @@ from workloads.errors import Unsupported
 from workloads.models.saved import origin_of
 
 
-def _as_auto_round(on_host: bool) -> Any:
+def _as_auto_round(on_host: bool, found: Mapping[str, Any]) -> Any:
     from transformers import AutoRoundConfig
 
     return AutoRoundConfig(backend="torch" if on_host else "auto")
 
 
-def _expanded(on_host: bool) -> Any:
+def _expanded(on_host: bool, found: Mapping[str, Any]) -> Any:
     import inspect
 
     from transformers import CompressedTensorsConfig
@@ -39,6 +39,21 @@ def _expanded(on_host: bool) -> Any:
     return CompressedTensorsConfig(**arguments)
 
 
+def _expanded_fp8(on_host: bool, found: Mapping[str, Any]) -> Any:
+    import inspect
+
+    import transformers
+
+    kind = transformers.FineGrainedFP8Config
+    if "dequantize" not in inspect.signature(kind).parameters:
+        raise Unsupported(
+            f"transformers {transformers.__version__} expands no fp8 checkpoint to 16 or 32 bits; "
+            "releases do whose FineGrainedFP8Config takes `dequantize` (5.23 does)"
+        )
+    # With the checkpoint's other values: transformers takes more from here than `dequantize`.
+    return kind.from_dict({**found, "dequantize": True})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """The package for a kind of checkpoint; "" is transformers alone."""
@@ -47,8 +62,9 @@ class Reader:
     package: str = ""  # as pip calls it
     install: str = ""
     packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
-    #: For from_pretrained, in place of the checkpoint's; the argument tells if it is for the host.
-    config: Callable[[bool], Any] | None = None
+    #: For from_pretrained, in place of the checkpoint's: of whether it is for the host, and of what
+    #: the checkpoint says.
+    config: Callable[[bool, Mapping[str, Any]], Any] | None = None
     on_host: bool = True  # whether it is read on the host, too
 
 
@@ -71,7 +87,7 @@ READERS = {
         install="pip install 'nightgrid[compressed-tensors]'",
         config=_expanded,
     ),
-    "fp8": Reader(),
+    "fp8": Reader(config=_expanded_fp8),
 }
 #: The packages of all readers, as pip calls them, and what each is for.
 PACKAGES = {
@@ -145,4 +161,14 @@ def reading_arguments(
             f"{model} is a {method} checkpoint, which needs the package {reader.module}: "
             f"{reader.install}"
         )
-    return {"quantization_config": reader.config(on_host)} if reader.config is not None else {}
+    return {"quantization_config": reader.config(on_host, found)} if reader.config else {}
+
+
+def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a checkpoint that is not to be expanded."""
+    found = config.get("quantization_config") or {}
+    if found.get("quant_method") != "fp8":
+        return {}  # the others are read in one way only
+    from transformers import FineGrainedFP8Config
+
+    return {"quantization_config": FineGrainedFP8Config.from_dict(dict(found))}

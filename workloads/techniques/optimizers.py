@@ -120,14 +120,25 @@ def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
 
 
 def _by_torchao(kind: Any, embeddings: set[int]) -> Any:
-    """The optimizer with 32-bit averages of these."""
+    """The optimizer with 32-bit averages of these, and of what it leaves in the weights' format."""
     import torch
 
     class Optimizer(kind):  # type: ignore[misc]
         def _new_buffer(self, p: Any, signed: bool) -> Any:
             if id(p) in embeddings:
                 return torch.zeros_like(p, dtype=torch.float32)
-            return super()._new_buffer(p, signed)
+            made = super()._new_buffer(p, signed)
+            part = made.to_local() if hasattr(made, "to_local") else made
+            return made.float() if type(part) is torch.Tensor else made
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)  # torch casts averages to their weights' format
+            groups = zip(state_dict["param_groups"], self.param_groups, strict=True)
+            for saved, own in groups:
+                for number, p in zip(saved["params"], own["params"], strict=True):
+                    for name, value in state_dict["state"].get(number, {}).items():
+                        if getattr(value, "dtype", None) == torch.float32 and name != "step":
+                            self.state[p][name] = value.to(p.device)
 
     return Optimizer
 

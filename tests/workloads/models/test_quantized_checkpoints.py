@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from workloads import text_generation
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import load_causal_model, open_model
-from workloads.models.quantized_checkpoints import READERS, reading_arguments
+from workloads.models.quantized_checkpoints import READERS, as_stored, reading_arguments
 from workloads.registry import find_workload
 from workloads.weights import inspect
 
@@ -172,6 +172,37 @@ def test_a_missing_package_is_named_with_its_command(
         Unsupported, match=rf"which needs the package {READERS[method].module}: pip"
     ):
         reading_arguments({"quantization_config": {"quant_method": method}}, "m", on_host=False)
+
+
+def test_fp8_is_expanded_where_a_card_could_compute_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job in bf16 gets plain layers, though transformers finds such a card; one in fp8 leaves
+    them to it."""
+    path = checkpoint(tmp_path / "theirs", FP8, in_fp8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for arguments, kinds in (
+        ({}, {("Linear", torch.bfloat16)}),
+        (as_stored({"quantization_config": FP8}), {("FP8Linear", torch.float8_e4m3fn)}),
+    ):
+        model = load_causal_model(
+            open_model(path), dtype=torch.bfloat16, device_map={"": "cpu"}, **arguments
+        )
+        layers = [each for name, each in model.named_modules() if name.endswith("_proj")]
+        found = {(type(each).__name__, each.weight.dtype) for each in layers}
+        assert found == kinds
+
+
+def test_a_transformers_that_cannot_expand_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than a failure on the card."""
+
+    class Old:
+        def __init__(self, activation_scheme: str = "dynamic", **_: Any) -> None: ...
+
+    monkeypatch.setattr("transformers.FineGrainedFP8Config", Old)
+    with pytest.raises(Unsupported, match="expands no fp8 checkpoint"):
+        reading_arguments({"quantization_config": FP8}, "m", on_host=False)
 
 
 def test_awq_is_read_on_cards_only() -> None:
