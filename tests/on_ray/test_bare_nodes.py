@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -27,15 +28,16 @@ def test_a_node_is_started_as_this_version_of_ray_can(
 ) -> None:
     """Idle processes take its agents' place where Ray lets the ports be written beforehand; 2.53
     does not."""
-    from ray import _raylet
     from ray._private import services
+
+    compiled = importlib.import_module("ray._raylet")
 
     started: list[list[str]] = []
     monkeypatch.setattr(services, "start_ray_process", started.append)
     written: list[Any] = []
-    monkeypatch.setattr(_raylet, "persist_port", lambda *port: written.append(port))
+    monkeypatch.setattr(compiled, "persist_port", lambda *port: written.append(port))
     if absent:
-        monkeypatch.delattr(_raylet, absent)
+        monkeypatch.delattr(compiled, absent)
     command = ["raylet", f"--session_dir={tmp_path}", "--node_id=ab", *_AGENTS]
     with bare_nodes():
         services.start_ray_process(command)  # type: ignore[call-arg]

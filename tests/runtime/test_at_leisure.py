@@ -19,6 +19,7 @@ FIRST = RunStatus(
     counts={"reused": 1, "SUCCEEDED": 1},
     attempts=1,
     emulated=True,
+    eta_s=None,
     cards=(CardStatus(card="hpu-1/HPU0", attempt_id="a-1"), CardStatus(card="hpu-1/HPU1")),
 )
 
