@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import training_of
+from finetuning_cases import request, training_of
+from generation_cases import Worker
 
+from workloads import finetuning
+from workloads.api import MeasureSettings
+from workloads.compilations import Compilations
+from workloads.devices.cpu import CpuDevice
 from workloads.techniques.base import Training
 from workloads.techniques.saving import Saving
 from workloads.techniques.sparsity import Pruned
 from workloads.training import checkpoints as on_disk
+from workloads.training import resuming
 from workloads.training.checkpoints import KEPT_DAYS, VARIABLE, Checkpoints
-from workloads.training.resuming import restore
+from workloads.training.resuming import restore, resume
 from workloads.training.saver import Saver, read_newest
 
 NAME = "run-job"
@@ -39,7 +47,7 @@ def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
     training.kept_as, training.attempt, training.steps = NAME, number, 5
     for name, value in changes.items():
         setattr(training, name, value)
-    with training.ending:
+    with training.job_ending, training.ending:
         Saving(save_every=1).on_optimizer(training)
         yield training
 
@@ -166,6 +174,30 @@ def test_without_room_a_job_fails_before_its_first_step(
     with pytest.raises(OSError, match=f"1e-07 GB are free.*{VARIABLE}") as failed, attempt(1):
         pass
     assert failed.value.errno == errno.ENOSPC and failed.value.filename == str(root / NAME)
+
+
+def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that compiled in its timed part is run again; killed then, it has not lost all. Going
+    on asks for warm-up and the timed steps that the job has at least."""
+    compiled = itertools.count()
+    monkeypatch.setattr(CpuDevice, "compilations", lambda _: Compilations(graphs=next(compiled)))
+    seen: list[tuple[int, list[int]]] = []
+
+    def observed(training: Training, checkpoints: Checkpoints) -> None:
+        seen.append((training.least_steps, checkpoints.steps()))
+        resume(training, checkpoints)
+
+    monkeypatch.setattr(resuming, "resume", observed)
+    job = request(
+        samples=4, max_length=32, steps=2, save_every=3, measure=MeasureSettings(min_repeats=1)
+    )
+    result = finetuning.run(dataclasses.replace(job, kept_as=NAME), Worker().context())
+    assert seen == [(2, []), (2, [2])]
+    assert result.timed_parts == 2 and len(result.samples) == 3
+    assert result.details["resumed"] == "no, began with step 0: repeated after compilation"
+    assert list(root.iterdir()) == []
 
 
 def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:

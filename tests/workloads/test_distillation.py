@@ -106,7 +106,7 @@ def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_
     training = training_of(torch.nn.Linear(2, 2))
     taught = Taught(teacher=None, directory=Path(), training=training)
     technique = Distillation()
-    technique._taught.append(taught)
+    technique.in_training.append(taught)
     for step in (5, 6, 7):
         taught.stamps.append((float(step), step + 0.5))
         technique.after_step(training, step)
@@ -120,7 +120,7 @@ def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_st
     training.first_step = first_step
     training.held_out_loss = lambda objective=None: 1.0
     technique = Distillation()
-    technique._taught.append(Taught(teacher=None, directory=Path(), training=training))
+    technique.in_training.append(Taught(teacher=None, directory=Path(), training=training))
     technique.before_steps(training, lambda step: set())
     assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
     assert training.metrics["teacher_held_out_loss"] == 1.0

@@ -263,6 +263,8 @@ class Training:
     origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
+    #: Closed when the job is over, which may take a second pass over it; ``ending`` after each.
+    job_ending: ExitStack = field(default_factory=ExitStack)
     #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
     kept_as: str = ""
     attempt: int = 1  # number of this try at the job
@@ -272,7 +274,7 @@ class Training:
     stateful: dict[str, Stateful] = field(default_factory=dict)
     #: Set where weights and optimizer are not this rank's alone to save.
     divided: DividedState | None = None
-    begins_anew: str = ""  # reason why no later attempt can go on from a checkpoint
+    begins_anew: str = ""  # reason why training does not go on from a checkpoint
     first_step: int = 0  # that this attempt takes
     #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
     #: of its micro-batches, which are on the card until somebody reads them.

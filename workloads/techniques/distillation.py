@@ -235,6 +235,11 @@ class Distillation(Technique):
 
     # ------------------------------------------------------------ in training
 
+    @property
+    def in_training(self) -> list[Taught]:
+        """The teacher of the model that this job trains, once it is loaded."""
+        return self._taught
+
     def before_load(self, loading: Loading) -> None:
         if loading.method == _METHOD:
             loading.changes.append(

@@ -128,7 +128,7 @@ class Saving(Technique):
                 if kind is None:
                     checkpoints.remove()
 
-            training.ending.push(leave)
+            training.job_ending.push(leave)
             resume(training, checkpoints)
         training.ending.callback(saver.wait)
         self._savers.append(saver)

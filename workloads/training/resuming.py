@@ -20,7 +20,9 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
     common = set.intersection(*training.gather(steps))
     step = max(common, default=None)
     state: dict[str, Any] = {}
-    if step is None:
+    if training.begins_anew:
+        problem = training.begins_anew
+    elif step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
     elif training.steps - (step + 1) < training.least_steps:
         problem = (
@@ -29,7 +31,7 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
         )
     else:
         state, problem = _read(training, checkpoints, writer, step)
-    problem = next(filter(None, training.gather(training.begins_anew or problem)), "")
+    problem = next(filter(None, training.gather(problem)), "")
     if step is None or problem:
         if step is not None or training.attempt > 1:
             training.details["resumed"] = f"no, began with step 0: {problem}"

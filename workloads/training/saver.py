@@ -38,7 +38,8 @@ class Saver:
         weights = _bytes([*trained.values(), *frozen.values()])
         # AdamW's two averages, the most that our optimizers keep; parts of ZeRO are about as much.
         once = weights + 2 * _bytes(training.trainable())
-        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1))
+        there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
+        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
 
     def save(self, training: Training, step: int) -> None:
         """Save, and count the time until training may go on.
