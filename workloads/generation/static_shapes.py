@@ -78,7 +78,7 @@ class StaticShapesEngine(TransformersEngine):
         ends = torch.tensor(sorted(self.end_token_ids), device=card)
         ended = torch.zeros(rows, dtype=torch.bool, device=card)
         for step in range(output_tokens):
-            found = self.model(
+            found = self._run(
                 **inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, **self._at(at)
             ).logits[:, -1]
             token = found.argmax(-1, keepdim=True)
@@ -109,6 +109,12 @@ class StaticShapesEngine(TransformersEngine):
     def _lengths(self, texts: Sequence[Answered]) -> list[int]:
         """All texts in one shape, since each shape is compiled."""
         return [max(len(text.prompt) + len(text.answer) for text in texts)] * len(texts)
+
+    def _run(self, **inputs: Any) -> Any:
+        """The model's output, with room for its graphs: the limits are the process's, and other
+        jobs have torch's own."""
+        with torch._dynamo.config.patch(_graph_limits()):
+            return self.model(**inputs)
 
     def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
         """The cache's positions, for releases of transformers whose caches do not count them."""
@@ -157,10 +163,6 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
             f"torch.compile: transformers says of {type(base).__name__} that it cannot run with "
             "a static cache; write hpu_mode: eager, or leave torch_compile out"
         )
-    for name in ("recompile_limit", "cache_size_limit"):  # by release
-        if hasattr(torch._dynamo.config, name):
-            setattr(torch._dynamo.config, name, _MOST_GRAPHS)
-            break
     model.compile(
         backend=device.compile_backend, dynamic=False, options=dict(device.compile_options) or None
     )
@@ -172,6 +174,13 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
         "bucket": str(BUCKET),
     }
     return StaticShapesEngine(**known)
+
+
+def _graph_limits() -> dict[str, int]:
+    """The settings of torch's compiler that limit graphs, as this release calls them."""
+    known = "recompile_limit", "cache_size_limit"
+    name = next(name for name in known if hasattr(torch._dynamo.config, name))
+    return {name: _MOST_GRAPHS, f"accumulated_{name}": _MOST_GRAPHS}
 
 
 def _static_cache(model: Any, rows: int, total: int) -> Any:

@@ -128,7 +128,7 @@ class TransformersEngine(LoadedModel):
             ids = [*text.prompt, *text.answer]
             filled = [*ids, *[self.pad_token_id] * (length - len(ids))]
             mask = [1] * len(ids) + [0] * (length - len(ids))
-            read = self.model(
+            read = self._run(
                 input_ids=torch.tensor([filled], device=self.device.torch_device),
                 attention_mask=torch.tensor([mask], device=self.device.torch_device),
                 use_cache=False,
@@ -136,6 +136,10 @@ class TransformersEngine(LoadedModel):
             self.device.mark_step()
             first = len(text.prompt) - 1
             yield read.logits[0, first : first + len(text.answer)].float().cpu()
+
+    def _run(self, **inputs: Any) -> Any:
+        """The model's output."""
+        return self.model(**inputs)
 
     def _lengths(self, texts: Sequence[Answered]) -> list[int]:
         """Positions that each text is padded to: all to one where each shape is compiled."""
