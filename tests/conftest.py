@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ settings.load_profile("nightgrid")  # before --hypothesis-profile, which `make q
 # Else each of hundreds of processes that tests start would compile all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Emulated cards of all processes of these tests take turns among themselves. With the host's file
+# they would wait for whatever else runs there, for minutes, and measured runs would wait for them.
+OWN_TURNS = Path(tempfile.gettempdir(), f"nightgrid-turns-of-tests-{os.getpid()}.lock")
+os.environ.setdefault("NIGHTGRID_TURNS", str(OWN_TURNS))
+
 # What tests compute is small; where cores are shared, a second thread mostly waits, at full load.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -44,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
     guard_this_process()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: None)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the file of turns, if this process has made it, and not one that it is a part of."""
+    OWN_TURNS.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -22,8 +22,8 @@ _ROOTS: dict[str, Callable[[], Path]] = {
 
 
 def made_at(kind: str, name: object) -> float | None:
-    """Seconds since the epoch at which a job made what has a name now; None where none did, or
-    nothing of it is known on this machine."""
+    """Seconds since the epoch at which a job made what has a name now, by the clock of the file
+    system's host; None where none did, or nothing of it is known on this machine."""
     if kind not in _ROOTS or not isinstance(name, str):
         return None
     try:

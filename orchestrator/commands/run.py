@@ -279,7 +279,7 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         ends_at=charge.ends_at if charge is not None else ends_at(args),
         budget=args.budget is not None,
         charge=charge,
-        while_jobs_run=report.prepare,
+        while_last_jobs_run=report.prepare,
     )
     source = args.grid
     if source is None:

@@ -45,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=4, help="in which the engine gets them (default: 4)"
     )
     parser.add_argument("--json", action="store_true", help="the answers as JSON")
-    add_results_argument(parser)
+    add_results_argument(parser, of_a_grid=True)
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        dest="run_name",  # `args.run` is the command itself
+        help="the run that is verified, with its commits of the hub (default: the grid's name)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     asked = questions(args)
     options = RunOptions(
         results=args.results,
+        results_address=args.results_address,
+        results_named=args.results_named,
         emulate=args.emulate,
         address=args.address,
         in_process=args.in_process,
@@ -79,20 +87,33 @@ def run(args: argparse.Namespace) -> int:
 
 def questions(args: argparse.Namespace) -> dict[str, Any]:
     """The grid of the questions, as its file would say it. Names of the hub are at the commits
-    which the grid's run was begun with, if there is one: its rows are what is verified.
+    which the grid's run was begun with: its rows are what is verified. Those that no run knows are
+    said aside.
 
     Raises:
         GridError: the grid is refused, or has no job that generates text.
     """
     from orchestrator.errors import GridError, Problem
     from orchestrator.planning.verification_grid import verification_grid
-    from orchestrator.runtime.grid_plan import grid_of
+    from orchestrator.runtime.grid_plan import commits_before, grid_of
     from orchestrator.runtime.options import RunOptions
 
-    begun = RunOptions(results=args.results, overrides=tuple(args.overrides), resume=True)
+    begun = RunOptions(
+        results=args.results,
+        results_named=args.results_named,
+        name=args.run_name,
+        overrides=tuple(args.overrides),
+        resume=True,
+    )
     source = grid_of(args.grid, begun)
+    if unknown := source.commits.keys() - commits_before(args.grid, begun).keys():
+        named = ", ".join(sorted(key.partition("/")[2] for key in unknown))
+        output.say_aside(
+            f"nightgrid verify: no run {begun.name or source.name!r} was begun with {named}, so "
+            "what is verified is the commit of today; --run and --results name another run"
+        )
     asked = verification_grid(
-        source.name,
+        begun.name or source.name,
         source.jobs(),
         open_engines=source.open_engines,
         prompts=args.prompts,
@@ -103,6 +124,8 @@ def questions(args: argparse.Namespace) -> dict[str, Any]:
         message = "no job of this grid generates text, so there is nothing to verify"
         problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
         raise GridError([problem])
+    if source.results:
+        asked["results"] = source.results
     return asked
 
 

@@ -83,12 +83,12 @@ def _with_idle(command: Sequence[str], agents: Mapping[str, Sequence[str]]) -> l
     from ray import _raylet
 
     given = dict(part[2:].split("=", 1) for part in command if part[:2] == "--" and "=" in part)
-    if not agents.keys() <= given.keys():
+    known = vars(_raylet)
+    ports = [port for each in agents.values() for port in each]
+    if not agents.keys() <= given.keys() or not {"persist_port", *ports} <= known.keys():
         return list(command)
-    persist: Any = _raylet.persist_port  # type: ignore[attr-defined]  # a compiled module
-    for ports in agents.values():
-        for name in ports:
-            persist(given["session_dir"], given["node_id"], getattr(_raylet, name), _NO_PORT)
+    for port in ports:
+        known["persist_port"](given["session_dir"], given["node_id"], known[port], _NO_PORT)
     idle = subprocess.list2cmdline(_IDLE)
     changed = {f"--{name}={given[name]}": f"--{name}={idle}" for name in agents}
     return [changed.get(part, part) for part in command]

@@ -4,10 +4,13 @@
 """
 
 import ctypes
+import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
+    raylet = os.environ.get("RAY_RAYLET_PID", str(os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.pause()
+    if str(os.getppid()) == raylet:  # else it died before that, and there is no signal
+        signal.pause()

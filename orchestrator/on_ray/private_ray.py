@@ -19,6 +19,7 @@ from typing import Any
 from orchestrator.errors import ClusterError
 from orchestrator.on_ray.bare_nodes import PLAIN_WORKERS, WORKERS, bare_nodes, replaced
 from orchestrator.on_ray.token import new_token, ray_environment
+from orchestrator.results.directory import RAY_JOB_VARIABLE
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
 from orchestrator.worker.private_directory import make_private_directory
@@ -119,6 +120,9 @@ def _settings(directory: Path) -> dict[str, str | None]:
         # Ray notes the address of the newest cluster in its temporary directory, where a
         # stranger's `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,
+        # Of a job in which this process may be: all its actors would have the job's environment,
+        # which the nodes of this cluster have no agent to prepare.
+        RAY_JOB_VARIABLE: None,
         "RAY_TMPDIR": str(directory),
         # Else Ray's agents write their title over the mark by which they are recognised.
         "SPT_NOENV": "1",

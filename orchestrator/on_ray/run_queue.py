@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.results.directory import RAY_JOB_VARIABLE
 from orchestrator.scheduling.run_queue import (
     QueueOptions,
     Standing,
@@ -32,7 +33,6 @@ _PREFIX = "queue/"
 _TIMEOUT_S = 10
 #: Ray's own records of submitted jobs.
 _JOBS_NAMESPACE, _JOB_PREFIX = b"job", b"_ray_internal_job_info_"
-_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Metadata of a submitted run (``submission.py``).
 MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "priority"
 
@@ -236,7 +236,7 @@ def _driver_here() -> str:
 def _submission_here() -> str:
     """Id of the Ray job whose command this process is; empty if it is none."""
     try:
-        config = json.loads(os.environ.get(_JOB_CONFIG, "{}"))
+        config = json.loads(os.environ.get(RAY_JOB_VARIABLE, "{}"))
         return str(config.get("metadata", {}).get("job_submission_id", ""))
     except ValueError:
         return ""

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 #: A kind of thing, such as ``adapter``, and the name of one.
 Thing = tuple[str, str]
 
+#: Seconds by which a thing must be younger than a measurement to count as made anew since: a file
+#: has its time by the clock of the file system's host, an attempt by that of its own, and a job may
+#: begin as soon as the thing is there.
+CLOCKS_APART_S = 2.0
+
 
 def things(
     jobs: Sequence[Job], way: Literal["produces", "consumes"]
@@ -124,7 +129,8 @@ def measured_again(
     estimate_s: Callable[[Job], float],
 ) -> list[PlannedJob]:
     """The plan in which a job that was measured runs once more where a name that it takes stands
-    for something else than it did: it was made anew since, or this run makes it anew.
+    for something else than it did: it was made anew since, or this run makes it anew. One that
+    needs what this run cannot make keeps its row, which an attempt that never starts would replace.
 
     Args:
         planned: all jobs, with their needs.
@@ -132,20 +138,25 @@ def measured_again(
         made_at: when the thing was made that has a name now.
         estimate_s: how long a job takes.
     """
+    blocked = _blocked(planned)
+    reusable = [
+        item for item in planned if item.action is Action.REUSE and blocked.isdisjoint(item.needs)
+    ]
     reasons: dict[str, str] = {}
-    reused = [item.job for item in planned if item.action is Action.REUSE]
-    for job, _, (kind, name) in things(reused, "consumes"):
+    for job, _, (kind, name) in things([item.job for item in reusable], "consumes"):
         made, measured = made_at((kind, name)), began(job)
-        if made is not None and measured is not None and measured < made:
+        if made is not None and measured is not None and measured + CLOCKS_APART_S < made:
             reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
     made_by = {
         item.job.job_id
         for item in planned
-        if item.action is Action.RUN and not is_calibration(item.job)
+        if item.action is Action.RUN
+        and item.job.job_id not in blocked
+        and not is_calibration(item.job)
     }
     while True:
-        for item in planned:
-            if item.action is Action.REUSE and (others := made_by.intersection(item.needs)):
+        for item in reusable:
+            if others := made_by.intersection(item.needs):
                 reason = f"job {min(others)} makes anew what this was measured on"
                 reasons.setdefault(item.job.job_id, reason)
         if reasons.keys() <= made_by:
@@ -157,6 +168,21 @@ def measured_again(
         else item
         for item in planned
     ]
+
+
+def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
+    """Ids of the jobs without a good row that cannot start, since they, or what they need, are not
+    run."""
+    blocked: set[str] = set()
+    found = {i.job.job_id for i in planned if i.action in (Action.SKIP, Action.UNSUPPORTED)}
+    while found:
+        blocked |= found
+        found = {
+            item.job.job_id
+            for item in planned
+            if item.action is Action.RUN and not blocked.isdisjoint(item.needs)
+        } - blocked
+    return blocked
 
 
 def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:

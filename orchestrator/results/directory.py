@@ -15,7 +15,7 @@ from pathlib import Path
 
 VARIABLE = "NIGHTGRID_RESULTS"
 #: Ray sets this for the entrypoint of a job and for nothing else.
-_RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: How an address of results begins that is no directory.
 SCHEMES = ("s3://", "gs://", "gcs://")
 _RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
@@ -65,4 +65,4 @@ def inside_ray_job(
     directory."""
     environment = os.environ if environment is None else environment
     directory = directory or Path.cwd()
-    return _RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()
+    return RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,32 @@ if TYPE_CHECKING:
     from orchestrator.runtime.row_log import RowLog
     from orchestrator.runtime.session import Session
     from orchestrator.runtime.status import RunStatus
+
+
+_LOG = logging.getLogger("nightgrid.drive")
+
+
+class AtLeisure:
+    """A task for the time in which only the last jobs run: earlier it would take a core that timed
+    jobs may be measured on. It is started once, in a thread."""
+
+    def __init__(self, task: Callable[[], None] | None) -> None:
+        self._task = task
+        self.thread: threading.Thread | None = None
+
+    def saw(self, status: RunStatus) -> None:
+        """Start the task if the run has a result, and no job is left to start."""
+        if self._task is None or self.thread or status.to_start > 0:
+            return
+        if status.counts.get(State.SUCCEEDED):
+            self.thread = threading.Thread(target=self._run, args=(self._task,), daemon=True)
+            self.thread.start()
+
+    def _run(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception:  # whoever needs it does it again, and says what is wrong
+            _LOG.debug("a task beside the last jobs failed", exc_info=True)
 
 
 def drive(
@@ -80,14 +107,12 @@ def drive(
         )
         return clean_row(row)
 
-    at_leisure: list[threading.Thread] = []
+    at_leisure = AtLeisure(options.while_last_jobs_run)
 
     def publish(status: RunStatus) -> None:
         if status.counts.get(State.SUCCEEDED):
             options.tell(succeeded=True)  # should this driver die, the next one's breaker rests
-            if options.while_jobs_run is not None and not at_leisure:
-                at_leisure.append(threading.Thread(target=options.while_jobs_run, daemon=True))
-                at_leisure[0].start()
+        at_leisure.saw(status)
         session.publish(status)
 
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until

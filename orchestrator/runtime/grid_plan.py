@@ -170,11 +170,11 @@ def grid_of(
         Path(source),
         nodes_for=nodes_for,
         overrides=options.overrides,
-        commits=_commits_before(Path(source), options),
+        commits=commits_before(Path(source), options),
     )
 
 
-def _commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
+def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
     """The commits of the run that is gone on with: else its branches may have moved, and what it
     has measured would be measured again."""
     from orchestrator.grid.overrides import overridden

@@ -52,7 +52,7 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     charge: Charge | None = None  # of a driver that has a supervisor
-    while_jobs_run: Callable[[], None] | None = None  # in a thread, once a job has succeeded
+    while_last_jobs_run: Callable[[], None] | None = None  # in a thread; see ``AtLeisure``
 
     @property
     def again(self) -> bool:

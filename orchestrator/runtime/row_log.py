@@ -1,9 +1,9 @@
 """Live logging: every final row goes to a tracker (``trackers/``) as it comes.
 
 A thread writes them; nothing waits for it, and whatever fails in it is said and tried again. A row
-that the tracker refuses is set aside in the end (``backlog.py``). Rows are on disk before
-they come here, so what a tracker lacks at the end is brought there by the next driver, or by
-``nightgrid export``.
+that the tracker refuses is set aside in the end (``backlog.py``); a tracker that refuses any row is
+left alone until the run ends, and tried once more then. Rows are on disk before they come here, so
+what a tracker lacks at the end is brought there by the next driver, or by ``nightgrid export``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RowLog:
         return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
 
     def _work(self) -> None:
-        left, known = self._backlog, False
+        left, known, last_try = self._backlog, False, False
         while True:
             written = left.written
             connected = False
@@ -100,7 +100,15 @@ class RowLog:
                 self.trouble = str(error)
                 if connected and left:
                     left.put_back(self.trouble)
-            if self._ending.is_set():
+            if left.hopeless and last_try:
+                left.give_up(self.trouble)
+                self.trouble = ""  # what is said of the rows has it
+                return
+            if left.hopeless:
+                self._take_rest()
+                left.hope()
+                last_try = True
+            elif self._ending.is_set():
                 if not (connected and known):
                     return
             elif left.written == written:  # else the connection worked until this row came
@@ -113,6 +121,12 @@ class RowLog:
 
         for row in newest_final(read_lean(self._store).measurements):
             self._backlog.add(row)
+
+    def _take_rest(self) -> None:
+        """Add what comes until the end, which ``_write`` is told once more."""
+        while (row := self._rows.get()) is not None:
+            self._backlog.add(row)
+        self._rows.put(None)
 
     def _write(self, connection: Connection) -> None:
         """Write what is left and what comes, until the end."""

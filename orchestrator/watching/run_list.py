@@ -88,11 +88,16 @@ def _entry(store: Store) -> RunEntry:
 
 def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunEntry]:
     """The list with the runs of submitted jobs, the newest first, whose drivers have said nothing
-    yet; those that ended so, with the command that shows why."""
-    spoken = {each.run for each in entries if each.state}
+    yet; those that ended so, with the command that shows why.
+
+    A run that was sent once more has the state of its driver before until the new one speaks.
+    """
+    spoken = {each.run: each.at for each in entries if each.state}
     sent: dict[str, RunEntry] = {}
     for job in jobs:
-        if not job.run or job.run in spoken or job.run in sent:
+        if not job.run or job.run in sent:
+            continue
+        if job.run in spoken and (job.over or _began_before(job, spoken[job.run])):
             continue
         note = ""
         if job.over:
@@ -101,6 +106,11 @@ def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunE
         state = job.status if job.over else "STARTING"
         sent[job.run] = RunEntry(run=job.run, state=state, at=job.started_at, note=note)
     return [*sent.values(), *(each for each in entries if each.run not in sent)]
+
+
+def _began_before(job: JobInfo, at: float | None) -> bool:
+    """Return whether a job may have been running at a moment."""
+    return at is None or (job.started_at is not None and job.started_at <= at)
 
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:

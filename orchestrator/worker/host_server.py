@@ -37,8 +37,10 @@ PRELOAD = (
     "transformers.models.glm.modeling_glm",
     "transformers.models.llama.modeling_llama",
     "orchestrator.worker.card_worker",
-    "orchestrator.worker.preloaded",
+    "orchestrator.worker.preloaded" + OPTIONAL,
 )
+#: The allocator of Arrow, which pandas imports, else starts a thread, and nothing could be forked.
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
 _END_S = 10.0
@@ -96,7 +98,8 @@ def start_server(
         path: its socket, alone in a directory.
         threads: OpenMP reads its variable when torch is imported, which may be in the server.
     """
-    environment = os.environ | environment_for(host_device().name, 0, threads=threads)
+    shown = environment_for(host_device().name, 0, threads=threads)
+    environment = _NO_THREADS | os.environ | shown
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, "-m", "orchestrator.worker.process_server", path]
     logged = open_log(str(log))
@@ -107,6 +110,7 @@ def start_server(
             stdout=logged,
             stderr=logged,
             env=environment,
+            start_new_session=True,  # Ctrl-C is for the driver, which ends its jobs in order
         )
     finally:
         os.close(logged)
@@ -143,8 +147,11 @@ def end_server(server: subprocess.Popen[bytes]) -> None:
     """End a server of this process and every worker of it; returns when they are gone."""
     if server.stdin is not None:
         server.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()  # the guardian, without which the server ends everything by itself
+        server.wait()
 
 
 def wait_for_server(path: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -7,7 +7,6 @@ and make them again, in the turn of its first job.
 import contextlib
 
 import transformers.convert_slow_tokenizer
-import transformers.tokenization_utils_tokenizers  # noqa: F401
 
 import workloads.generation.static_shapes
 import workloads.generation.transformers_engine
@@ -19,6 +18,8 @@ from workloads.data.catalog import load_dataset
 
 versions()
 load_dataset("advertisegen-synthetic")
+with contextlib.suppress(ImportError):  # of transformers 5
+    import transformers.tokenization_utils_tokenizers  # noqa: F401
 with contextlib.suppress(ImportError):  # of transformers 5: patterns of all its models
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

@@ -38,6 +38,7 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -394,14 +395,22 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     lifeline, held = os.pipe()
+    loading, loaded = os.pipe()  # closed by the server once it serves, or by its end
     # The guardian has it, too, so that who connects once the server is gone waits until its workers
     # are.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    guardian = os.getpid()
     server = os.fork()
     if server:
         os.close(lifeline)
-        sys.exit(_guard(server))
+        os.close(loaded)
+        sys.exit(_guard(server, loading, argv[0]))
     os.close(held)
+    os.close(loading)
+    # While it imports it watches no lifeline.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guardian:
+        os._exit(70)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
     # A process that finds the socket's file connects at once, so it is named once it listens.
     unnamed = os.path.join(os.path.dirname(argv[0]), "_")
@@ -411,19 +420,33 @@ def main(argv: Sequence[str]) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     preloaded = bool(argv[1:]) and preload(argv[1:])
     output.say(f"serving, {'preloaded' if preloaded else 'fresh processes'}")
+    _prctl(_PR_SET_PDEATHSIG, 0)  # from now on it ends its workers before itself
+    os.close(loaded)
     ProcessServer(listener=listener, preloaded=preloaded).serve(0, lifeline)
-    with contextlib.suppress(OSError):
-        os.remove(argv[0])
-        os.rmdir(os.path.dirname(argv[0]))  # made for the socket alone
+    _remove_socket(argv[0])
 
 
-def _guard(server: int) -> int:
+def _guard(server: int, loading: int, path: str) -> int:
     """Wait for the server and kill what it leaves, which is this process's own by then; how it
-    ended, as a shell says it."""
+    ended, as a shell says it. A server that nobody wants any more while it still imports is
+    killed."""
+    hung_up = select.poll()
+    hung_up.register(0, 0)
+    hung_up.register(loading, 0)
+    if loading not in dict(hung_up.poll()):
+        os.kill(server, signal.SIGKILL)
+        _remove_socket(path)
     _, status = os.waitpid(server, 0)
     _end_all()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _remove_socket(path: str) -> None:
+    """Remove a server's socket and the directory that was made for it alone."""
+    with contextlib.suppress(OSError):
+        os.remove(path)
+        os.rmdir(os.path.dirname(path))
 
 
 if __name__ == "__main__":

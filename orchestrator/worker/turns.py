@@ -41,6 +41,9 @@ from workloads.process_stat import process_stat
 #: The file of the whole host; where another user keeps it closed, one of this user's own.
 PATHS = (Path("/tmp/nightgrid-turns.lock"), Path(f"/tmp/nightgrid-turns-{os.geteuid()}.lock"))
 
+#: Names another file, for processes that take turns among themselves alone.
+VARIABLE = "NIGHTGRID_TURNS"
+
 #: Without any change in the processes ahead for so long, a job goes on without a turn. It is longer
 #: than a watchdog leaves a hung job in any phase.
 PATIENCE_S = 4 * 3600.0
@@ -201,7 +204,7 @@ def turn(
     threads: int,
     cores: Sequence[int],
     *,
-    paths: Sequence[Path] = PATHS,
+    paths: Sequence[Path] = (),
 ) -> Iterator[Turn | None]:
     """Wait for the turn of a job and keep it within the block; None where there are no turns.
 
@@ -214,10 +217,10 @@ def turn(
         rank: this one.
         threads: of this rank.
         cores: of this host, those that this process may use (``usable_cores``).
-        paths: the file to use, the first that can be opened.
+        paths: the file to use, the first that can be opened; by default ``own_paths``.
     """
     began = time.monotonic()
-    locks = _locks(paths)
+    locks = _locks(paths or own_paths())
     own = locks.identity if locks else ""
     ranks: list[tuple[str, int]] = collective.gather((own, threads))
     wanted = sum(count for file, count in ranks if file == own)
@@ -235,6 +238,13 @@ def turn(
     finally:
         if place is not None:
             place.leave()
+
+
+def own_paths() -> tuple[Path, ...]:
+    """The files of this process, the first one first: the host's, unless the environment names
+    another."""
+    named = os.environ.get(VARIABLE)
+    return (Path(named),) if named else PATHS
 
 
 def _locks(paths: Sequence[Path]) -> Locks | None:

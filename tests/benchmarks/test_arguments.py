@@ -10,7 +10,7 @@ from benchmarks.setting import PROGRAMS
 
 
 def _read(program: Path) -> tuple[int, bool]:
-    """How many arguments a program reads, and whether it takes any number after them."""
+    """Count the arguments that a program reads; say whether it takes any number after them."""
     count, open_ended = 0, False
     for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.argv":
@@ -26,7 +26,7 @@ def _read(program: Path) -> tuple[int, bool]:
 
 
 def _given(arguments: list[ast.expr]) -> int | None:
-    """How many arguments a call gives; None where a name hides it."""
+    """Count the arguments that a call gives; None where a name hides it."""
     count = 0
     for each in arguments:
         if not isinstance(each, ast.Starred):

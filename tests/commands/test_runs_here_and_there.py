@@ -166,6 +166,22 @@ def test_runs_that_have_not_begun_are_listed_too(
     assert printed.count("night  ") == 1 and "?" not in printed
 
 
+def test_a_run_that_was_sent_again_is_starting_until_its_new_driver_speaks(
+    there: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last word of the driver before says nothing of the job that is there now; one that has
+    ended adds nothing to it."""
+    [night] = Server.jobs_there
+    words = ("runs", *THERE, "--results", str(there))
+    run_with(there, "night", at=time.time() - 3600, finished=True, done=24, eta_s=0.0)
+    assert re.search(r"night +STARTING", say(*words))
+    monkeypatch.setattr(Server, "jobs_there", (replace(night, status="SUCCEEDED"),))
+    assert re.search(r"night +FINISHED", say(*words))
+    monkeypatch.setattr(Server, "jobs_there", (night,))
+    run_with(there, "night")
+    assert "STARTING" not in say(*words)
+
+
 def test_status_from_afar_by_name_and_by_job(there: Path, say: Callable[..., str]) -> None:
     """Progress, time left and cards, of the run that the job drives."""
     store = run_with(there, "night")

@@ -169,8 +169,8 @@ def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
     """A failed attempt is tried again, however often it was."""
     judge = retry.judge
 
-    def always(kind: Any, **counts: int) -> retry.Verdict:
-        return replace(judge(kind, **counts), retry=True)
+    def always(kind: Any, message: str = "", **counts: int) -> retry.Verdict:
+        return replace(judge(kind, message, **counts), retry=True)
 
     return patch.object(verdicts, "judge", always)
 

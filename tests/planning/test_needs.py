@@ -20,7 +20,7 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
-from orchestrator.planning.needs import needs_of, with_needs
+from orchestrator.planning.needs import measured_again, needs_of, with_needs
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduling.schedule import ScheduleSettings
@@ -64,6 +64,27 @@ def test_what_needs_an_unsupported_job_is_unsupported_for_that_reason() -> None:
     assert plan[0].reason == (
         f"needs the adapter of job {SAVER.job_id}, which is unsupported: no NF4 here"
     )
+
+
+@pytest.mark.parametrize("action", [Action.SKIP, Action.UNSUPPORTED])
+def test_what_cannot_be_measured_again_keeps_its_row(action: Action) -> None:
+    """Its need is not run, or needs itself what is not: an attempt would end as NOT_STARTED, and
+    that row would take the place of the good one."""
+    tuned, second = job("tuned"), job("second")
+    saver, user = PlannedJob(job=SAVER, action=action), PlannedJob(job=USER, action=Action.REUSE)
+    user = replace(user, needs=(SAVER.job_id,))
+    middle = PlannedJob(job=tuned, action=Action.RUN, needs=(SAVER.job_id,))
+    last = PlannedJob(job=second, action=Action.REUSE, needs=(tuned.job_id,))
+    made = {("adapter", "advert"): 200.0}
+
+    def again(*plan: PlannedJob) -> list[PlannedJob]:
+        return measured_again(list(plan), lambda job: 100.0, made.get, lambda job: 9.0)
+
+    plan = [last, middle, user, saver]
+    assert again(*plan) == plan
+    saver = replace(saver, action=Action.REUSE)
+    actions = [item.action for item in again(last, middle, user, saver)]
+    assert actions == [Action.RUN, Action.RUN, Action.RUN, Action.REUSE]
 
 
 GRID = """\
@@ -121,7 +142,10 @@ def test_the_plan_orders_a_grid_by_the_names_of_adapters(
     made = {("adapter", "advert"): 99.0}
     user, _ = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
     assert user.action is Action.REUSE
-    made = {("adapter", "advert"): 101.0}
+    made = {("adapter", "advert"): 101.5}  # by another host's clock
+    user, _ = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
+    assert user.action is Action.REUSE
+    made = {("adapter", "advert"): 103.0}
     user, saver = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
     assert (user.action, saver.action) == (Action.RUN, Action.REUSE)
     assert user.reason == "adapter advert was made anew since this was measured"

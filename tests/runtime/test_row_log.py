@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import tiny_workload
 from measurements import row
+from patience import patience
 
 from orchestrator import trackers
 from orchestrator.domain.measurement import Measurement
@@ -23,12 +25,13 @@ from orchestrator.trackers.base import TrackedRun, Tracker, tracked
 
 @dataclass
 class Kept:
-    """A tracker in memory, which fails as often as it is told to, and with one job always."""
+    """A tracker in memory, which fails as often as it is told to, and with some jobs always."""
 
     runs: list[TrackedRun] = field(default_factory=list)
     failures: int = 0
-    refused: str = ""  # a job's id
+    refused: Collection[str] = ()  # ids of jobs
     refusals: int = 0
+    connections: int = 0
     came: threading.Event = field(default_factory=threading.Event)
     stuck: threading.Event | None = None
 
@@ -40,9 +43,13 @@ class Kept:
             extra="",
             destination="anything",
             variable="KEPT",
-            connect=lambda *_: self,
+            connect=self.connect,
             explain=lambda error, destination: f"it says {error}",
         )
+
+    def connect(self, *_: object) -> Kept:
+        self.connections += 1
+        return self
 
     def has(self, attempt: str) -> bool:
         return attempt in {run.attempt for run in self.runs}
@@ -50,7 +57,7 @@ class Kept:
     def write(self, tracked: TrackedRun) -> None:
         if self.stuck is not None:
             self.stuck.wait()
-        if tracked.tags["nightgrid.job_id"] == self.refused:
+        if tracked.tags["nightgrid.job_id"] in self.refused:
             self.refusals += 1
             raise ValueError("not this one")
         if self.failures:
@@ -100,7 +107,7 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
 def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
     """It is tried a few times, set aside and named at the end; the others are written, those that
     come later, too."""
-    kept = Kept(refused=row(refused).job_id)
+    kept = Kept(refused=[row(refused).job_id])
     log = RowLog(store, kept.tracker(), "there", again_s=0.01)
     log.start()
     for number in (1, 2, 3):
@@ -109,6 +116,59 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
     assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
     assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
     assert kept.refusals == backlog.MOST_FAILURES
+
+
+def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) -> None:
+    """A few rows are tried, and all are told to be missing, with the reason."""
+    kept = Kept(failures=1000)
+    rows = [row(number) for number in range(30)]
+    done = backlog.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    assert kept.connections == backlog.MOST_IN_A_ROW and done.written == 0
+    assert done.told_of_refused.startswith("30 set aside (")
+    assert done.told_of_refused.endswith(
+        "Kept at there: it says no; 5 in a row failed, so no more were tried"
+    )
+
+
+@pytest.mark.parametrize(
+    "refused", [range(12), range(3, 19), range(48, 60), [*range(9), *range(50, 58)]]
+)
+def test_neighbours_that_are_all_refused_hold_up_no_other(
+    tmp_path: Path, refused: Sequence[int]
+) -> None:
+    """An experiment's rows may have what a tracker refuses, and lie beside each other."""
+    rows = [row(number) for number in range(60)]
+    kept = Kept(refused=[rows[number].job_id for number in refused])
+    done = backlog.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    assert set(attempts(kept)) == {each.job_id for each in rows} - {*kept.refused}
+    assert done.told_of_refused.startswith(f"{len(refused)} set aside (")
+    assert kept.connections < len(refused)
+
+
+@pytest.mark.parametrize("failures", [1000, 5])
+def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
+    store: Store, failures: int
+) -> None:
+    """Until then nothing is tried. What is missing is told once; if it works again, nothing is."""
+    with store:
+        for number in range(1, 9):
+            store.append(row(number, run="night"))
+    kept = Kept(failures=failures)
+    log = RowLog(store, kept.tracker(), "there", again_s=0.001)
+    log.start()
+    log.take(row(9))
+    until = time.monotonic() + patience(20)
+    while kept.failures > failures - 5 and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert kept.connections == 5 and not kept.runs
+    told = log.close()
+    if failures == 5:
+        assert told == "every row is in Kept at there"
+        assert set(attempts(kept)) == {row(number).job_id for number in range(10)}
+    else:
+        assert kept.connections == 10 and told.count("it says no") == 1
+        assert "10 set aside (" in told and "5 in a row failed" in told
 
 
 def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:

@@ -307,6 +307,25 @@ def test_the_job_goes_on_where_there_is_no_file_of_locks(tmp_path: Path) -> None
     assert (tmp_path / "own.lock").stat().st_mode & 0o777 == 0o666
 
 
+def test_the_file_is_the_hosts_unless_the_environment_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process of a host has the same by default; one that names another waits for none of
+    the host's, as these tests do."""
+    assert os.environ[turns.VARIABLE] not in map(str, turns.PATHS)
+    path = tmp_path / "named.lock"
+    monkeypatch.setenv(turns.VARIABLE, str(path))
+    other = Taker(path, (0,))
+    with turn(OneCard(), 0, 1, (0,)):
+        other.queue(1)
+        assert waits(other)
+    assert has_turn(other)
+    other.end()
+    monkeypatch.delenv(turns.VARIABLE)
+    assert turns.own_paths() == turns.PATHS
+    assert str(turns.PATHS[0]) == "/tmp/nightgrid-turns.lock"
+
+
 def test_a_file_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
     """A new file takes the place of one that was removed, for whoever comes next."""
     path = tmp_path / "turns.lock"

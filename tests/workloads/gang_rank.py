@@ -61,14 +61,16 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
 
 
 def asked(settings: dict[str, Any]) -> Request:
-    """The request of a fine-tuning job; one that is killed keeps checkpoints."""
+    """The request of a fine-tuning job; one that is killed keeps checkpoints, and goes on for a
+    single timed step."""
     again = "dies_at" in settings
     fields = {name: value for name, value in settings.items() if name != "dies_at"}
     if "measure" in fields:
         fields["measure"] = MeasureSettings(**fields["measure"])
     request = finetuning_cases.request(**fields)
     kept_as = f"killed-{zlib.crc32(repr(settings).encode())}" if again else ""
-    return dataclasses.replace(request, kept_as=kept_as, attempt=1 + again)
+    measure = dataclasses.replace(request.measure, min_repeats=1)
+    return dataclasses.replace(request, kept_as=kept_as, attempt=1 + again, measure=measure)
 
 
 def dies(rank: int, world_size: int, port: int, case: dict[str, Any]) -> None:

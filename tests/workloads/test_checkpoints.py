@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import training_of
+from finetuning_cases import request, training_of
+from generation_cases import Worker
 
+from workloads import finetuning
+from workloads.api import MeasureSettings
+from workloads.compilations import Compilations
+from workloads.devices.cpu import CpuDevice
 from workloads.techniques.base import Training
 from workloads.techniques.saving import Saving
 from workloads.techniques.sparsity import Pruned
 from workloads.training import checkpoints as on_disk
+from workloads.training import resuming
 from workloads.training.checkpoints import KEPT_DAYS, VARIABLE, Checkpoints
+from workloads.training.resuming import restore, resume
+from workloads.training.saver import Saver, read_newest
 
 NAME = "run-job"
 
@@ -26,7 +36,7 @@ NAME = "run-job"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Checkpoints lie in a place of the test's own, as on nodes that share one."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
-    return tmp_path / "shared"
+    return tmp_path / "shared" / "nightgrid-checkpoints"
 
 
 @contextlib.contextmanager
@@ -37,14 +47,14 @@ def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
     training.kept_as, training.attempt, training.steps = NAME, number, 5
     for name, value in changes.items():
         setattr(training, name, value)
-    with training.ending:
+    with training.job_ending, training.ending:
         Saving(save_every=1).on_optimizer(training)
         yield training
 
 
-def killed_after(steps: int) -> Training:
+def killed_after(steps: int, **changes: Any) -> Training:
     """An attempt that failed after so many steps, and left its checkpoint."""
-    with pytest.raises(KeyboardInterrupt), attempt(1) as training:
+    with pytest.raises(KeyboardInterrupt), attempt(1, **changes) as training:
         saver = Saving(save_every=1)
         saver.on_optimizer(training)
         for step in range(steps):
@@ -81,7 +91,8 @@ def test_an_attempt_goes_on_where_the_last_one_failed(root: Path) -> None:
     [
         ({"width": 4}, "of another model"),
         ({"begins_anew": "errors are kept on each card"}, "errors are kept on each card"),
-        ({"steps": 2}, "of step 2, the last, and there is none to time"),
+        ({"steps": 2}, "of step 2 of 2, and a row needs 1 more"),
+        ({"least_steps": 4}, "of step 2 of 5, and a row needs 4 more, warm-up included"),
         ({"gather": lambda steps: [steps, set()] if isinstance(steps, set) else [steps]}, "no che"),
     ],
 )
@@ -94,6 +105,15 @@ def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
         assert training.details["resumed"].startswith("no, began with step 0: ")
         assert told in training.details["resumed"]
         assert training.first_step == 0 and training.losses == []
+
+
+def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> None:
+    """Its first replaces what it could not go on from, and the next attempt goes on from that."""
+    killed_after(4)
+    killed_after(1, least_steps=3)
+    assert [each.name for each in (root / NAME).iterdir()] == ["step-00000000.rank-0.pt"]
+    with attempt(2, least_steps=3) as training:
+        assert training.details["resumed"] == "from step 1 of 5"
 
 
 def test_a_damaged_checkpoint_costs_the_steps_and_not_the_job(root: Path) -> None:
@@ -121,13 +141,28 @@ def test_what_others_may_have_written_is_not_read(root: Path) -> None:
 
 
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
-    """After two weeks; younger ones stay."""
-    for name, days in (("old", KEPT_DAYS + 1), ("young", KEPT_DAYS - 1)):
-        (root / name).mkdir(parents=True)
-        then = (root / name).stat().st_mtime - days * 86_400
-        os.utime(root / name, (then, then))
+    """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
+    our folder and beside it."""
+    ours = ["step-00000003.rank-0.pt", "step-00000003.parts/weights", "frozen.rank-0.pt"]
+    places: dict[Path, tuple[int, list[str]]] = {
+        root / "old": (KEPT_DAYS + 1, ours),
+        root / "young": (KEPT_DAYS - 1, ours),
+        root / "mixed": (KEPT_DAYS + 1, [*ours, "thesis.txt"]),
+        root / "foreign": (KEPT_DAYS + 1, ["data/photo.jpg"]),
+        root / "empty": (KEPT_DAYS + 1, []),
+        root.parent / "beside": (KEPT_DAYS + 1, ["step-00000003.rank-0.pt"]),
+    }
+    for place, (days, names) in places.items():
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).touch()
+        then = place.stat().st_mtime - days * 86_400
+        os.utime(place, (then, then))
     with attempt(1):
-        assert sorted(each.name for each in root.iterdir()) == [NAME, "young"]
+        left = {place.name for place in places if place.exists()}
+        assert left == {"young", "mixed", "foreign", "empty", "beside"}
+        assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
 
 
 def test_without_room_a_job_fails_before_its_first_step(
@@ -141,6 +176,30 @@ def test_without_room_a_job_fails_before_its_first_step(
     assert failed.value.errno == errno.ENOSPC and failed.value.filename == str(root / NAME)
 
 
+def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that compiled in its timed part is run again; killed then, it has not lost all. Going
+    on asks for warm-up and the timed steps that the job has at least."""
+    compiled = itertools.count()
+    monkeypatch.setattr(CpuDevice, "compilations", lambda _: Compilations(graphs=next(compiled)))
+    seen: list[tuple[int, list[int]]] = []
+
+    def observed(training: Training, checkpoints: Checkpoints) -> None:
+        seen.append((training.least_steps, checkpoints.steps()))
+        resume(training, checkpoints)
+
+    monkeypatch.setattr(resuming, "resume", observed)
+    job = request(
+        samples=4, max_length=32, steps=2, save_every=3, measure=MeasureSettings(min_repeats=1)
+    )
+    result = finetuning.run(dataclasses.replace(job, kept_as=NAME), Worker().context())
+    assert seen == [(2, []), (2, [2])]
+    assert result.timed_parts == 2 and len(result.samples) == 3
+    assert result.details["resumed"] == "no, began with step 0: repeated after compilation"
+    assert list(root.iterdir()) == []
+
+
 def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
     """The last two of each rank, of ranks that wait for their writing."""
     ranks = [Checkpoints(directory=tmp_path, rank=rank, steps_kept=2) for rank in (0, 1)]
@@ -148,13 +207,53 @@ def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
         for each in ranks:
             each.path(step).touch()
             each.divided(step).mkdir(exist_ok=True)
-            each.forget_older()
+            each.keep_last(step)
     assert [each.steps() for each in ranks] == [[3, 5], [3, 5]]
     assert not ranks[0].divided(1).exists() and ranks[0].divided(3).exists()
     ranks[0].remove()
     assert ranks[1].steps() == [3, 5]
     ranks[1].remove()
     assert not tmp_path.exists()
+
+
+def test_parts_of_older_steps_are_removed_on_each_node(tmp_path: Path) -> None:
+    """Also where rank 0 is on another, with a cache of its own."""
+    second = Checkpoints(directory=tmp_path, rank=1, steps_kept=2)
+    for step in range(4):
+        second.divided(step).mkdir()
+        (second.divided(step) / "part").touch()
+        second.path(step).touch()
+        second.keep_last(step)
+    assert sorted(each.name for each in tmp_path.glob("*.parts")) == [
+        "step-00000002.parts",
+        "step-00000003.parts",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
+def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
+    """They may change after the last checkpoint, and are restored as they were in it."""
+    training, fresh = (training_of(tied()) for _ in range(2))
+    saver = Saver(Checkpoints(directory=tmp_path, rank=0), mode)
+    before: list[torch.Tensor] = []
+    for step in range(3):
+        training.backward(training.model(torch.randn(4, 3)).square().sum())
+        training.update()
+        if step < 2:
+            saver.save(training, step)
+            before.append(training.model[0].weight.detach().clone())
+    saver.wait()
+    assert saver.checked(training) == "step 1, 3 tensors"
+    restore(fresh, read_newest(saver.checkpoints), {})
+    assert torch.equal(fresh.model[0].weight, before[1]) and not torch.equal(*before)
+
+
+def tied() -> torch.nn.Module:
+    """A model whose first and last layer are of the same weight; the one between is frozen."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
+    model[2].weight = model[0].weight
+    model[1].requires_grad_(False)
+    return model
 
 
 def test_masks_of_gradual_pruning_are_taken_over() -> None:

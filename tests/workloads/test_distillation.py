@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import asked, losses, refuse, train, trained
+from finetuning_cases import asked, losses, refuse, train, trained, training_of
 
 from workloads.models.loading import load_causal_model, open_model
+from workloads.techniques.distillation import Distillation
 from workloads.training import students, teaching
+from workloads.training.taught import Taught
 
 SMALL: dict[str, Any] = {
     "method": "distill",
@@ -96,6 +99,31 @@ def test_a_row_tells_of_teacher_and_student() -> None:
     assert 0 < metrics["teacher_share"] < 1
     assert metrics["student_parameters"] < metrics["teacher_parameters"]
     assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
+
+
+def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_known() -> None:
+    """Its own first step has none, whatever its number."""
+    training = training_of(torch.nn.Linear(2, 2))
+    taught = Taught(teacher=None, directory=Path(), training=training)
+    technique = Distillation()
+    technique.in_training.append(taught)
+    for step in (5, 6, 7):
+        taught.stamps.append((float(step), step + 0.5))
+        technique.after_step(training, step)
+    assert taught.counted == [(6.0, 6.5), (7.0, 7.5)]
+
+
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_step: int) -> None:
+    """One that goes on has a student that has learned."""
+    training = training_of(torch.nn.Linear(2, 2))
+    training.first_step = first_step
+    training.held_out_loss = lambda objective=None: 1.0
+    technique = Distillation()
+    technique.in_training.append(Taught(teacher=None, directory=Path(), training=training))
+    technique.before_steps(training, lambda step: set())
+    assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
+    assert training.metrics["teacher_held_out_loss"] == 1.0
 
 
 @pytest.mark.slow
@@ -198,7 +226,7 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
         (
             {"student_layers": 2, "cards": 2, "strategy": "tensor-parallel"},
             "method",
-            "no teacher beside split matrices",
+            "no teacher beside a model in parts",
         ),
     ],
 )

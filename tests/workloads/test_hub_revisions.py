@@ -125,7 +125,9 @@ def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Pa
         client.fetch_config("org/large")
 
 
-def test_a_run_that_is_gone_on_with_keeps_its_commits(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_run_that_is_gone_on_with_keeps_its_commits(
+    hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where a driver is started again or resumed, by the grid file or the run's copy of it, though
     the branch has moved; a new start takes the branch as it is now. What `nightgrid verify` asks is
     about the commits of the run, if there is one."""
@@ -154,14 +156,21 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(hub: LocalHub, tmp_path: P
     assert grid_of(file, again).commits == begun.commits
     parser = argparse.ArgumentParser()
     verify.add_arguments(parser)
-    for source, place, commit in (
-        (run / paths.GRID, tmp_path, first),
-        (file, tmp_path / "nights", first),
-        (file, tmp_path, second),
+    nights, elsewhere = (("--results", str(tmp_path / place)) for place in ("nights", "elsewhere"))
+    for source, words, commit in (
+        (run / paths.GRID, elsewhere, first),
+        (file, (), first),  # where the grid says
+        (file, nights, first),
+        (file, (*nights, "--run", begun.name), first),
+        (file, (*nights, "--run", "another"), second),
+        (file, elsewhere, second),
     ):
-        file.write_text(text)
-        asked = verify.questions(parser.parse_args([str(source), "--results", str(place)]))
+        asked = verify.questions(parser.parse_args([str(source), *words]))
         assert [each["model"] for each in asked["experiments"]] == [f"org/tiny@{commit}"]
+        assert asked["results"] == str(tmp_path / "nights")
+        told = "was begun with org/tiny@main, so what is verified is the commit of today"
+        assert (told in capsys.readouterr().err) == (commit == second)
+    assert asked["name"] == f"verify-{begun.name}"
 
 
 def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(

@@ -126,7 +126,7 @@ def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
         (
             {"method": "full", "save_model": "m", "cards": 2, "tensor_parallel": 2},
             "save_model",
-            "a part of every matrix",
+            "a part of the model",
         ),
     ):
         assert any(

@@ -226,7 +226,8 @@ def test_prune_share_and_code() -> None:
 @pytest.mark.parametrize("schedule", ["once", "gradual"])
 def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     """It loads like any model, has fewer operations, and does what the pruned one did: its loss is
-    the same with channels masked as with channels gone."""
+    the same with channels masked as with channels gone. Its checkpoint is read back before any
+    channel goes."""
     whole = pruning.feed_forwards(load_causal_model(open_model("tiny-chatglm3")))[0].channels
     result = train(
         **PLAIN,
@@ -235,7 +236,9 @@ def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
         sparsity_share=0.25,
         sparsity_schedule=schedule,
         save_model=f"narrow-{schedule}",
+        save_every=2,
     )
+    assert result.details["checkpoint_read"].startswith("step 1, ")
     model = load_causal_model(open_model(f"narrow-{schedule}"), dtype=torch.float32)
     left = round(whole * 0.75 / 8) * 8
     assert model.config.intermediate_size == left

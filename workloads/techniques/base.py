@@ -12,7 +12,7 @@ their schema), with methods for the points at which it may act, in this order:
     on_optimizer the optimizer is made
     before_steps everything is ready, nothing is timed yet
     after_step   a step is over, still inside its timed part
-    after_steps  the last step is over, no longer timed
+    after_steps  the last step is over, no longer timed; the last technique acts first
 
 The methods do nothing unless a technique overrides them. What they may change is what the objects
 that they are given hold: replace a function, add to a list. What has to end with the job, however
@@ -236,6 +236,8 @@ class Training:
     #: Applies the gradients and clears them.
     update: Callable[[], None]
     steps: int = 1  # optimizer steps of the job, warm-up included
+    #: Of these, the fewest that an attempt has to take itself: its own warm-up and what is timed.
+    least_steps: int = 1
     max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
@@ -261,6 +263,8 @@ class Training:
     origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
+    #: Closed when the job is over, which may take a second pass over it; ``ending`` after each.
+    job_ending: ExitStack = field(default_factory=ExitStack)
     #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
     kept_as: str = ""
     attempt: int = 1  # number of this try at the job
@@ -270,7 +274,7 @@ class Training:
     stateful: dict[str, Stateful] = field(default_factory=dict)
     #: Set where weights and optimizer are not this rank's alone to save.
     divided: DividedState | None = None
-    begins_anew: str = ""  # reason why no later attempt can go on from a checkpoint
+    begins_anew: str = ""  # reason why training does not go on from a checkpoint
     first_step: int = 0  # that this attempt takes
     #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
     #: of its micro-batches, which are on the card until somebody reads them.
@@ -317,7 +321,8 @@ class Technique(Settings):
     name: ClassVar[str]  # of its file, or of its entry point
     #: What people call it, for documentation and reports.
     title: ClassVar[str]
-    #: Among all techniques, which act at each point in ascending order; ours are 10 to 160.
+    #: Among all techniques, which act at each point in ascending order, and after the last step in
+    #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
     #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -357,4 +362,5 @@ class Technique(Settings):
         """Do something after each optimizer step (from 0, warm-up included)."""
 
     def after_steps(self, training: Training) -> None:
-        """Do something after the last step, before the trained model is looked at."""
+        """Do something after the last step, before the trained model is looked at. Techniques of
+        higher order have acted; those of lower order have not yet changed the model."""

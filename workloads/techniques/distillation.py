@@ -235,6 +235,11 @@ class Distillation(Technique):
 
     # ------------------------------------------------------------ in training
 
+    @property
+    def in_training(self) -> list[Taught]:
+        """The teacher of the model that this job trains, once it is loaded."""
+        return self._taught
+
     def before_load(self, loading: Loading) -> None:
         if loading.method == _METHOD:
             loading.changes.append(
@@ -319,12 +324,14 @@ class Distillation(Technique):
         if training.held_out_loss is None:
             return
         for taught in self._taught:  # not earlier: passes are then as they are in the steps
-            training.metrics["held_out_kl_before"] = training.held_out_loss(taught.plain_divergence)
+            if not training.first_step:  # else steps went before, in an earlier attempt
+                found = training.held_out_loss(taught.plain_divergence)
+                training.metrics["held_out_kl_before"] = found
             training.metrics["teacher_held_out_loss"] = training.held_out_loss(taught.own_loss)
 
     def after_step(self, training: Training, step: int) -> None:
         for taught in self._taught:
-            taught.end_step(step)
+            taught.end_step()
 
     def after_steps(self, training: Training) -> None:
         for taught in self._taught:

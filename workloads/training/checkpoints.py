@@ -5,7 +5,7 @@ the next attempt there goes on from it; an attempt without a name has one of its
 it. Each rank writes ``step-S.rank-R.pt``, aside and then renamed, when its part of a step is whole.
 Ranks of a gang may be killed between two of those, so a gang keeps as many steps as surely have one
 that all ranks have written. ``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache,
-such as one that nodes share.
+such as one that nodes share; a folder is made there for them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from typing import Any
 from workloads.cache import cache_root
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 
-#: Another place for checkpoints than the node's cache.
+#: A directory that has the folder of checkpoints, instead of the node's cache.
 VARIABLE = "NIGHTGRID_CHECKPOINTS"
 #: Days after which checkpoints of jobs that nobody tried again are removed by the next training.
 KEPT_DAYS = 14
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
+_FOLDER_ELSEWHERE = "nightgrid-checkpoints"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
+#: All that a job's directory may hold: whatever else is there is somebody else's.
+_OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts")
 
 
 def checkpoint_root() -> Path:
@@ -41,7 +44,7 @@ def checkpoint_root() -> Path:
         DataMissing: the cache cannot be written to.
     """
     chosen = os.environ.get(VARIABLE)
-    root = Path(chosen).expanduser() if chosen else cache_root() / _FOLDER
+    root = Path(chosen).expanduser() / _FOLDER_ELSEWHERE if chosen else cache_root() / _FOLDER
     root.mkdir(parents=True, exist_ok=True)
     return root
 
@@ -76,12 +79,15 @@ class Checkpoints:
         found = map(_NAME.fullmatch, os.listdir(self.directory))
         return sorted(int(m[1]) for m in found if m is not None and int(m[2]) == self.rank)
 
-    def forget_older(self) -> None:
-        """Remove this rank's part of all but the last steps."""
-        for step in self.steps()[: -self.steps_kept]:
+    def keep_last(self, newest: int) -> None:
+        """Of this rank's parts keep those of the step that was just written and of the last ones
+        before it; a later one is of an attempt from which none has gone on."""
+        steps = self.steps()
+        before = [step for step in steps if step <= newest]
+        for step in {*steps} - {*before[-self.steps_kept :]}:
             self.path(step).unlink(missing_ok=True)
-            if self.rank == 0:
-                shutil.rmtree(self.divided(step), ignore_errors=True)
+            # No rank goes on from this step now, and rank 0 may be on another node.
+            shutil.rmtree(self.divided(step), ignore_errors=True)
 
     def bytes_of(self, step: int) -> int:
         """Size of a step: this rank's part, and what a library wrote for all ranks."""
@@ -182,13 +188,19 @@ def _verify_own(directory: Path) -> None:
 
 
 def _remove_old(root: Path, used: Path) -> None:
-    """Remove what nobody has gone on from for long; ages by the file system's own clock."""
+    """Remove what nobody has gone on from for long; ages by the file system's own clock.
+
+    Only directories that hold checkpoints and nothing else: people may put their own there.
+    """
     now = used.stat().st_mtime
     for directory in root.iterdir():
         try:
             found = directory.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-            if own and now - found.st_mtime > KEPT_DAYS * 86_400:
-                shutil.rmtree(directory, ignore_errors=True)
-        except FileNotFoundError:  # by another job in the same moment
+            if not own or now - found.st_mtime <= KEPT_DAYS * 86_400:
+                continue
+            names = os.listdir(directory)
+        except OSError:  # removed by another job in the same moment, or not to be read
             continue
+        if names and all(map(_OURS.fullmatch, names)):
+            shutil.rmtree(directory, ignore_errors=True)

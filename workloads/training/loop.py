@@ -37,6 +37,15 @@ _evicting = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """One pass over a job, of the one or two that there are."""
+
+    ending: contextlib.ExitStack  # of this pass
+    job_ending: contextlib.ExitStack  # of the last one
+    begins_anew: str  # reason why it does not go on from a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     """A base model with its method, and what that took."""
 
@@ -58,20 +67,24 @@ class _Whole:
 def run(request: Request, context: JobContext) -> Result:
     """Train, step by timed step; see ``workloads.api.Workload``."""
 
-    def once() -> Result:
-        with contextlib.ExitStack() as ending:
-            return _run(request, context, ending)
+    reasons = iter(("", "repeated after compilation"))
+    with contextlib.ExitStack() as job_ending:
 
-    return repeated_if_compiled(once, request, context)
+        def once() -> Result:
+            with contextlib.ExitStack() as ending:
+                taken = _Pass(ending=ending, job_ending=job_ending, begins_anew=next(reasons))
+                return _run(request, context, taken)
+
+        return repeated_if_compiled(once, request, context)
 
 
-def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) -> Result:
+def _run(request: Request, context: JobContext, taken: _Pass) -> Result:
     parameters = request.parameters
     method = method_for(parameters, probe=request.probe)
     techniques = chosen(parameters)
     context.device.seed(0)
     context.enter_phase("load")
-    loaded = _load(request, context, method, techniques, ending)
+    loaded = _load(request, context, method, techniques, taken.ending)
     layout = Layout(
         rank=context.rank,
         world_size=context.world_size,
@@ -81,13 +94,15 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     form = loaded.base.format(request.parameters)
     source = read_samples(request, context, method, loaded.base.task, form, layout)
     data = plan_data(context.device, form, request.batch_size, layout, loaded.base.task)
-    data.ending = ending
+    data.ending = taken.ending
     for technique in techniques:
         technique.on_data(data)
     # Ranks that share a batch drop out each its own; those that split matrices drop out together.
     seed = layout.data_rank
     context.device.seed(seed)
-    training, whole = _training(request, context, method, techniques, loaded, layout, data, source)
+    training, whole = _training(
+        request, context, method, techniques, loaded, layout, data, source, taken
+    )
     make = batch_maker(data, source.encoded.samples, layout.data_rank)
     data.first_step = training.first_step
     steps = Steps(training, techniques, data, data.feed(make))
@@ -113,7 +128,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     profile = Profile()
     if request.parameters.get("profile") and not request.probe:
         profile = profile_steps(training, steps, make(training.first_step))
-    for technique in techniques:
+    for technique in reversed(techniques):  # what came last is still as it was made
         technique.after_steps(training)
     details = {
         **loaded.details,
@@ -222,6 +237,7 @@ def _training(
     layout: Layout,
     data: DataPlan,
     source: ReadSamples,
+    taken: _Pass,
 ) -> tuple[Training, _Whole]:
     """The model with everything that the techniques do to it, and its optimizer."""
     import torch
@@ -250,8 +266,11 @@ def _training(
         backward=lambda loss: loss.backward(),
         update=update,
         steps=request.measure.warmup + method.steps,
+        least_steps=request.measure.warmup + min(request.measure.min_repeats, method.steps),
         enter_phase=context.enter_phase,
-        ending=data.ending,
+        ending=taken.ending,
+        job_ending=taken.job_ending,
+        begins_anew=taken.begins_anew,
         kept_as=request.kept_as,
         attempt=request.attempt,
         gather=context.collective.gather,
@@ -299,7 +318,7 @@ def _measure(
     from a checkpoint warms up anew, as its process does, with the first steps that are left.
     """
     spec, first = find_engine(request.engine), training.first_step
-    warmup = min(request.measure.warmup, training.steps - first - 1)
+    warmup = request.measure.warmup
     timed = range(first + warmup, training.steps) if warmup else ()
 
     def rehearse(number: int) -> None:
@@ -309,7 +328,6 @@ def _measure(
     left = training.steps - first - warmup
     once = dataclasses.replace(
         request.measure,
-        warmup=warmup,
         min_repeats=left,
         max_repeats=left,
         relative_half_width=0.0,  # steps are of unlike work, and how many changes what is learned

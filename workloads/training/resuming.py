@@ -20,13 +20,18 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
     common = set.intersection(*training.gather(steps))
     step = max(common, default=None)
     state: dict[str, Any] = {}
-    if step is None:
+    if training.begins_anew:
+        problem = training.begins_anew
+    elif step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
-    elif step + 1 >= training.steps:
-        problem = f"the checkpoint is of step {step + 1}, the last, and there is none to time"
+    elif training.steps - (step + 1) < training.least_steps:
+        problem = (
+            f"the checkpoint is of step {step + 1} of {training.steps}, and a row needs "
+            f"{training.least_steps} more, warm-up included"
+        )
     else:
         state, problem = _read(training, checkpoints, writer, step)
-    problem = next(filter(None, training.gather(training.begins_anew or problem)), "")
+    problem = next(filter(None, training.gather(problem)), "")
     if step is None or problem:
         if step is not None or training.attempt > 1:
             training.details["resumed"] = f"no, began with step 0: {problem}"

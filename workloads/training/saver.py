@@ -37,8 +37,9 @@ class Saver:
         trained, frozen = weights_of(training.model)
         weights = _bytes([*trained.values(), *frozen.values()])
         # AdamW's two averages, the most that our optimizers keep; parts of ZeRO are about as much.
-        once = weights + 2 * _bytes(list(trained.values()))
-        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1))
+        once = weights + 2 * _bytes(training.trainable())
+        there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
+        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
 
     def save(self, training: Training, step: int) -> None:
         """Save, and count the time until training may go on.
@@ -129,7 +130,7 @@ class Saver:
 
     def _replace(self, state: dict[str, Any], step: int) -> None:
         write_state(state, self.checkpoints.path(step))
-        self.checkpoints.forget_older()
+        self.checkpoints.keep_last(step)
 
 
 def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
@@ -153,8 +154,10 @@ def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, 
 
 
 def weights_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's tensors by name: those that are trained, and all others."""
-    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """The model's tensors by name: those that are trained, by each name that they have, and all
+    others."""
+    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
+    learning = {name for name, parameter in named if parameter.requires_grad}
     trained: dict[str, Any] = {}
     frozen: dict[str, Any] = {}
     for name, tensor in model.state_dict().items():

@@ -103,9 +103,9 @@ class Taught:
         products = torch.get_float32_matmul_precision()
         return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
 
-    def end_step(self, step: int) -> None:
-        """Count the teacher's time; of the first step no beginning is known."""
-        if step:
+    def end_step(self) -> None:
+        """Count the teacher's time; of this attempt's first step no beginning is known."""
+        if self.ends:
             self.counted += self.stamps
         self.stamps = []
         self.ends.append(self.training.device.stamp())

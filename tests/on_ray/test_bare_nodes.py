@@ -1,0 +1,90 @@
+"""Nodes of a Ray of our own, as far as no Ray has to run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import patience, until
+from source_tree import ROOT
+
+from orchestrator.on_ray.bare_nodes import bare_nodes
+from orchestrator.on_ray.private_ray import private_ray
+from orchestrator.worker.process_table import processes
+
+_AGENTS = ["--dashboard_agent_command=python a.py", "--runtime_env_agent_command=python b.py"]
+
+
+@pytest.mark.parametrize("absent", ["", "persist_port", "METRICS_AGENT_PORT_NAME"])
+def test_a_node_is_started_as_this_version_of_ray_can(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle processes take its agents' place where Ray lets the ports be written beforehand; 2.53
+    does not."""
+    from ray._private import services
+
+    compiled = importlib.import_module("ray._raylet")
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(services, "start_ray_process", started.append)
+    written: list[Any] = []
+    monkeypatch.setattr(compiled, "persist_port", lambda *port: written.append(port))
+    if absent:
+        monkeypatch.delattr(compiled, absent)
+    command = ["raylet", f"--session_dir={tmp_path}", "--node_id=ab", *_AGENTS]
+    with bare_nodes():
+        services.start_ray_process(command)  # type: ignore[call-arg]
+    (mine,) = started
+    assert mine[:3] == command[:3] and len(mine) == len(command)
+    replaced = [part for part in mine if "idle_agent" in part]
+    assert (len(replaced), len(written)) == ((0, 0) if absent else (2, 4))
+    assert absent == "" or mine == command
+
+
+_NODE = """
+import os, subprocess, sys
+known = {"RAY_RAYLET_PID": str(os.getpid())}
+agent = subprocess.Popen(sys.argv[2:], env=known, stdout=subprocess.DEVNULL)
+print(agent.pid, flush=True)
+try:
+    agent.wait(float(sys.argv[1]))
+except subprocess.TimeoutExpired:
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("lasts_s", [0.5, 0.0])
+def test_an_idle_agent_ends_with_its_node(lasts_s: float) -> None:
+    """And not before it; also if that died before the agent could ask for a signal."""
+    idle = [sys.executable, "-I", "-S", str(ROOT / "orchestrator" / "on_ray" / "idle_agent.py")]
+    node = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _NODE, str(lasts_s), *idle],
+        stdout=subprocess.PIPE,
+        timeout=patience(20),
+        check=False,
+    )
+    agent = int(node.stdout)
+    try:
+        assert node.returncode == 3  # the agent was there
+        assert until(lambda: agent not in processes(), 5)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent, signal.SIGKILL)
+
+
+def test_a_ray_inside_a_ray_job_has_nothing_of_the_jobs_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray would give it to every actor, and a bare node has no agent that could prepare it."""
+    job = '{"runtime_env": {"env_vars": {"A": "1"}}}'
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", job)
+    with private_ray():
+        assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ
+    assert os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] == job
