@@ -151,8 +151,11 @@ def test_what_is_no_address_is_refused_before_anything_starts(url: str) -> None:
 # ---------------------------------------------------------------- a command
 
 
-def test_a_command_gets_the_notice_on_its_input(tmp_path: Path) -> None:
+def test_a_command_gets_the_notice_on_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the run's name, its end, the exit code and the report as variables."""
+    monkeypatch.delenv("NIGHTGRID_TURNS", raising=False)  # which all tests have
     out = tmp_path / "out.json"
     script = (
         "import json, os, sys; json.dump([json.load(sys.stdin),"

@@ -60,6 +60,7 @@ def test_batching_changes_no_text(
         )
 
 
+@pytest.mark.slow
 def test_what_memory_held_before_changes_no_text(
     worker: Worker, dataset: str, plain: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_the_row_tells_both_sides(form: SampleFormat) -> None:
     assert result.train_flops_per_token == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_pairs_is_kept_and_put_on() -> None:
     """LoRA on queries, keys and values of both sides; text generation takes it by its name, and
     writes something else."""

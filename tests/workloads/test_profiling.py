@@ -27,6 +27,7 @@ STEPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_profiled_job_learns_what_it_would_have_learned() -> None:
     """Weights and optimizer are put back: losses, and those after training, are the same. The
     trace has two optimizer steps, forward and backward."""

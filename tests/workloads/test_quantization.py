@@ -112,6 +112,7 @@ def test_static_activations_are_in_int8_in_the_ranges_of_the_texts() -> None:
     torch.testing.assert_close(made[0], by_hand, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() -> None:
     """By its own configuration, in the plan too, and by what its matrices are stored in."""
     quantize(save_model="once")

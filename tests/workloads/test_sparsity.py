@@ -148,6 +148,7 @@ def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
     assert made.details["sparsity"] == result.details["sparsity"]
 
 
+@pytest.mark.slow
 def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from workloads.devices.cpu import CpuDevice
 from workloads.engines.base import Generated
 from workloads.errors import Unsupported
 from workloads.generation import static_shapes
-from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine, _graph_limits
+from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine, graph_limits
 from workloads.generation.transformers_engine import TransformersEngine, load
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
@@ -99,6 +99,7 @@ def test_a_model_that_cannot_have_a_static_cache_is_refused(
         static_shapes.compiled(plain)
 
 
+@pytest.mark.slow
 def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     asked: dict[str, Any] = {"output_tokens": 4, "batch_size": 8}
     plain = Worker().run(prompts, **asked)
     torch.compiler.reset()
-    limits = {name: getattr(torch._dynamo.config, name) for name in _graph_limits()}
+    limits = {name: getattr(torch._dynamo.config, name) for name in graph_limits()}
     try:
         found = Worker().run(prompts, **asked, measure=once, torch_compile=True)
     finally:

@@ -85,7 +85,7 @@ def test_a_contradiction_is_wrong_on_every_device(
         (
             {"cards": 2, "strategy": "zero1", "gradient_compression": "fp16"},
             "cuda",
-            "in its own way",
+            "DeepSpeed's own way",
         ),
     ],
 )

@@ -113,7 +113,7 @@ class StaticShapesEngine(TransformersEngine):
     def _run(self, **inputs: Any) -> Any:
         """The model's output, with room for its graphs: the limits are the process's, and other
         jobs have torch's own."""
-        with torch._dynamo.config.patch(_graph_limits()):
+        with torch._dynamo.config.patch(graph_limits()):
             return self.model(**inputs)
 
     def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -176,7 +176,7 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
     return StaticShapesEngine(**known)
 
 
-def _graph_limits() -> dict[str, int]:
+def graph_limits() -> dict[str, int]:
     """The settings of torch's compiler that limit graphs, as this release calls them."""
     known = "recompile_limit", "cache_size_limit"
     name = next(name for name in known if hasattr(torch._dynamo.config, name))
