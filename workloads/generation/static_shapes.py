@@ -77,24 +77,29 @@ class StaticShapesEngine(TransformersEngine):
         logits: list[torch.Tensor] = []
         ends = torch.tensor(sorted(self.end_token_ids), device=card)
         ended = torch.zeros(rows, dtype=torch.bool, device=card)
-        for step in range(output_tokens):
-            found = self._run(
-                **inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, **self._at(at)
-            ).logits[:, -1]
-            token = found.argmax(-1, keepdim=True)
-            tokens.append(token)
-            if keep_logits:
-                logits.append(found)
-            self.device.mark_step()
-            if step == 0:
-                on_step()
-            if not ignore_eos and len(ends):
-                ended = ended | torch.isin(token[:, 0], ends)
-                if step % LOOK == LOOK - 1 and bool(ended.all()):
-                    break
-            at, position = at[-1:] + 1, position + 1
-            mask = mask.index_fill(3, at, 0.0)
-            inputs = {"input_ids": token, "attention_mask": mask, "position_ids": position}
+        with room_for_graphs():  # once a batch: entered at each step it would be timed with it
+            for step in range(output_tokens):
+                found = self.model(
+                    **inputs,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **self._at(at),
+                ).logits[:, -1]
+                token = found.argmax(-1, keepdim=True)
+                tokens.append(token)
+                if keep_logits:
+                    logits.append(found)
+                self.device.mark_step()
+                if step == 0:
+                    on_step()
+                if not ignore_eos and len(ends):
+                    ended = ended | torch.isin(token[:, 0], ends)
+                    if step % LOOK == LOOK - 1 and bool(ended.all()):
+                        break
+                at, position = at[-1:] + 1, position + 1
+                mask = mask.index_fill(3, at, 0.0)
+                inputs = {"input_ids": token, "attention_mask": mask, "position_ids": position}
         on_step()
 
         def fetch() -> Generated:
@@ -111,9 +116,7 @@ class StaticShapesEngine(TransformersEngine):
         return [max(len(text.prompt) + len(text.answer) for text in texts)] * len(texts)
 
     def _run(self, **inputs: Any) -> Any:
-        """The model's output, with room for its graphs: the limits are the process's, and other
-        jobs have torch's own."""
-        with torch._dynamo.config.patch(graph_limits()):
+        with room_for_graphs():
             return self.model(**inputs)
 
     def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -174,6 +177,13 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
         "bucket": str(BUCKET),
     }
     return StaticShapesEngine(**known)
+
+
+def room_for_graphs() -> contextlib.AbstractContextManager[Any]:
+    """Raise the limits of graphs, which are the process's, within a block alone: other jobs have
+    torch's own."""
+    patched: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(graph_limits())
+    return patched
 
 
 def graph_limits() -> dict[str, int]:
