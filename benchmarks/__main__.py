@@ -26,6 +26,7 @@ from benchmarks.setting import Setting
 NAMES = (
     "command_line",
     "scheduling",
+    "hard_scheduling",
     "estimates",
     "results",
     "generation",
