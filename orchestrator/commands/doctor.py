@@ -39,8 +39,6 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid doctor`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",
