@@ -107,10 +107,8 @@ def since_text(found: RunComparison) -> str:
     for word, sign in (("slower", -1), ("faster", 1)):
         group = [c for c in found.changes if c.significant and (c.ratio.value - 1) * sign > 0]
         if group:
-            names = [
-                f"{labels[c.after.job_id]} {units.times(c.ratio.value)}"
-                for c in group[:_MOST_NAMED]
-            ]
+            shown = group[:_MOST_NAMED]
+            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in shown]
             more = f" and {len(group) - len(shown)} more" if len(group) > len(shown) else ""
             told.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
     same = sum(not change.significant for change in found.changes)
