@@ -103,7 +103,7 @@ def test_a_precision_that_switches_its_process_for_good_has_its_own() -> None:
     ("given", "reason"),
     [
         ({"device": "cuda"}, "runs on hpu, not on cuda"),
-        ({"engine": "vllm"}, "runs on cuda, not on hpu"),
+        ({"engine": "vllm"}, "runs on cuda and cpu, not on hpu"),
         (
             {"engine": "transformers", "device": "cpu", "parameters": {"hpu_mode": "lazy"}},
             "no such",
