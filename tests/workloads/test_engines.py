@@ -246,7 +246,7 @@ ECHO, OURS = spec("echo"), spec("vllm")
     assert done.returncode == 0, done.stderr
     generating, training = engines.engines_for("generate"), engines.engines_for("train")
     ours = " ".join([*generating, "echo", *training])
-    assert done.stdout.splitlines() == [ours, "('cuda',) True"]
+    assert done.stdout.splitlines() == [ours, "('cuda', 'cpu') True"]
 
 
 # ---------------------------------------------------------------- fp8 and 4 bits on Gaudi

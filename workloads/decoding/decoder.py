@@ -6,7 +6,7 @@ steps are one launch. ``Device.record`` makes a launch of a step; on a device th
 the very same steps run one by one.
 
     rows == 1, kernels   five kernels a layer (``single_row``)
-    else                 layers in torch, compiled where launches are recorded
+    else                 layers in torch, compiled where launches are recorded or a job asks for it
 """
 
 from __future__ import annotations
@@ -65,13 +65,19 @@ class Generator:
     """A decoder with its slots and recorded launches."""
 
     def __init__(
-        self, decoder: Decoder, device: Device, *, pad: int, ends: int, compiled: bool = True
+        self,
+        decoder: Decoder,
+        device: Device,
+        *,
+        pad: int,
+        ends: int,
+        compiled: bool | None = None,  # None: where launches are recorded
     ) -> None:
         self.decoder = decoder
         self._device = device
         self._pad = pad
         self._ends = ends
-        self._compiled = compiled and device.records
+        self._compiled = device.records if compiled is None else compiled
         self._slots: Slots | None = None
         self._launches: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reading: dict[tuple[int, int], Prompts] = {}
@@ -169,7 +175,8 @@ class Generator:
         return self._launches[key]
 
     def _step(self, state: Slots, length: int) -> Callable[[], None]:
-        if state.rows == 1 and self._device.triton:
+        kernels = self._device.triton and self.decoder.layers[0].after_out is None
+        if state.rows == 1 and kernels:
             from workloads.decoding.single_row import SingleRow
 
             return SingleRow(
@@ -181,6 +188,7 @@ class Generator:
                 fullgraph=True,
                 dynamic=False,
                 backend=self._device.compile_backend,
+                options=dict(self._device.compile_options) or None,
             )
         return lambda: self._torch_step(state, length)
 

@@ -77,9 +77,8 @@ def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     means = precisions.require(request.precision, device.name, request.engine).means
-    lacking = device.lacks(request.precision) or (
-        device.cannot_compile() if device.records else None
-    )
+    compiled = device.records or bool(request.settings.get("torch_compile"))
+    lacking = device.lacks(request.precision) or (device.cannot_compile() if compiled else None)
     if lacking:
         raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
     source = open_model(request.model, protected=True)
@@ -99,13 +98,17 @@ def load(request: Request, device: Device) -> GraphEngine:
     name = type(model).__name__
     del model
     return GraphEngine(
-        generator=Generator(decoder, device, pad=pad, ends=len(ends)),
+        generator=Generator(decoder, device, pad=pad, ends=len(ends), compiled=compiled),
         tokenizer=tokenizer,
         source=source,
         weights=weights_of(decoder, means),
         end_token_ids=ends,
         context_length=positions,
-        details={"attention": "static cache", "architecture": name},
+        details={
+            "attention": "static cache",
+            "architecture": name,
+            "torch_compile": str(compiled).lower(),
+        },
     )
 
 
@@ -130,4 +133,5 @@ def weights_of(decoder: Decoder, means: str) -> ModelWeights:
 
 def _vectors(layer: Layer) -> list[torch.Tensor]:
     found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
+    found += (layer.after_out, layer.after_down)
     return [part for part in found if part is not None]
