@@ -5,6 +5,8 @@ All of it runs on a CPU, where a launch is the step itself; a card adds ``Device
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from generation_cases import request
@@ -25,7 +27,7 @@ from transformers import (
 )
 
 from workloads import weights
-from workloads.decoding import decoder, description, packing, slots
+from workloads.decoding import continuous, decoder, description, packing, slots
 from workloads.decoding import engine as graph
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
@@ -124,6 +126,65 @@ def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
     expected = plain(model, prompts, steps, ends)
     assert [until_end(row, ends) for row in tokens.tolist()] == expected
     assert len(calls) == 2  # the first tokens, and the end
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9),
+    steps=st.integers(1, 21),
+    ends=st.sampled_from([(), _ENDS]),
+    places=st.integers(1, 5),
+    records=st.booleans(),
+)
+def test_slots_that_take_the_next_prompt_change_no_text(
+    pair, prompts, steps, ends, places, records
+) -> None:
+    """In fp32 each text is what it is alone, also by launches of several steps; never more texts
+    than places; each token is told once, after its text was admitted."""
+
+    class Several(type(device_for("cpu"))):
+        """A card whose launches are the work itself."""
+
+    Several.records = records
+    model, mine = pair
+    mine.device = Several()
+    open_texts, told = set(), [0] * len(prompts)
+
+    def on_admit(indices) -> None:
+        open_texts.update(indices)
+        assert len(open_texts) <= places
+
+    def on_step(indices) -> None:
+        assert set(indices) <= open_texts
+        for index in indices:
+            told[index] += 1
+            if told[index] == len(expected[index]):
+                open_texts.remove(index)
+
+    expected = plain(model, prompts, steps, ends)
+    with torch.inference_mode():
+        batch = continuous.Batch(
+            mine,
+            prompts,
+            places=places,
+            output_tokens=steps,
+            ends=ends,
+            on_admit=on_admit,
+            on_step=on_step,
+        )
+        assert batch.run().tokens == expected
+    assert told == [len(text) for text in expected] and not open_texts
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_runs_are_neighbours(numbers) -> None:
+    """All of them, in order, and as few runs as there are gaps."""
+    found = list(continuous.runs(sorted(numbers)))
+    assert [number for run in found for number in run] == sorted(numbers)
+    assert all(a.stop < b.start for a, b in pairwise(found))
 
 
 def test_reading_is_recorded_for_short_prompts_only(pair) -> None:

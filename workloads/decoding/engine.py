@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads.api import Request
-from workloads.decoding import description
+from workloads.decoding import continuous, description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
+from workloads.generation.continuous_batching import Completed
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
@@ -66,6 +68,14 @@ class GraphEngine(LoadedModel):
             computed_tokens=computed,
             logits=[step.float().cpu() for step in logits],
         )
+
+    @torch.inference_mode()
+    def generate_continuously(
+        self, prompts: Sequence[Sequence[int]], *, slot_count: int, **asked: Any
+    ) -> Completed:
+        """Generate for all prompts, each in a slot when one is free; see ``continuous``."""
+        asked["ends"] = asked.pop("end_token_ids")
+        return continuous.Batch(self.generator, prompts, places=slot_count, **asked).run()
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:

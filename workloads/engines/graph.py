@@ -68,5 +68,6 @@ SPEC = EngineSpec(
     packages=(Package(name="transformers", module="transformers"),),
     own_process=False,
     opens_protected=True,
+    features=frozenset({"continuous_batching"}),
     precisions=_precisions(),
 )
