@@ -16,7 +16,7 @@ from random import Random
 from workloads.data.examples import Example
 from workloads.data.synthetic import normal, pick
 
-DEFAULT_SEED = 20261123
+SEED = 20261123
 
 _TOWNS: tuple[str, ...] = ("Ashbourne", "Bellmere", "Carrow", "Dunhaven", "Eastwick", "Farleigh")
 _TOWNS += ("Greyport", "Harrowgate", "Inverlee", "Kingsmoor", "Lowfield", "Marston", "Oakham")
@@ -109,9 +109,9 @@ _HIGHLIGHTS = (
 )
 
 
-def article_examples(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
+def article_examples(count: int) -> list[Example]:
     """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
-    return [_example(Random(seed * 1_000_003 + index)) for index in range(count)]
+    return [_example(Random(SEED * 1_000_003 + index)) for index in range(count)]
 
 
 def words_used() -> list[str]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from random import Random
 
 from workloads.data.examples import Example
+from workloads.data.synthetic import pick
 
-DEFAULT_SEED = 11
+SEED = 11
 
 _FIRST = ("Alder", "Barrow", "Cold", "Dun", "East", "Fair", "Glen", "Hart", "Iron", "Kings")
 _LAST = ("brook", "bury", "field", "ford", "haven", "mere", "moor", "stead", "ton", "wick")
@@ -76,27 +77,22 @@ _SENTENCES = (
 )
 
 
-def corpus(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
+def corpus(count: int) -> list[Example]:
     """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
-    return [_article(Random(seed * 1_000_003 + index)) for index in range(count)]
-
-
-def _pick(random: Random, values: tuple[str, ...]) -> str:
-    # Random.random() is the one method whose sequence Python guarantees across versions.
-    return values[int(random.random() * len(values))]
+    return [_article(Random(SEED * 1_000_003 + index)) for index in range(count)]
 
 
 def _article(random: Random) -> Example:
     """An opening and five to fourteen sentences, each pattern at most once."""
     material, makers, work, product = _GOODS[int(random.random() * len(_GOODS))]
     kept = {
-        "town": _pick(random, _FIRST) + _pick(random, _LAST),
-        "other": _pick(random, _FIRST) + _pick(random, _LAST),
-        "land": _pick(random, _LANDS),
-        "building": _pick(random, _BUILDINGS),
-        "event": _pick(random, _EVENTS),
-        "birds": _pick(random, _BIRDS),
-        "trees": _pick(random, _TREES),
+        "town": pick(random, _FIRST) + pick(random, _LAST),
+        "other": pick(random, _FIRST) + pick(random, _LAST),
+        "land": pick(random, _LANDS),
+        "building": pick(random, _BUILDINGS),
+        "event": pick(random, _EVENTS),
+        "birds": pick(random, _BIRDS),
+        "trees": pick(random, _TREES),
         "material": material,
         "makers": makers,
         "work": work,
@@ -104,16 +100,16 @@ def _article(random: Random) -> Example:
     }
     patterns = list(_SENTENCES)
     wanted = 5 + int(random.random() * (len(patterns) - 4))
-    text = [_OPENING.format(**kept, number=_pick(random, _NUMBERS))]
+    text = [_OPENING.format(**kept, number=pick(random, _NUMBERS))]
     for _ in range(wanted):
         pattern = patterns.pop(int(random.random() * len(patterns)))
         text.append(
             pattern.format(
                 **kept,
-                number=_pick(random, _NUMBERS),
-                month=_pick(random, _MONTHS),
-                name=_pick(random, _NAMES),
-                person=_pick(random, _PEOPLE),
+                number=pick(random, _NUMBERS),
+                month=pick(random, _MONTHS),
+                name=pick(random, _NAMES),
+                person=pick(random, _PEOPLE),
                 year=1650 + int(random.random() * 350),
             )
         )

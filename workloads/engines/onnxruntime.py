@@ -177,6 +177,16 @@ def _precisions() -> dict[tuple[str, str], Support]:
     return found
 
 
+#: Of every engine that runs graphs made from torch's models.
+EXPORT = Metric(
+    name="export_s",
+    title="export",
+    unit="s",
+    description="Time that the export of the graph took, whenever it was; not in load_s "
+    "where the node's cache had it.",
+    better="lower",
+    ranks="largest",
+)
 _INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
 
 SPEC = EngineSpec(
@@ -217,15 +227,7 @@ SPEC = EngineSpec(
     ),
     precisions=_precisions(),
     metrics=(
-        Metric(
-            name="export_s",
-            title="export",
-            unit="s",
-            description="Time that the export of the graph took, whenever it was; not in load_s "
-            "where the node's cache had it.",
-            better="lower",
-            ranks="largest",
-        ),
+        EXPORT,
         Metric(
             name="session_start_s",
             title="session start",
