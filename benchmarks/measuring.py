@@ -112,7 +112,6 @@ def _lines(
             unit="×",
             ours=(warm_in_grid.ratio,),  # of medians: no job of one kind has a turn with the other
             theirs=(in_grid.ratio,),
-            goal=_THE_SAME,
         ),
         Line(
             what="the script itself, by the same method",
@@ -134,7 +133,6 @@ def _lines(
             unit="s",
             ours=values([job for job, _ in warm], "load_s"),
             goal=Goal(kind="at most", value=0.0),
-            note="paid once per card",
         ),
     ]
 

@@ -19,7 +19,7 @@ from workloads.data.texts import texts
 
 SEED = 20261123
 
-#: "themes" have the event, what changed, who decides, what it costs or counts; "elsewhere" has words
+#: "themes" have the event, the change, who decides, what it costs or counts; "elsewhere" has words
 #: of prompts, for the vocabulary that is made of this module's words.
 _TEXTS = texts("articles")
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*")

@@ -61,10 +61,16 @@ def engine_packages() -> tuple[str, ...]:
 @cache
 def choice_packages(device: str) -> tuple[str, ...]:
     """The packages that decide which engine runs on a device; none where there is no choice."""
-    specs = [spec for spec in ENGINES.known() if spec.runs_on(device)]
-    if not any(device in spec.preferred for spec in specs):
-        return ()
-    packages = [package for spec in specs for package in spec.packages]
+    chosen = any(device in spec.preferred for spec in ENGINES.known() if spec.runs_on(device))
+    return packages_on(device) if chosen else ()
+
+
+@cache
+def packages_on(device: str) -> tuple[str, ...]:
+    """The packages that engines need on a device."""
+    packages = [
+        package for spec in ENGINES.known() if spec.runs_on(device) for package in spec.packages
+    ]
     others = [name for package in packages for name in package.below]
     own = device_spec(device).packages
     return tuple(dict.fromkeys(["torch", *own, *(p.name for p in packages), *others]))
