@@ -144,6 +144,12 @@ def weights_of(decoder: Decoder, means: str) -> ModelWeights:
 
 
 def _vectors(layer: Layer) -> list[torch.Tensor]:
-    found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
-    found += (layer.after_out, layer.after_down)
+    found = (
+        layer.before,
+        layer.between,
+        layer.q_gain,
+        layer.k_gain,
+        layer.after_out,
+        layer.after_down,
+    )
     return [part for part in found if part is not None]
