@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import shutil
@@ -13,12 +14,13 @@ import time
 import traceback
 from datetime import datetime, timezone
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
 from benchmarks.install_peers import OPENVINO, OPTIMUM
-from benchmarks.machine import machine, versions, wanted_and_stolen
+from benchmarks.machine import code, machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
 from benchmarks.setting import Setting
 
@@ -26,6 +28,7 @@ from benchmarks.setting import Setting
 NAMES = (
     "command_line",
     "scheduling",
+    "hard_scheduling",
     "estimates",
     "results",
     "generation",
@@ -40,8 +43,8 @@ NAMES = (
     "grid",
     "emulated",
 )
-#: Nights repeated to judge intervals say nothing in a small size.
-QUICK = tuple(name for name in NAMES if name != "intervals")
+#: These say nothing in a small size.
+QUICK = tuple(name for name in NAMES if name not in ("intervals", "emulated"))
 #: These need no environment of peers.
 WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,7 +55,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or page")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether they work")
-    parser.add_argument("--quick", action="store_true", help="smaller: under 8 minutes for all")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller: under 8 minutes for all"
+    )
     parser.add_argument("--turns", type=int, default=2, help="turns of each contender (default 2)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON files go")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
@@ -83,7 +88,7 @@ def main() -> int:
         args.results.mkdir(parents=True, exist_ok=True)
         failed = _run_all(args, peers_python, optimum_python, _python_of(peers / OPENVINO)[1])
     if not (args.smoke or args.quick) or args.names == ["page"]:
-        args.page.write_text(page(_stored(args.results)), encoding="utf-8")
+        args.page.write_text(page(_stored(args.results), NAMES), encoding="utf-8")
         print(f"wrote {args.page}")
     for name, reason in failed:
         print(f"FAILED {name}: {reason}", file=sys.stderr)
@@ -104,7 +109,8 @@ def _run_all(
 ) -> list[tuple[str, str]]:
     failed = []
     found = versions(peers_python, optimum_python, openvino_python)
-    print(json.dumps(machine() | found, indent=1))
+    print(json.dumps(machine() | found | {"code": code(ROOT)}, indent=1))
+    run = _now()
     for name in args.names or (QUICK if args.quick else NAMES):
         if args.scratch is None:
             scratch = Path(tempfile.mkdtemp(prefix=f"nightgrid-{name}-"))
@@ -121,7 +127,9 @@ def _run_all(
             turns=args.turns,
         )
         try:
+            state = code(ROOT)
             told = _run_one(name, setting) | {"machine": machine(), "versions": found}
+            told |= {"code": state, "run": run}
         except Exception as error:
             traceback.print_exc()
             failed.append((name, f"{error!r:.300}; what it measured is in {scratch}"))
@@ -143,6 +151,7 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
     outcome = Outcome(
         name=name,
         title=module.TITLE,
+        about=_about(module),
         lines=tuple(lines),
         facts=facts,
         took_s=time.perf_counter() - began,
@@ -151,8 +160,16 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
         load=load,
         stolen=stolen / wanted if wanted else 0.0,
     )
-    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return outcome.to_json() | {"finished_at": at}
+    return outcome.to_json() | {"finished_at": _now()}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _about(module: ModuleType) -> str:
+    """A benchmark's own account of how it compares, as Markdown."""
+    return (inspect.getdoc(module) or "").replace("``", "`")
 
 
 def _stored(results: Path) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def peak_bytes() -> int:
 
 
 class Contender:
-    """A running contender."""
+    """A running contender. Several can start side by side: ``ready`` waits for one of them."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ class Contender:
         self.turns: list[dict[str, Any]] = []
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
+        self._began = time.perf_counter()
+        self.start_s: float | None = None  # from the start of its process until it is ready
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [os.fspath(part) for part in command],
@@ -93,11 +94,17 @@ class Contender:
                 cwd=ROOT,
                 env=os.environ | ALLOCATOR | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
             )
-        self._answer()
-        self.start_s = time.perf_counter() - began
+
+    def ready(self) -> float:
+        """Wait until it is ready; the seconds from the start of its process."""
+        if self.start_s is None:
+            self._answer()
+            self.start_s = time.perf_counter() - self._began
+        return self.start_s
 
     def turn(self, *, counts: bool = True) -> dict[str, Any]:
         """Have it do its work once."""
+        self.ready()
         assert self._process.stdin is not None
         self._process.stdin.write("turn\n")
         self._process.stdin.flush()
@@ -133,15 +140,22 @@ class Contender:
 
 
 def take_turns(
-    contenders: Sequence[Contender], turns: int, *, warm_ups: int = 0
+    contenders: Sequence[Contender],
+    turns: int,
+    *,
+    warm_ups: int = 0,
+    fewer: Mapping[str, int] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Each contender's turns, by name. Who begins moves on from round to round, so that nobody
-    always follows the same neighbour."""
+    always follows the same neighbour; those in ``fewer`` take part in so many first rounds."""
+    for contender in contenders:
+        contender.ready()
     for _ in range(warm_ups):
         for contender in contenders:
             contender.turn(counts=False)
     for number in range(turns):
-        first = number % len(contenders)
-        for contender in (*contenders[first:], *contenders[:first]):
+        taking = [each for each in contenders if (fewer or {}).get(each.name, turns) > number]
+        first = number % len(taking)
+        for contender in (*taking[first:], *taking[:first]):
             contender.turn()
     return {contender.name: contender.turns for contender in contenders}

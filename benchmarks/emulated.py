@@ -107,7 +107,7 @@ def _turn(results: Path, grid: Path, side: str) -> tuple[float, Sequence[Measure
 
 
 def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
-    """A line for all cells, whose "turns" are cells; one for the runs; then one for each cell."""
+    """A line for all cells, whose "turns" are cells; then one for the runs."""
     ours, theirs = (_joined([turn.rates() for turn in side]) for side in (emulated, alone))
     both = [name for name in ours if name in theirs]
     lines = [
@@ -117,7 +117,7 @@ def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
             unit="s",
             ours=tuple(turn.took_s for turn in emulated),
             theirs=tuple(turn.took_s for turn in alone),
-            note="more cells of more precisions are asked for and refused there",
+            note=f"rows of {_cells(emulated)} cells beside {_cells(alone)}",
         )
     ]
     of_cpu = [_joined([turn.cpu_rates() for turn in side]) for side in (emulated, alone)]
@@ -151,17 +151,7 @@ def lines_of(emulated: Sequence[Turn], alone: Sequence[Turn]) -> list[Line]:
             ours=(float(near),),
         )
     )
-    singles = [
-        Line(
-            what=f"tokens/s of the cell {name}",
-            against="one card alone",
-            unit="tokens/s",
-            ours=(median(ours[name]),),
-            theirs=(median(theirs[name]),),
-        )
-        for name in both
-    ]
-    return [together, *lines, *singles]
+    return [together, *lines]
 
 
 def _joined(turns: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -171,6 +161,10 @@ def _joined(turns: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
         for name, rate in turn.items():
             found.setdefault(name, []).append(rate)
     return found
+
+
+def _cells(turns: Sequence[Turn]) -> int:
+    return len({cell(row) for turn in turns for row in turn.rows})
 
 
 def _share(turn: Turn) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import median, stdev
 from typing import Any, Literal
+
+#: Standard error of a median over that of a mean, where values are about normal.
+_OF_MEDIAN = math.sqrt(math.pi / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,18 @@ class Line:
         return (ordered[below], ordered[-1 - below]) if many >= 6 else None
 
     @property
+    def turns_needed(self) -> int | None:
+        """About how many turns would settle a goal that these do not settle, by the scatter of the
+        logarithms of their ratios; None where no number of turns can be told."""
+        nearer = self.goal.value - abs(self.ratio - 1)
+        if self.goal.kind != "within" or self.met is not None or len(self.ratios) < 6:
+            return None
+        if nearer <= 0:
+            return None
+        error = _OF_MEDIAN * stdev(map(math.log, self.ratios))  # of one turn
+        return math.ceil((1.96 * error / nearer) ** 2)
+
+    @property
     def met(self) -> bool | None:
         """Return whether the goal is reached."""
         return self.goal.met(self.ratio, self.interval)
@@ -99,6 +114,7 @@ class Outcome:
 
     name: str
     title: str
+    about: str  # how it compares, in Markdown
     lines: tuple[Line, ...]
     facts: Mapping[str, Any]  # sizes, versions, memory, equality of outputs
     took_s: float
@@ -112,7 +128,7 @@ class Outcome:
         lines = [
             asdict(line)
             | {"ratio": line.ratio, "spread": line.spread, "interval": line.interval}
-            | {"met": line.met, "goal": str(line.goal)}
+            | {"met": line.met, "goal": str(line.goal), "turns_needed": line.turns_needed}
             for line in self.lines
         ]
         return asdict(self) | {"lines": lines, "facts": dict(self.facts)}

@@ -32,7 +32,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     texts.write_text(json.dumps(PROMPTS))
     lines: list[Line] = []
     facts: dict[str, Any] = {"model": MODEL, "steps": steps, "batches of a turn": batches}
-    for size in setting.sized((1, 4, 8), (1, 4), (2,)):
+    for size in setting.sized((1, 4, 8), (4,), (2,)):
         with contextlib.ExitStack() as stack:
             peer = setting.started(
                 stack,

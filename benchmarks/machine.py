@@ -37,6 +37,26 @@ def machine() -> dict[str, Any]:
     }
 
 
+def code(root: Path) -> dict[str, Any]:
+    """The state of the code: its commit, and how many files differ from it (the page does not
+    count); None where git does not know."""
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(root), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--short=12", "HEAD")
+    changed = git("status", "--porcelain", "--", ".", ":!docs/benchmarks.md")
+    return {
+        "commit": commit and commit.strip(),
+        "changed_files": None if changed is None else len(changed.splitlines()),
+    }
+
+
 def wanted_and_stolen() -> tuple[int, int]:
     """Of all cores since the host started, in ticks: the time in which something was to run, and
     how much of it a virtual machine was not given (``steal`` of proc_stat(5)). Zeros where there is

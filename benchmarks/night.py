@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.contender import ROOT
@@ -30,16 +30,20 @@ def environment() -> dict[str, str]:
     }
 
 
-def timed(name: str, *command: str | Path, cwd: Path | None = None) -> float:
-    """Seconds that a command takes in ``environment``.
+def timed(
+    name: str,
+    *command: str | Path,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> float:
+    """Seconds that a command takes in ``environment``, with ``variables`` besides.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
     began = time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=environment()
-    )
+    env = environment() | dict(variables or {})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
     took_s = time.perf_counter() - began
     if done.returncode:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-1500:]}")
@@ -53,6 +57,7 @@ def night(
     python: str = sys.executable,
     *,
     emulate: str = "1x1:CPU",
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[float, tuple[Measurement, ...]]:
     """Seconds that the command takes, and the rows of the run, which the grid calls ``name``.
 
@@ -60,7 +65,8 @@ def night(
         RuntimeError: a job failed, or the run; or workers had another number of threads.
     """
     options = ("--emulate", emulate, "--results", results, "--quiet")
-    took_s = timed("nightgrid run", python, "-m", "orchestrator.cli", "run", grid, *options)
+    command = (python, "-m", "orchestrator.cli", "run", grid, *options)
+    took_s = timed("nightgrid run", *command, variables=variables)
     rows = Store.existing(results, name).read().measurements
     check_threads(rows)
     return took_s, tuple(rows)

@@ -14,14 +14,27 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
+Order = Literal["fifo", "first fit"]
+
 
 def makespan(
     jobs: Sequence[tuple[int, float]],
     nodes: int,
     cards_per_node: int,
-    order: Literal["fifo", "first fit"],
+    order: Order,
 ) -> float:
-    """Seconds until the last job has ended.
+    """Seconds until the last job has ended; arguments as of ``starts``."""
+    began = starts(jobs, nodes, cards_per_node, order)
+    return max(start + seconds for start, (_, seconds) in zip(began, jobs, strict=True))
+
+
+def starts(
+    jobs: Sequence[tuple[int, float]],
+    nodes: int,
+    cards_per_node: int,
+    order: Order,
+) -> list[float]:
+    """Seconds after which each job starts.
 
     Args:
         jobs: cards and seconds of each, in the order of the queue.
@@ -34,6 +47,7 @@ def makespan(
     for position, (cards, _) in enumerate(jobs):
         waiting.setdefault(cards, deque()).append(position)
     running: list[tuple[float, int, int]] = []  # end, node, cards
+    began = [0.0] * len(jobs)
     now = 0.0
     while waiting or running:
         while (chosen := _choose(waiting, free, order)) is not None:
@@ -43,12 +57,13 @@ def makespan(
             if not waiting[cards]:
                 del waiting[cards]
             free[node] -= cards
+            began[position] = now
             heapq.heappush(running, (now + seconds, node, cards))
         if not running:
             raise ValueError("a job needs more cards than a node has")
         now, node, cards = heapq.heappop(running)
         free[node] += cards
-    return now
+    return began
 
 
 def _choose(

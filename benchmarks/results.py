@@ -72,7 +72,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             unit="µs",
             ours=values(ours, "read_cpu_us_per_row"),
             theirs=values(ours, "read_tenth_cpu_us_per_row"),
-            note="flat where the ratio is 1 or less",
+            note="a ratio of 1 or less: reading grows no faster than the rows",
         )
     )
     return lines, {"rows appended in a turn": appended, "rows read": stored}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ class Setting:
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
     openvino_python: Path | None = None  # of OpenVINO GenAI, likewise
     smoke: bool = False  # as small as it goes: whether it works, not how fast
-    quick: bool = False  # smaller, for a first look: the same lines with wider spreads
+    quick: bool = False  # smaller, for a first look: fewer lines with wider spreads
     turns: int = 2
     say: Callable[[str], None] = print
 
@@ -46,22 +46,22 @@ class Setting:
         *arguments: Any,
         environment: Mapping[str, str] | None = None,
     ) -> Contender:
-        """A contender that is ready, and ends with ``stack``; ``environment`` adds to our own."""
+        """A contender that starts now, beside others that do, and ends with ``stack``;
+        ``environment`` adds to our own."""
         self.say(f"  starting {name}")
         command = [python, str(PROGRAMS / program), *map(str, arguments)]
         log = self.scratch / f"{name.replace('/', '-').replace(' ', '-')}.log"
         return stack.enter_context(Contender(name, command, log, environment))
 
     def turns_of(
-        self, contenders: Sequence[Contender], *, warm_ups: int = 0, turns: int | None = None
+        self,
+        contenders: Sequence[Contender],
+        *,
+        warm_ups: int = 0,
+        turns: int | None = None,
+        fewer: Mapping[str, int] | None = None,
     ) -> Mapping[str, list[dict[str, Any]]]:
-        """All take turns, one after the other."""
-        count = self.sized(turns or self.turns, min(turns or 2, 2), 1)
-        return take_turns(contenders, count, warm_ups=0 if self.smoke else warm_ups)
-
-    @contextlib.contextmanager
-    def directory(self, name: str) -> Iterator[Path]:
-        """A directory of this benchmark's own."""
-        path = self.scratch / name
-        path.mkdir(parents=True, exist_ok=True)
-        yield path
+        """All take turns, one after the other; ``fewer`` says who takes fewer, and how many."""
+        count = self.sized(turns or self.turns, min(turns or self.turns, 2), 1)
+        warm_ups = 0 if self.smoke else warm_ups
+        return take_turns(contenders, count, warm_ups=warm_ups, fewer=fewer)

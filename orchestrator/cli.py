@@ -1,7 +1,8 @@
 """The command line: ``nightgrid COMMAND`` or ``python -m orchestrator COMMAND``.
 
-Each command is a module of ``orchestrator.commands`` with ``add_arguments(parser)`` and
-``run(args) -> exit code``. Only the chosen one is imported, so ``--help`` is instant.
+Each command is a module of ``orchestrator.commands`` with ``add_arguments(parser)``,
+``run(args) -> exit code`` and ``EPILOG``, the end of its help. Only the chosen one is imported, so
+``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.Argume
         command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name])
         if name in filled_in:
             module = importlib.import_module(f"orchestrator.commands.{name}")
+            command.epilog, command.formatter_class = module.EPILOG, parser.formatter_class
             module.add_arguments(command)
             command.set_defaults(run=module.run, refuse=command.error)
     return parser

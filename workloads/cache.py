@@ -36,7 +36,8 @@ def cache_root() -> Path:
     """
     root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid").expanduser()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if not root.is_dir():
+            root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataMissing(
             f"the cache directory {root} cannot be made ({error.strerror}); "

@@ -62,14 +62,14 @@ def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = Tr
         os.close(handle)
 
 
-def read_text(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = True) -> str:
+def read_text(path: _Path, *, limit_bytes: int = SMALL_BYTES) -> str:
     """Read an ordinary file of UTF-8 text.
 
     Raises:
         OSError: as ``read_bytes``.
         UnicodeDecodeError: it is not UTF-8.
     """
-    return read_bytes(path, limit_bytes=limit_bytes, follow=follow).decode("utf-8")
+    return read_bytes(path, limit_bytes=limit_bytes).decode("utf-8")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ before that is of another product.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def made_at(kind: str, name: object) -> float | None:
     if kind not in _ROOTS or not isinstance(name, str):
         return None
     try:
-        return (_ROOTS[kind]() / Path(name).expanduser() / ORIGIN).stat().st_mtime
+        # Text, not paths, which cost five times as much: every job asks.
+        return os.stat(os.path.join(_ROOTS[kind](), os.path.expanduser(name), ORIGIN)).st_mtime
     except (OSError, ValueError, RuntimeError):
         return None

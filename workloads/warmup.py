@@ -4,7 +4,9 @@ The first meeting of a shape may cost seconds: kernels are chosen, graphs compil
 memory is taken. So every shape of the timed part is met before it. Where a repeat is a pass over
 all batches, the untimed repeats do that. Where each repeat is an optimizer step on another batch,
 every shape is *rehearsed*: the step's work, of which nothing remains, so that what is learned hangs
-on no clock; then one shape is rehearsed until it has stopped becoming faster.
+on no clock; then one shape is rehearsed until it has stopped becoming faster. The largest comes
+first: a job that does not fit fails at once, and in the blocks of memory that were taken for it all
+later steps find room, where blocks that grow from step to step leave holes.
 
 Only ``warmup_limit_s`` cuts a warm-up short, and then the row says so. On a card that compiles each
 new shape not even that leaves one out: its compilation would stand in the timed part.
@@ -26,6 +28,8 @@ class WarmupPlan:
 
     #: Of the batches of a repeat; where there is a rehearsal, of the timed steps.
     shapes: Sequence[Hashable] = ()
+    #: Positions of the largest part of each, where there is a rehearsal: the largest is met first.
+    sizes: Sequence[int] = ()
     passes: int = 0  # untimed repeats that the engine needs at least
     first: int = 0  # number of the first repeat, where others went before in another attempt
     #: Does the work of a timed step, by its position in ``shapes``; nothing of it remains.
@@ -59,11 +63,18 @@ class Rehearsed:
     cut: bool  # the time ran out
 
 
-def to_rehearse(shapes: Sequence[Sequence[Hashable]]) -> list[int]:
-    """The first steps at which some rank meets a new shape, from the shapes of each rank."""
+def to_rehearse(
+    shapes: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[int]] = ()
+) -> list[int]:
+    """The steps at which some rank meets a new shape, from the shapes of each rank and their sizes:
+    the largest step of any rank, then the others as they come."""
     met: list[set[Hashable]] = [set() for _ in shapes]
     found = []
-    for number, of_ranks in enumerate(zip(*shapes, strict=True)):
+    steps = [*enumerate(zip(*shapes, strict=True))]
+    largest = [max(of_ranks) for of_ranks in zip(*sizes, strict=True)]
+    if largest:
+        steps.insert(0, steps[largest.index(max(largest))])
+    for number, of_ranks in steps:
         if any(shape not in known for shape, known in zip(of_ranks, met, strict=True)):
             found.append(number)
             for shape, known in zip(of_ranks, met, strict=True):
@@ -92,7 +103,8 @@ def rehearse(
         seconds, late = zip(*collective.gather((clock() - began, clock() >= deadline)), strict=True)
         return max(seconds), any(late)
 
-    numbers = to_rehearse(collective.gather(tuple(plan.shapes)))
+    ranks = collective.gather((tuple(plan.shapes), tuple(plan.sizes)))
+    numbers = to_rehearse([shapes for shapes, _ in ranks], [sizes for _, sizes in ranks])
     late, seconds = False, [0.0]
     for number in numbers:
         if late and not plan.compiled:

@@ -36,6 +36,7 @@ def main() -> None:
         perform = RayExecutor.perform
 
         with Contender("script", script_command, results / "script.log") as script:
+            imports_s = script.ready()
 
             def after_the_script(
                 executor: RayExecutor, command: StartWorker | StopWorker | RunAttempt
@@ -60,7 +61,7 @@ def main() -> None:
             "work": len(rows),
             "attempts": [_figures(rows[each], start_s) for each, start_s in started.items()],
             "script": script.turns,
-            "imports_s": script.start_s,
+            "imports_s": imports_s,
         }
 
     serve(turn)

@@ -49,9 +49,7 @@ def main() -> None:
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             self.ended.append((time.perf_counter(), time.process_time()))
 
-    began = time.perf_counter()
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
-    start_s = time.perf_counter() - began
 
     def turn() -> dict[str, Any]:
         ends = Ends()
@@ -76,7 +74,6 @@ def main() -> None:
             "cpu_s": last[1] - first[1],
             "whole_jobs": workers + count,
             "whole_s": time.perf_counter() - began,
-            "cluster_s": start_s,
         }
 
     serve(turn)

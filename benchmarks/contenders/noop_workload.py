@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+from benchmarks.contender import ROOT
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.metrics import SAMPLES
 from workloads.parameters import WorkloadParameters
@@ -41,13 +41,12 @@ def run(request: Request, context: JobContext) -> Result:
     return Result(samples=(sample,), stop_reason="max_repeats", synthetic_data=True)
 
 
-def offer_workload(directory: Path) -> None:
-    """Have this process, and those that it starts, find the workload as an installed package's."""
+def offer_workload(directory: Path) -> str:
+    """Write the workload down as an installed package's, for processes with the PYTHONPATH that is
+    returned."""
     information = directory / "noop-1.dist-info"
     information.mkdir(parents=True, exist_ok=True)
     (information / "METADATA").write_text("Name: noop\nVersion: 1\n")
     points = f"[nightgrid.workloads]\nnoop = {__name__}:SPEC\n"
     (information / "entry_points.txt").write_text(points)
-    sys.path.insert(0, str(directory))
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{before}" if before else str(directory)
+    return os.pathsep.join(map(str, (directory, ROOT)))

@@ -28,8 +28,8 @@ def main() -> None:
 
     def turn() -> dict[str, Any]:
         result = simulate(
-            [PlannedJob(job=_job(number), action=Action.RUN) for number in range(count)],
-            [_node(f"n{number}") for number in range(node_count)],
+            [PlannedJob(job=job_of(number), action=Action.RUN) for number in range(count)],
+            [node_of(f"n{number}") for number in range(node_count)],
             Known(),
             settings=SimulationSettings(noise=NOISE),
         )
@@ -44,7 +44,8 @@ def main() -> None:
     serve(turn)
 
 
-def _job(number: int) -> Job:
+def job_of(number: int) -> Job:
+    """A job of the night."""
     cards, model, _ = shape(number)
     return Job(
         experiment="night",
@@ -58,7 +59,8 @@ def _job(number: int) -> Job:
     )
 
 
-def _node(name: str) -> Node:
+def node_of(name: str) -> Node:
+    """A server of the night."""
     return Node(
         node_id=name,
         name=name,

@@ -37,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid compare`."""
     from orchestrator.commands.options import add_results_argument
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
     add_results_argument(parser)

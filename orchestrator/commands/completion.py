@@ -20,8 +20,6 @@ $NIGHTGRID_RESULTS or ./results. Make it anew after an update of Nightgrid.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid completion`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
 
 

@@ -20,8 +20,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("source", type=Path, help="directory with config.json and the weights")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")

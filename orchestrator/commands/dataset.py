@@ -32,8 +32,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``nightgrid dataset``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     real = kinds.add_parser(
         "advertisegen",

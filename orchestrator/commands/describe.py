@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.commands.options import whole_number
 from orchestrator.host import output
 
 if TYPE_CHECKING:
@@ -24,21 +25,13 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
     )
-    parser.add_argument("--lora-rank", type=_positive, default=8, metavar="R", help="default: 8")
+    parser.add_argument("--lora-rank", type=whole_number, default=8, metavar="R", help="default: 8")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG")
     parser.add_argument("--pptx", type=Path, metavar="FILE", help="write it as a slide")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

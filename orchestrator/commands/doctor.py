@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.commands.options import add_results_argument
+from orchestrator.commands.options import add_results_argument, whole_number
 from orchestrator.host import output
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid doctor`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",
@@ -57,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a directory that all nodes should share: is it written and seen everywhere?",
     )
     parser.add_argument(
-        "--nodes", metavar="N", type=_count, dest="expected_nodes", help="how many should be there"
+        "--nodes",
+        metavar="N",
+        type=whole_number,
+        dest="expected_nodes",
+        help="how many should be there",
     )
     parser.add_argument(
         "--import",
@@ -187,12 +189,6 @@ def _json_in(printed: str) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(line)
             return found
     return None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -44,8 +44,6 @@ which are named when the others are written;
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid export`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "destination",
         metavar="DEST",

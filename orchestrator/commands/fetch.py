@@ -32,8 +32,6 @@ not all came
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid fetch`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     parser.add_argument(
         "--address",

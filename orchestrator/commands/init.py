@@ -28,8 +28,6 @@ _USUAL = "text-generation"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid init`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "file", nargs="?", type=Path, default=Path("grid.yaml"), help="(default: grid.yaml)"
     )

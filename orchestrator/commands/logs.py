@@ -18,8 +18,6 @@ exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid logs`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("id", metavar="ID", help="name of a run, or submission id")
     parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")

@@ -174,6 +174,13 @@ def add_notify_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def whole_number(text: str) -> int:
+    """A number of a command line, from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
     """The option that prints what each card did, and with which versions."""
     parser.add_argument(

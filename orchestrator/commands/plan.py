@@ -70,8 +70,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid plan`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add_grid_arguments(parser)
     parser.add_argument(
         "--address",

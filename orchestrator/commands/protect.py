@@ -20,8 +20,6 @@ tokenizer stay readable. docs/security.md says what this does not protect agains
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("source", type=Path, help="a model's directory with safetensors files")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument(

@@ -31,8 +31,6 @@ exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot b
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid query`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
     add_results_argument(parser)
     add_runs_argument(parser)

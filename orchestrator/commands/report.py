@@ -37,8 +37,6 @@ docs/report.md says what each section is made from.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid report`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
     parser.add_argument(

@@ -68,8 +68,6 @@ drives the run. With
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid run`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add_grid_arguments(parser, optional=True)
     parser.add_argument(
         "--resume",

@@ -27,8 +27,6 @@ exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid runs`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add_place_arguments(parser)
     parser.add_argument(
         "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"

@@ -18,8 +18,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid schema`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "of",
         metavar="{grid,results,precisions}",

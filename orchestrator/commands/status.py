@@ -28,8 +28,6 @@ exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachab
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid status`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
     add_place_arguments(parser)
     parser.add_argument(

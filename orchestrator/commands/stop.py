@@ -20,8 +20,6 @@ exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid stop`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     add_place_arguments(parser)
     parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")

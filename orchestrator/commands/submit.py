@@ -43,8 +43,6 @@ refuses.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid submit`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
     parser.add_argument(
         "grids", metavar="GRID", type=found, nargs="+", help="grid file (YAML); several: one by one"

@@ -31,8 +31,6 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid verify`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("grid", metavar="FILE", type=found, help="the grid whose jobs are verified")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")

@@ -27,8 +27,6 @@ exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid watch`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
     parser.add_argument(

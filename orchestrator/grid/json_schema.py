@@ -29,10 +29,9 @@ _HEADER = "# yaml-language-server: $schema=grid.schema.json"
 Schema = dict[str, Any]
 
 
-def grid_schema(vocabulary: Vocabulary | None = None) -> Schema:
+def grid_schema() -> Schema:
     """The JSON Schema (draft 2020-12) of a grid file."""
-    vocabulary = vocabulary or Vocabulary.installed(check_data=False)
-    settings = _settings(vocabulary)
+    settings = _settings(Vocabulary.installed(check_data=False))
     top = _properties(GridFile)
     top["defaults"] |= _mapping({name: _ref("setting", name) for name in settings})
     top["defaults"]["properties"]["accelerator"] = _one_or_list(_ref("setting", "accelerator"))

@@ -33,8 +33,7 @@ def thread_times(tasks: Path) -> dict[int, ThreadTime] | None:
     try:
         for task in os.scandir(tasks):
             try:
-                with open(f"{task.path}/schedstat", "rb") as file:
-                    ran, waited, _ = map(int, file.read().split())
+                ran, waited, _ = map(int, _read(f"{task.path}/schedstat").split())
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the thread ended meanwhile, or the kernel has no such file
             found[int(task.name)] = ThreadTime(ran_s=ran / 1e9, waited_s=waited / 1e9)
@@ -43,11 +42,19 @@ def thread_times(tasks: Path) -> dict[int, ThreadTime] | None:
     return found if any(each.ran_s for each in found.values()) else None
 
 
+def _read(path: str | Path) -> bytes:
+    """The beginning of a file of the kernel's, without a buffer around it: four a job are read."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 256)
+    finally:
+        os.close(handle)
+
+
 def host_time(stat: Path) -> HostTime | None:
     """Busy and stolen time of all processors; None where the kernel does not count them."""
     try:
-        with open(stat, "rb") as file:
-            words = file.readline().split()
+        words = _read(stat).partition(b"\n")[0].split()
         user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, words[1:9])
         ticks = os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.domain.job import Job
@@ -43,21 +44,28 @@ def things(
 ) -> Iterator[tuple[Job, str, Thing]]:
     """The jobs that save a thing under a name, or take one: each with the setting that says so."""
     known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
-    of_all = [(name, kind) for name, each in FIELDS.items() if (kind := getattr(each, way))]
     for job in jobs:
-        for name, kind in of_all:
+        for name, kind in _of_all(way):
             yield job, name, (kind, getattr(job, name))
+        if not job.parameters:
+            continue
         key = (id(job.parameters), job.workload, job.engine)
         if key not in known:
             declared = registry.declared(job.workload, job.engine)
             kinds = {n: getattr(d, way) for n, d in declared.items() if getattr(d, way)}
             known[key] = [
                 (name, (kinds[name], value))
-                for name, value in (job.parameters if kinds else ())
+                for name, value in job.parameters
                 if name in kinds and isinstance(value, str)
             ]
         for name, thing in known[key]:
             yield job, name, thing
+
+
+@cache
+def _of_all(way: str) -> list[tuple[str, str]]:
+    """The settings of every job that say so, with the kind of thing."""
+    return [(name, kind) for name, each in FIELDS.items() if (kind := getattr(each, way))]
 
 
 def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:

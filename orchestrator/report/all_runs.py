@@ -97,15 +97,19 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
             continue  # what cannot be read cannot be compared with
 
 
-def since_text(found: RunComparison, most: int = 3) -> str:
+_MOST_NAMED = 3
+
+
+def since_text(found: RunComparison) -> str:
     """``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
     labels = labels_of([one.after for one in found.every])
     told = []
     for word, sign in (("slower", -1), ("faster", 1)):
         group = [c for c in found.changes if c.significant and (c.ratio.value - 1) * sign > 0]
         if group:
-            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in group[:most]]
-            more = f" and {len(group) - most} more" if len(group) > most else ""
+            shown = group[:_MOST_NAMED]
+            names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in shown]
+            more = f" and {len(group) - len(shown)} more" if len(group) > len(shown) else ""
             told.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
     same = sum(not change.significant for change in found.changes)
     told += [f"{same:,} unchanged"] if same else []

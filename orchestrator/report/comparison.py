@@ -19,7 +19,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.comparability import DEVICE, Difference, differences
 from orchestrator.report.noise import between_runs, significant
-from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, ratio_of
+from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, rate_of_metrics, ratio_of
 from orchestrator.results.derive import metrics_of
 from workloads import registry
 
@@ -212,10 +212,10 @@ def _rate(row: Measurement, confidence: float) -> Rate | None:
     if row.state is not State.SUCCEEDED:
         return None
     if row.samples and row.metrics.processes == 1:
-        return rate_of(
+        return rate_of_metrics(
             metrics_of(
                 row.samples, confidence=confidence, throughput=registry.throughput_of(row.workload)
             ),
             confidence,
         )
-    return rate_of(row.metrics, row.measure.confidence)
+    return rate_of(row)

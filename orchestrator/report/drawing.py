@@ -181,11 +181,11 @@ def mark(x: float, y: float, precision: str | int, kind: str = "mark") -> str:
     return f'<path class="{kind} p{style}" d="M{x:.1f} {y:.1f}{SHAPES[style]}"/>'
 
 
-def word(x: float, y: float, text: str, precision: str | int, anchor: str = "start") -> str:
+def word(x: float, y: float, text: str, precision: str | int) -> str:
     """A name beside a mark, in the colour of a precision."""
     return (
         f'<text class="name p{precision_style(precision)}" x="{x:.1f}" y="{y:.1f}" '
-        f'text-anchor="{anchor}">{escape(visible(text))}</text>'
+        f'text-anchor="start">{escape(visible(text))}</text>'
     )
 
 

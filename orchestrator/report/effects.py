@@ -22,7 +22,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.contests import Works, peak_memory_bytes
 from orchestrator.report.grouping import Setting, precision_rank, scalar
-from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
+from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of_rows
 
 #: Every choice of a row but its batch size, by name.
 Choices = Mapping[str, str]
@@ -85,7 +85,7 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     groups: dict[Setting, list[Measurement]] = {}
     works = Works(settings)
     for row in rows:
-        if row.state is State.SUCCEEDED and rate_of(row.metrics, row.measure.confidence):
+        if row.state is State.SUCCEEDED and rate_of(row):
             groups.setdefault(works[row], []).append(row)
     effects = []
     for work, group in groups.items():
@@ -155,7 +155,7 @@ def _pairs(
             told, nearness = told | coming, one.unusual
         both = frozenset({one.row.job_id, one.base.job_id})
         known = one.unusual > 1 and bool({one.change, one.change.undone} & told)
-        ratio = None if known or both in seen else _ratio(one.row, one.base)
+        ratio = None if known or both in seen else ratio_of_rows(one.row, one.base)
         if ratio is not None:
             seen.add(both)
             coming.add(one.change)
@@ -237,12 +237,6 @@ def _place(row: Measurement, technique: Technique) -> Place:
 def _batch(pair: Pair) -> tuple[bool, int]:
     size = pair.row.batch_size_requested
     return (False, int(size)) if size.isdecimal() else (True, 0)
-
-
-def _ratio(row: Measurement, base: Measurement) -> Ratio | None:
-    mine = rate_of(row.metrics, row.measure.confidence)
-    other = rate_of(base.metrics, base.measure.confidence)
-    return ratio_of(mine, other) if mine and other else None
 
 
 def _defaults(workload: str, engines: Iterable[str]) -> dict[str, str]:

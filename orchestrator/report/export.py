@@ -12,9 +12,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from functools import lru_cache
 from itertools import chain
-from json.encoder import encode_basestring_ascii
 from operator import attrgetter
 
 from orchestrator.domain.measurement import Measurement, Metrics
@@ -41,6 +39,7 @@ _LEFT_OUT = frozenset(
     }
 )
 
+_PLAIN = frozenset({str, int, bool, type(None)})
 _PLAIN_FIELDS = tuple(f.name for f in fields(Measurement) if f.name not in _LEFT_OUT)
 _METRICS = tuple(f.name for f in fields(Metrics))
 _plain_values = attrgetter(*_PLAIN_FIELDS)
@@ -49,7 +48,7 @@ _metric_values = attrgetter(*_METRICS)
 
 def to_csv(summary: Summary) -> str:
     """One line a job. Tuples are joined by spaces; mappings become columns of their own."""
-    flat = [_flat(row) for row in summary.rows]
+    flat = [_flat(row, raised_on(row)) for row in summary.rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -65,18 +64,19 @@ def to_json(summary: Summary) -> str:
 
 
 def json_parts(summary: Summary) -> Iterator[str]:
-    """The text of ``to_json`` in parts of a row or so: the whole of a large run is made of millions
+    """The text of ``to_json`` in parts, a row a line: the whole of a large run is made of millions
     of values, which need not be there at the same time."""
     opening = "{\n"
     for name, value in _document(summary).items():
-        yield f"{opening}  {_key(name)}: "
+        yield f"{opening}{json.dumps(name)}: "
         opening = ",\n"
         if name == "figures":
             yield from _figures(summary)
         elif name == "rows":
-            yield from _list_parts(_row_texts(summary))
+            raised = summary.raised
+            yield from _list_parts(_flat(row, raised.get(row.job_id, ())) for row in summary.rows)
         else:
-            yield _text(value, 1)
+            yield json.dumps(value, allow_nan=False, default=str)
     yield "\n}\n"
 
 
@@ -151,11 +151,13 @@ def _document(summary: Summary) -> dict[str, object]:
 
 def records(rows: Iterable[Measurement]) -> list[dict[str, object]]:
     """Each row as one mapping of plain values, without its raw samples."""
-    return [_plain_record(_flat(row)) for row in rows]
+    return [_plain_record(_flat(row, raised_on(row))) for row in rows]
 
 
 def _plain_record(record: Mapping[str, object]) -> dict[str, object]:
-    return {name: _jsonable(value) for name, value in record.items()}
+    return {
+        name: value if type(value) in _PLAIN else _jsonable(value) for name, value in record.items()
+    }
 
 
 def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[Record]]]:
@@ -169,69 +171,19 @@ def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[Record]]]:
 def _figures(summary: Summary) -> Iterator[str]:
     opening = "{\n"
     for name, records in _figure_lists(summary):
-        yield f"{opening}    {_key(name)}: "
+        yield f"{opening}{json.dumps(name)}: "
         opening = ",\n"
-        yield from _list_parts((_text(one, 3) for one in records), 2)
-    yield "{}" if opening == "{\n" else "\n  }"
+        yield from _list_parts(records)
+    yield "{}" if opening == "{\n" else "\n}"
 
 
-def _row_texts(summary: Summary) -> Iterator[str]:
-    """The rows as ``_text`` writes them; mappings that many of them share are written once."""
-    shared: dict[tuple[str, int], str] = {}  # by the id of a mapping, which its row keeps
-    for row in summary.rows:
-        parts = [_lines(_own(row, summary.raised.get(row.job_id, ())), 3)]
-        for prefix, mapping in _nested(row):
-            if prefix == "workload_metrics":  # each row's own
-                parts.append(_lines(_prefixed(prefix, mapping), 3))
-                continue
-            key = prefix, id(mapping)
-            if key not in shared:
-                shared[key] = _lines(_prefixed(prefix, mapping), 3)
-            parts.append(shared[key])
-        yield "{\n" + ",\n".join(filter(None, parts)) + "\n    }"
-
-
-def _list_parts(texts: Iterable[str], level: int = 1) -> Iterator[str]:
-    """A list as ``json.dumps`` writes it with an indent of two, one value after the other."""
+def _list_parts(records: Iterable[Record]) -> Iterator[str]:
+    """A list, a record a line."""
     opening = "[\n"
-    for text in texts:
-        yield f"{opening}{'  ' * (level + 1)}{text}"
+    for record in records:
+        yield opening + json.dumps(_plain_record(record), allow_nan=False)
         opening = ",\n"
-    yield "[]" if opening == "[\n" else f"\n{'  ' * level}]"
-
-
-def _text(value: object, level: int) -> str:
-    """``_jsonable`` of a value as ``json.dumps`` writes it with an indent of two. Written out,
-    since that function takes its slow way where it indents."""
-    kind = type(value)
-    if value is None:
-        return "null"
-    if kind is str:
-        return encode_basestring_ascii(value)  # type: ignore[arg-type]
-    if kind is float:
-        return _number(value)  # type: ignore[arg-type]
-    if kind is int:
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{\n" + _lines(value, level + 1) + "\n" + "  " * level + "}" if value else "{}"
-    if isinstance(value, (list, tuple)):
-        return "".join(_list_parts((_text(one, level + 1) for one in value), level))
-    return json.dumps(_jsonable(value), allow_nan=False)
-
-
-def _lines(record: Mapping[str, object], level: int) -> str:
-    """The names and values of an object, each on a line."""
-    inner = "  " * level
-    return ",\n".join([f"{inner}{_key(name)}: {_text(v, level)}" for name, v in record.items()])
-
-
-def _number(value: float) -> str:
-    """``finite(value, 15)`` as JSON; most need no more than the one formatting."""
-    text = f"{value:.15g}"
-    return text if "." in text and "e" not in text else json.dumps(finite(value, 15))
-
-
-_key = lru_cache(maxsize=4096)(encode_basestring_ascii)
+    yield "[]" if opening == "[\n" else "\n]"
 
 
 def _contest(contest: Contest) -> dict[str, object]:
@@ -270,9 +222,9 @@ def _contest(contest: Contest) -> dict[str, object]:
     }
 
 
-def _flat(row: Measurement) -> dict[str, object]:
+def _flat(row: Measurement, raised: Iterable[Raised]) -> dict[str, object]:
     """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
-    flat = _own(row, raised_on(row))
+    flat = _own(row, raised)
     for prefix, mapping in _nested(row):
         flat |= _prefixed(prefix, mapping)
     return flat

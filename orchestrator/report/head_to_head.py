@@ -15,7 +15,7 @@ from orchestrator.domain.job import State
 from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.grouping import Setting
-from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of
+from orchestrator.report.ratio import Ratio, pooled, ratio_of_rows
 
 #: Settings that are compared; of more, the fastest.
 MOST_LINES = 1000
@@ -166,14 +166,9 @@ def _labels(found: Sequence[Mapping[int, Measurement]], common: frozenset[str]) 
 def _line(found: Mapping[int, Measurement], sides: int, label: str) -> Line:
     rows = tuple(found.get(side) for side in range(sides))
     base = next(row for row in rows if row is not None)
-    ratios = (_ratio(row, base) if row is not None and row is not base else None for row in rows)
+    others = (row if row is not base else None for row in rows)
+    ratios = (ratio_of_rows(row, base) if row is not None else None for row in others)
     return Line(label=label, rows=rows, ratios=tuple(ratios))
-
-
-def _ratio(row: Measurement, base: Measurement) -> Ratio | None:
-    mine = rate_of(row.metrics, row.measure.confidence)
-    other = rate_of(base.metrics, base.measure.confidence)
-    return ratio_of(mine, other) if mine and other else None
 
 
 def _overall(lines: Iterable[Line], side: int) -> Ratio | None:

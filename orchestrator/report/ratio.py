@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.measurement import Metrics
+from orchestrator.domain.measurement import Measurement, Metrics
 from workloads.confidence import student_t_quantile, student_t_two_sided
 
 #: Degrees of freedom of a spread that is taken as known.
@@ -58,8 +58,13 @@ class Ratio:
         return student_t_two_sided(distance / self.log_error, self.degrees)
 
 
-def rate_of(metrics: Metrics, confidence: float) -> Rate | None:
-    """The throughput of a row whose interval has this level; None if it has none above zero."""
+def rate_of(row: Measurement) -> Rate | None:
+    """The throughput of a row; None if it has none above zero."""
+    return rate_of_metrics(row.metrics, row.measure.confidence)
+
+
+def rate_of_metrics(metrics: Metrics, confidence: float) -> Rate | None:
+    """The throughput whose interval has this level; None if there is none above zero."""
     value = metrics.throughput
     if value is None or not math.isfinite(value) or value <= 0:
         return None
@@ -91,7 +96,13 @@ def ratio_of(
     return _with_interval(value, parts, confidence)
 
 
-def pooled(ratios: Sequence[Ratio], confidence: float = 0.95) -> Ratio:
+def ratio_of_rows(row: Measurement, base: Measurement) -> Ratio | None:
+    """The throughput of a row over another's; None if either has none."""
+    mine, other = rate_of(row), rate_of(base)
+    return ratio_of(mine, other) if mine and other else None
+
+
+def pooled(ratios: Sequence[Ratio]) -> Ratio:
     """The geometric mean of ratios; its interval holds their measuring errors, not their spread.
 
     Raises:
@@ -104,7 +115,7 @@ def pooled(ratios: Sequence[Ratio], confidence: float = 0.95) -> Ratio:
     errors = [(r.log_error / count, r.degrees) for r in ratios if r.log_error is not None]
     if len(errors) < count:
         return Ratio(value=value)
-    return _with_interval(value, errors, confidence)
+    return _with_interval(value, errors, 0.95)
 
 
 def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:

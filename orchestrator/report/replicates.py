@@ -173,7 +173,7 @@ def _throughputs(rows: Iterable[Measurement]) -> list[float]:
 
 def _error(row: Measurement) -> float | None:
     """The standard error of the row's throughput, from its own repeats."""
-    rate = rate_of(row.metrics, row.measure.confidence)
+    rate = rate_of(row)
     return None if rate is None or rate.error is None else rate.error * rate.value
 
 

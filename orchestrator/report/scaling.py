@@ -48,7 +48,7 @@ def scalings_of(
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
     apart: dict[Setting, Setting] = {}  # from what cards say; a few settings serve all rows
     for row in rows:
-        if row.state is State.SUCCEEDED and rate_of(row.metrics, row.measure.confidence):
+        if row.state is State.SUCCEEDED and rate_of(row):
             own = settings[row.job_id]
             if own not in apart:
                 apart[own] = replace(own, cards=0)
@@ -77,8 +77,7 @@ def scalings_of(
 
 
 def _step(row: Measurement, base: Measurement) -> Step:
-    mine = rate_of(row.metrics, row.measure.confidence)
-    other = rate_of(base.metrics, base.measure.confidence)
+    mine, other = rate_of(row), rate_of(base)
     assert mine is not None and other is not None
     speedup = Ratio(value=1.0, low=1.0, high=1.0) if row is base else ratio_of(mine, other)
     return Step(row=row, speedup=speedup, ideal=row.cards / base.cards)

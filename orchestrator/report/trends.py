@@ -147,7 +147,7 @@ def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
 
 
 def _point(night: int, row: Measurement) -> Point:
-    rate = rate_of(row.metrics, row.measure.confidence)
+    rate = rate_of(row)
     error = rate.error if rate is not None else None
     return Point(
         night=night,

@@ -7,7 +7,6 @@ and errors that it meets itself (the executor's, the store's, Ray's) quote that 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.domain.measurement import Measurement
@@ -16,26 +15,25 @@ from orchestrator.watching.live import View
 from orchestrator.worker.redaction import redact
 
 
-def clean_row(row: Measurement, environment: Mapping[str, str] = os.environ) -> Measurement:
+def clean_row(row: Measurement) -> Measurement:
     """A row whose texts hold no secret of this process. Its parameters are the grid's, and stay."""
     return replace(
         row,
-        reason=redact(row.reason, environment),
-        failure_tail=None if row.failure_tail is None else redact(row.failure_tail, environment),
-        details={name: redact(text, environment) for name, text in row.details.items()},
+        reason=redact(row.reason, os.environ),
+        failure_tail=None if row.failure_tail is None else redact(row.failure_tail, os.environ),
+        details={name: redact(text, os.environ) for name, text in row.details.items()},
     )
 
 
 class CleanView:
     """A view that is given no secrets of this process."""
 
-    def __init__(self, view: View, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
-        self._environment = environment
 
     def line(self, text: str) -> None:
         """Say one thing that happened."""
-        self._view.line(redact(text, self._environment))
+        self._view.line(redact(text, os.environ))
 
     def show(self, status: RunStatus) -> None:
         """Show how the run stands; its reasons are those of rows."""

@@ -49,17 +49,8 @@ class InProcessExecutor:
             a card's memory counts from what the process holds before its first job.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        *,
-        preload: Sequence[str] = (),
-        threads: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], *, preload: Sequence[str] = ()) -> None:
         self._nodes = {node.node_id: node for node in nodes}
-        self._threads = threads
-        self._clock = clock
         self._workers: dict[str, CardWorker] = {}
         self._cards: dict[Card, str] = {}  # held by which worker
         self._ready: set[str] = set()
@@ -67,7 +58,8 @@ class InProcessExecutor:
         self._stopping: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asked: list[Callable[[], None]] = []  # and not begun
-        self._events: deque[Event] = deque(NodeJoined(at=clock(), node=node) for node in nodes)
+        at = time.monotonic()
+        self._events: deque[Event] = deque(NodeJoined(at=at, node=node) for node in nodes)
         self._changed = threading.Condition()  # guards everything above
         self._thread = threading.Thread(target=self._work_off, name="cards", daemon=True)
         self._thread.start()
@@ -149,7 +141,7 @@ class InProcessExecutor:
                 node_name=node.name,
                 emulated=node.emulated,
                 memory_bytes=node.memory_bytes_per_card,
-                threads=self._threads,
+                threads=1,
                 passport=command.passport,
             )
         )
@@ -193,12 +185,13 @@ class InProcessExecutor:
             with self._changed:
                 self._forget(worker_id)
                 failure = worker.failure(error)
-                self._report(WorkerStopped(at=self._clock(), worker_id=worker_id, failure=failure))
+                at = time.monotonic()
+                self._report(WorkerStopped(at=at, worker_id=worker_id, failure=failure))
             return
         with self._changed:
             if worker_id not in self._stopping:
                 self._ready.add(worker_id)
-            self._report(WorkerReady(at=self._clock(), worker_id=worker_id, info=info))
+            self._report(WorkerReady(at=time.monotonic(), worker_id=worker_id, info=info))
 
     def _do_run(self, command: RunAttempt) -> None:
         (worker_id,) = command.worker_ids
@@ -211,13 +204,13 @@ class InProcessExecutor:
         )
         with self._changed:
             self._busy.pop(worker_id, None)
-            self._report(AttemptEnded(at=self._clock(), outcome=outcome))
+            self._report(AttemptEnded(at=time.monotonic(), outcome=outcome))
 
     def _do_stop(self, worker_id: str) -> None:
         with self._changed:
             if worker_id in self._workers:  # else it never came up, and that was said
                 self._forget(worker_id)
-                self._report(WorkerStopped(at=self._clock(), worker_id=worker_id))
+                self._report(WorkerStopped(at=time.monotonic(), worker_id=worker_id))
 
     def _forget(self, worker_id: str) -> None:
         del self._workers[worker_id]

@@ -28,7 +28,7 @@ from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from orchestrator.worker.failure_record import describe
 from orchestrator.worker.memory_limit import MemoryLimit
-from orchestrator.worker.redaction import redact
+from orchestrator.worker.redaction import redactor_of
 from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
 from workloads.api import Collective, JobContext, Phase, Result
@@ -197,6 +197,7 @@ class CardWorker(CardHolder):
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
+        redact = redactor_of(os.environ).redact
         details = {
             **settings,
             **self.device.memory_details(),
@@ -208,7 +209,7 @@ class CardWorker(CardHolder):
             result,
             compile_s=result.compile_s or compiled.compile_s or 0.0,
             metrics={str(name): float(value) for name, value in result.metrics.items()},
-            details={name: redact(text, os.environ) for name, text in details.items()},
+            details={name: redact(text) for name, text in details.items()},
         )
 
     def _set_threads(self, asked: int | None) -> int:
@@ -220,7 +221,8 @@ class CardWorker(CardHolder):
             torch.set_num_threads(asked)
             _warm_thread_pools()
         threads = torch.get_num_threads()
-        self._info = dataclasses.replace(self._info, threads=threads)
+        if threads != self._info.threads:
+            self._info = dataclasses.replace(self._info, threads=threads)
         return threads
 
     def _take_passport(self, attempt: Attempt) -> None:

@@ -2,9 +2,9 @@
 emulated nodes.
 
 Ray needs seconds before there is an agent, and the imports of the workers need as many. So a driver
-whose nodes compute on this machine starts the server first, and its agents use that one. Each holds
-it: what an agent has asked for ends with the agent, and an agent whose server is gone reports its
-node as lost and, claimed anew, starts one of its own.
+some of whose nodes compute on this machine starts the server first, and their agents use that one.
+Each holds it: what an agent has asked for ends with the agent, and an agent whose server is gone
+reports its node as lost and, claimed anew, starts one of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from orchestrator.host.processors import threads_of_card, usable_cores
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.private_directory import make_private_directory
-from orchestrator.worker.process_server import OPTIONAL, installed, open_log
+from orchestrator.worker.process_server import OPTIONAL, installed
+from orchestrator.worker.serving import open_log
 from workloads.devices import environment_for, host_device
 
 #: Modules that a node which computes on the CPU imports once, for all its workers.
@@ -81,6 +82,15 @@ class SharedServer:
 
     path: str  # its socket
     threads: int
+    pid: int  # of its guardian, a child of the driver
+
+    def serves(self, hostname: str) -> bool:
+        """Return whether it is there for agents on this host; to be asked by the driver."""
+        running = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_PID, self.pid, running) is not None
+            return not ended and hostname == socket.gethostname()
+        return False
 
 
 def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
@@ -140,7 +150,7 @@ def shared_server(
             yield None
             return
         stack.callback(end_server, server)
-        yield SharedServer(path=path, threads=threads)
+        yield SharedServer(path=path, threads=threads, pid=server.pid)
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:

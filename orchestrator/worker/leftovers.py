@@ -113,22 +113,22 @@ def users_of(directory: OwnedDirectory) -> list[Leftover]:
     return _with_descendants({p.pid: theirs for p in _users(directory.path, table)}, table)
 
 
-def end_leftovers(owner: Owner, patience_s: float = _PATIENCE_S) -> list[Leftover]:
+def end_leftovers(owner: Owner) -> list[Leftover]:
     """Kill what ``owner``'s predecessors left on this host; returns it when all of it is gone.
 
     Raises:
         TimeoutError: something does not go (it hangs in the kernel), so its card is not free.
     """
-    return _end(lambda: leftovers(owner), patience_s)
+    return _end(lambda: leftovers(owner))
 
 
-def end_users_of(directory: OwnedDirectory, patience_s: float = _PATIENCE_S) -> list[Leftover]:
+def end_users_of(directory: OwnedDirectory) -> list[Leftover]:
     """Kill the processes of a private directory; returns them when they are gone.
 
     Raises:
         TimeoutError: something does not go.
     """
-    return _end(lambda: users_of(directory), patience_s)
+    return _end(lambda: users_of(directory))
 
 
 def remove_abandoned() -> None:
@@ -139,9 +139,9 @@ def remove_abandoned() -> None:
             directory.remove()
 
 
-def _end(find: Callable[[], list[Leftover]], patience_s: float) -> list[Leftover]:
+def _end(find: Callable[[], list[Leftover]]) -> list[Leftover]:
     ended: dict[int, Leftover] = {}
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _PATIENCE_S
     while there := find():  # again: what dies may just have started another
         if time.monotonic() > deadline:
             stuck = ", ".join(f"{each.pid} ({each.command[:60]})" for each in there[:5])

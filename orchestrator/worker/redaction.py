@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -135,7 +136,14 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
 
 def redactor_of(environment: Mapping[str, str]) -> Redactor:
     """The redactor for an environment as it is now; made once as long as that does not change."""
+    if environment is os.environ:  # as it keeps them: nothing is decoded to find it unchanged
+        return _own_redactor(tuple(os.environb.items()))
     return _redactor(tuple(environment.items()))
+
+
+@lru_cache(maxsize=8)
+def _own_redactor(variables: tuple[tuple[bytes, bytes], ...]) -> Redactor:
+    return Redactor({os.fsdecode(name): os.fsdecode(value) for name, value in variables})
 
 
 @lru_cache(maxsize=8)

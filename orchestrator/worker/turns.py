@@ -11,9 +11,11 @@ A turn is a set of locked bytes of one file, a byte for each core. The kernel ho
 process and frees them when it dies, however it dies; its children do not inherit them. Whoever
 waits has a byte of its own beyond those of the cores, at the time of its arrival, and takes a turn
 only when no byte is locked before its own: first come, first served, so that nobody starves, a gang
-that needs all cores neither. All cores of a turn are taken at once or none (the *gate* is locked
-for that moment), so that two gangs never wait for each other. A process that somebody has stopped
-(SIGSTOP) does not compute: it is passed over in the queue, and its cores may be taken once more.
+that needs all cores neither. Who gives cores back wakes the first of the queue (``wake_up.py``),
+which else looks by itself, as it must where a holder was killed. All cores of a turn are taken at
+once or none (the *gate* is locked for that moment), so that two gangs never wait for each other. A
+process that somebody has stopped (SIGSTOP) does not compute: it is passed over in the queue, and
+its cores may be taken once more.
 
 Turns are a courtesy, and what a process really got is measured beside its figure
 (``host/processor_time.py``). So where there is no such file, and where nothing has moved for hours,
@@ -29,10 +31,12 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from orchestrator.domain.processor import Turn
+from orchestrator.worker.wake_up import WakeUp, wake
 from workloads import files
 from workloads.api import Collective
 from workloads.devices import host_device
@@ -49,14 +53,14 @@ VARIABLE = "NIGHTGRID_TURNS"
 PATIENCE_S = 4 * 3600.0
 #: Between two looks of the first in the queue, and of others: each costs a tenth of a millisecond,
 #: on processors that somebody measures on.
-_FIRST_LOOK_S, _QUEUE_LOOK_S = 0.025, 0.2
+FIRST_LOOK_S, QUEUE_LOOK_S = 0.025, 0.2
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
 #: gate; the queue.
 _LANES = 4
 _GATE = 1 << 20
-_QUEUE = 1 << 32
+_QUEUE, _QUEUE_END = 1 << 32, 1 << 62
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2) on 64-bit Linux
 
 
@@ -86,7 +90,7 @@ class Locks:
             known = cls._opened[path] = cls(path, handle)
         return known
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The file among those of all hosts."""
         found = os.fstat(self._handle)
@@ -112,6 +116,13 @@ class Locks:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
         kind, _, at, _, pid = _FLOCK.unpack(fcntl.fcntl(self._handle, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else (max(at, start), pid)
+
+    def first_holder(self, start: int, end: int) -> int | None:
+        """The first byte in a range that another process has locked."""
+        first = None
+        while start < end and (found := self.holder(start, end)) is not None:
+            first = end = found[0]
+        return first
 
     def awake_holder(self, start: int, end: int) -> tuple[int, int] | None:
         """The same, of processes that nobody has stopped."""
@@ -148,6 +159,7 @@ class Place:
         self._place = _QUEUE + time.monotonic_ns() // 1000
         while not locks.lock(self._place):  # of the same microsecond
             self._place += 1
+        self._wake_up: WakeUp | None = None
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for the turn; whether it is there, or nothing has moved for too long."""
@@ -158,14 +170,27 @@ class Place:
                 return True
             if now >= until:
                 return False
+            if self._wake_up is None:  # then look again: until now nobody could wake us
+                self._wake_up = WakeUp(self._name(self._place))
+                continue
             first = isinstance(self._ahead, list)
-            time.sleep(min(until - now, _FIRST_LOOK_S if first else _QUEUE_LOOK_S))
+            self._wake_up.wait(min(until - now, FIRST_LOOK_S if first else QUEUE_LOOK_S))
         return True
 
     def leave(self) -> None:
         """Give everything back."""
+        if self._wake_up is not None:
+            self._wake_up.close()
         self._locks.unlock(self._place, *self._taken)
         self._taken = ()
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        if (first := self._locks.first_holder(_QUEUE, _QUEUE_END)) is not None:
+            wake(self._name(first))
+
+    def _name(self, place: int) -> str:
+        return f"{self._locks.identity} {place}"
 
     def _take(self) -> bool:
         """Take all cores that are wanted, or none."""
@@ -177,9 +202,12 @@ class Place:
             try:
                 busy = [locks.awake_holder(*_bytes_of(core)) for core in self._cores]
                 free = [c for c, held in zip(self._cores, busy, strict=True) if held is None]
-                if len(free) >= min(self._wanted + host_device().spare_cores, len(busy)):
+                needed = min(self._wanted + host_device().spare_cores, len(busy))
+                if len(free) >= needed:
                     self._taken = tuple(filter(None, map(self._lane, free[: self._wanted])))
                     locks.unlock(self._place)
+                    if len(free) > needed:  # there may be room for another
+                        self._wake_first()
                     return True
                 ahead = busy
             finally:

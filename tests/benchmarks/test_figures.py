@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.contender import Contender, take_turns
 from benchmarks.figures import Goal, Line, Outcome, cpu_ratio, rates
+from benchmarks.machine import code
 from benchmarks.page import page, table
 
 
@@ -107,7 +109,9 @@ def outcome(**changes: object) -> dict[str, object]:
         what="things", against="peer", unit="x/s", ours=(1.0,), theirs=(2.0,),
         goal=Goal(kind="at least", value=2.0), note="a|b",
     )  # fmt: skip
-    told = Outcome(name="n", title="Title", lines=(lost,), facts={"size": 7}, took_s=1.0)
+    told = Outcome(
+        name="n", title="Title", about="By `x`.", lines=(lost,), facts={"size": 7}, took_s=1.0
+    )
     host = {
         "processor": "P", "cores": 2, "memory_gib": 4, "system": "S", "python": "3", "accelerator":
         "none",
@@ -124,6 +128,57 @@ def test_a_line_that_loses_stands_in_the_page() -> None:
     assert "0.5" in row and "≥ 2" in row and "**no**" in row and "a\\|b" in row
     assert "size: 7" in text and "torch 2" in text
     assert table([outcome()]) in text
+
+
+def test_a_page_says_whose_code_made_it() -> None:
+    """One run of one commit is said plainly; anything else in bold."""
+    one = {"commit": "abc", "changed_files": 0}
+    assert "One run of abc; 0 minutes" in page([outcome(code=one, run="1")] * 2)
+    two_runs = page([outcome(code=one, run="1"), outcome(code=one, run="2")])
+    assert "**Put together from 2 runs** of abc" in two_runs
+    other = page([outcome(code=one, run="1"), outcome(code=one | {"commit": "d"}, run="1")])
+    assert "**Put together" in other and "abc, d" in other
+    dirty = page([outcome(code=one | {"changed_files": 3}, run="1")])
+    assert "in no commit**: n." in dirty
+    assert "an unknown commit" in page([outcome(code=None)])
+
+
+def test_a_page_names_what_is_missing() -> None:
+    """A benchmark that failed does not just vanish."""
+    assert "failed: other." in page([outcome()], ["n", "other"])
+    assert "Not on this page" not in page([outcome()], ["n"])
+
+
+def test_code_knows_its_commit_and_its_changes(tmp_path: Path) -> None:
+    """The page itself is no change; a new file is."""
+    assert code(tmp_path) == {"commit": None, "changed_files": None}
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "benchmarks.md").write_text("page")
+    found = code(tmp_path)
+    assert len(found["commit"]) == 12 and found["changed_files"] == 0
+    (tmp_path / "new.py").write_text("")
+    assert code(tmp_path)["changed_files"] == 1
+
+
+def test_an_open_goal_tells_the_turns_that_it_needs() -> None:
+    """The interval of so many turns, by the same scatter, would be about as wide as the goal."""
+    goal = Goal(kind="within", value=0.02)
+    settled = Line(what="w", against="a", unit="x", ours=(1.0,) * 20, theirs=(1.0,) * 20, goal=goal)
+    assert settled.met is True and settled.turns_needed is None
+    even = Line(
+        what="w", against="a", unit="x", ours=(0.9, 1.0, 1.1) * 4, theirs=(1.0,) * 12, goal=goal
+    )
+    assert even.turns_needed is not None and 60 < even.turns_needed < 200
+    row = table([outcome() | {"lines": [json.loads(json.dumps(_json_of(even)))]}])
+    assert f"not settled: about {even.turns_needed} turns would do" in row
+
+
+def _json_of(line: Line) -> object:
+    told = Outcome(name="n", title="T", about="", lines=(line,), facts={}, took_s=1.0)
+    return told.to_json()["lines"][0]
 
 
 def test_a_busy_machine_is_told() -> None:
@@ -161,9 +216,10 @@ def test_contenders_take_turns_and_are_measured(tmp_path: Path) -> None:
         for name in "ab"
     ]
     with started[0], started[1]:
-        turns = take_turns(started, 2, warm_ups=1)
-    assert log.read_text() == "ab" + "ab" + "ba"
-    assert {name: len(found) for name, found in turns.items()} == {"a": 2, "b": 2}
+        turns = take_turns(started, 3, warm_ups=1, fewer={"b": 2})
+        assert started[0].ready() > 0  # again, without waiting
+    assert log.read_text() == "ab" + "ab" + "ba" + "a"
+    assert {name: len(found) for name, found in turns.items()} == {"a": 3, "b": 2}
     told = turns["a"][0]
     assert told["work"] == 3 and told["wall_s"] > 0 and told["peak_bytes"] > 2**20
 
@@ -175,4 +231,4 @@ def test_a_contender_that_dies_says_why(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("raise SystemExit('no such model')")
     with pytest.raises(RuntimeError, match="no such model"):
-        Contender("x", [sys.executable, program], tmp_path / "log")
+        Contender("x", [sys.executable, program], tmp_path / "log").ready()

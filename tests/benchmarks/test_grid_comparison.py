@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.grid import OUTPUT_TOKENS, Turn, lines_of_cells
+from benchmarks.grid import OUTPUT_TOKENS, Turn, line_of_cells, ratios_of_cells
 
 
 def test_what_a_cell_costs_besides_its_timed_passes() -> None:
@@ -12,11 +12,10 @@ def test_what_a_cell_costs_besides_its_timed_passes() -> None:
 
 
 def test_cells_stand_side_by_side_and_together() -> None:
-    """Of each its median pass; the first line has a value a cell, and the goal."""
+    """Of each its median pass; the line has a value a cell, and the goal."""
     ours = Turn(took_s=9.0, cells={"fp32 × 1": (1.0, 2.0, 9.0), "bf16 × 4": (4.0, 4.0, 4.0)})
     theirs = Turn(took_s=9.0, cells={"fp32 × 1": (1.0, 1.0, 1.0), "bf16 × 4": (2.0, 4.0, 4.0)})
-    together, one, other = lines_of_cells(ours, theirs, "peer")
-    assert one.ours == (OUTPUT_TOKENS / 2.0,) and one.theirs == (OUTPUT_TOKENS / 1.0,)
-    assert other.ratio == 1.0
+    together = line_of_cells(ours, theirs, "peer")
+    assert together.ours[0] == OUTPUT_TOKENS / 2.0 and together.theirs[0] == OUTPUT_TOKENS / 1.0
     assert together.ratios == (0.5, 1.0) and together.met is None  # two cells settle nothing
-    assert lines_of_cells(ours, theirs, "peer", each=False) == [together]
+    assert ratios_of_cells(ours, theirs) == {"fp32 × 1": 0.5, "bf16 × 4": 1.0}

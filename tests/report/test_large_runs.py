@@ -267,9 +267,10 @@ def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("rows", [[], every_state(items=1), large_run(40)], ids=["0", "few", "40"])
 def test_json_in_parts_is_json(rows: list[Any]) -> None:
-    """Part by part it is what ``json.dumps`` makes of the whole document."""
+    """Put together, the parts are the whole document, with each row on a line of its own."""
     summary = summarize(rows)
     text = "".join(json_parts(summary))
-    wanted = json.dumps(document(summary), ensure_ascii=True, allow_nan=False, indent=2) + "\n"
-    assert text == wanted == to_json(summary)
+    wanted = json.dumps(document(summary), allow_nan=False)
+    assert json.dumps(json.loads(text)) == wanted and text == to_json(summary) and text.isascii()
+    assert text.count('\n{"schema_version":') == len(summary.rows)
     assert all(len(part) < 20_000 for part in json_parts(summary))

@@ -353,3 +353,24 @@ def test_nobody_waits_for_ever(directory: Path) -> None:
     assert now[0] > turns.PATIENCE_S
     place.leave()
     holder.end()
+
+
+def test_whoever_leaves_wakes_the_first_of_the_queue(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that would look again only after a minute hand turns on, in order, at once."""
+    monkeypatch.setattr(turns, "FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(turns, "QUEUE_LOOK_S", 60.0)
+    path = directory / "woken.lock"
+    holder, *others = (Taker(path, (0, 1)) for _ in range(4))
+    holder.queue(1)
+    assert has_turn(holder)
+    for each in others:
+        each.queue(1)
+        assert waits(each)
+    for each in others:
+        holder.leave()
+        assert has_turn(each)
+        holder = each
+    for each in others:
+        each.end()

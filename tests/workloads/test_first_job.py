@@ -135,7 +135,8 @@ def test_the_first_training_of_a_process_is_timed_like_the_next(
 def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no time for warm-up one shape is met; the row tells of the others, and trains whole."""
+    """With no time for warm-up one shape is met, the largest, for which memory is then taken; the
+    row tells of the others, and trains whole."""
     rehearsed: list[set[tuple[int, ...]]] = []
     rehearse = Steps.rehearse
 
@@ -145,7 +146,10 @@ def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(
 
     monkeypatch.setattr(Steps, "rehearse", seen)
     settings = MeasureSettings(warmup=1, time_limit_s=600, warmup_limit_s=1e-6)
-    result = train(worker, measure=settings, steps=4, samples=24)
-    assert len(rehearsed) == 1
+    result = train(worker, measure=settings, steps=4, samples=24, batch_size=2, max_length=256)
+    timed = [sample.computed_tokens for sample in result.samples if not sample.warmup]
+    (((rows, length),),) = rehearsed
+    assert timed[0] < rows * length == max(timed)
+    assert result.details["memory_reserved_at"] == f"{rows} x {length}"
     assert (result.warmup_end, result.shapes_unmet) == ("limit", (result.shapes or 0) - 1)
     assert sum(not sample.warmup for sample in result.samples) == 4

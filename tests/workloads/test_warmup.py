@@ -167,8 +167,12 @@ def test_work_that_never_becomes_steady_ends_with_the_limit_of_warm_up() -> None
 @examples(deadline=None)
 @given(shapes=st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=3))
 def test_every_rank_meets_every_shape_of_its_own(shapes: list[list[int]]) -> None:
-    """All ranks rehearse the same steps, no step that shows nobody anything new."""
-    numbers = to_rehearse(shapes)
+    """All ranks rehearse the same steps, no step that shows nobody anything new, and the largest
+    step of any rank first, so that memory for all of them is taken at once."""
+    numbers = to_rehearse(shapes, sizes=shapes)
+    assert max(own[numbers[0]] for own in shapes) == max(map(max, shapes))
+    assert [*numbers[1:]] == sorted(numbers[1:])
+    assert to_rehearse(shapes) == sorted(to_rehearse(shapes))
     for own in shapes:
         assert {own[number] for number in numbers} == {*own}
     for count, number in enumerate(numbers):
@@ -190,6 +194,10 @@ def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
     met.clear()
     cut = rehearse(plan, lambda: bench.now, bench.now + 5, OneCard())
     assert met == [0] and cut.cut and cut.met == {"a"}
+    met.clear()
+    sized = replace(plan, sizes=[1, 1, 2, 1, 2])
+    rehearse(sized, lambda: bench.now, bench.now + 60, OneCard())
+    assert met[:2] == [2, 0]
 
 
 def test_ranks_of_a_gang_begin_anew_together() -> None:

@@ -44,6 +44,9 @@ def markdown() -> str:
         "plain job. `grids/techniques.yaml` runs each alone beside the baseline. What contradicts "
         "itself is refused when the grid is read; what a device cannot do becomes a row "
         "UNSUPPORTED with the reason, and so does what turns out on the card to have no effect.",
+        "```bash\nnightgrid plan grids/techniques.yaml --emulate 1x2\n```",
+        "The plan lists each technique as a job beside the baseline, and says why some will not "
+        "run.",
     ]
     ours = (TECHNIQUES[name] for name in TECHNIQUES.own)
     for kind in sorted(ours, key=lambda kind: kind.title.lower()):
@@ -54,15 +57,15 @@ def markdown() -> str:
 def _section(kind: type[Technique]) -> Iterator[str]:
     title = kind.title if "." in kind.title else kind.title[0].upper() + kind.title[1:]
     yield f"## {title}"
-    module = inspect.getdoc(inspect.getmodule(kind)) or ""
-    yield module
+    summary, _, more = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    what = summary.partition(": ")[2] or summary  # the heading has the name
+    yield f"{what[0].upper()}{what[1:]}\n{more}"
     lines = ["| setting | values | default | meaning |", "|---|---|---|---|"]
     for name, info in kind.model_fields.items():
         default = "null" if info.default is None else str(info.default).lower()
         lines.append(f"| `{name}` | {_values(info)} | `{default}` | {info.description} |")
     yield "\n".join(lines)
-    limits = [f"- {line}" for line in _limits(kind)]
-    if limits:
+    if limits := [f"- {line}." for line in _limits(kind)]:
         yield "Not everywhere:\n\n" + "\n".join(limits)
 
 
@@ -91,7 +94,7 @@ def _limits(kind: type[Technique]) -> Iterator[str]:
                     where.setdefault(refusal.reason, []).append(device)
             text = "true" if value is True else value
             for reason, devices in where.items():
-                yield f"`{name}: {text}` on {', '.join(devices)}: {reason}."
+                yield f"`{name}: {text}` on {', '.join(devices)}: {reason}"
 
 
 def _refusals(name: str, value: Any, device: str) -> list[Refusal]:

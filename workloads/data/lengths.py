@@ -74,8 +74,8 @@ def _count(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     return counts
 
 
-def distribution(lengths: Sequence[int], bins: int = 12) -> Distribution:
-    """The distribution of these lengths, in at most ``bins`` equal bins of round width.
+def distribution(lengths: Sequence[int]) -> Distribution:
+    """The distribution of these lengths, in at most 12 equal bins of round width.
 
     Raises:
         ValueError: there are no lengths.
@@ -87,7 +87,7 @@ def distribution(lengths: Sequence[int], bins: int = 12) -> Distribution:
         count=len(ordered),
         mean=math.fsum(ordered) / len(ordered),
         percentiles={name: percentile(ordered, p) or 0.0 for name, p in _PERCENTS.items()},
-        bins=_bins(ordered, bins),
+        bins=_bins(ordered, 12),
     )
 
 

@@ -12,13 +12,15 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from workloads.compilations import Compilations, of_torch
 from workloads.devices import DeviceSpec, Texts
 from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
 
 if TYPE_CHECKING:
+    import torch
+
     from workloads.devices.monitoring.release import CardUse
     from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
 
@@ -54,6 +56,21 @@ _HEADLINE_LENGTH = 2000
 _HOST_TEXTS: tuple[Texts, ...] = (
     (OutOfMemory, ("defaultcpuallocator", "can't allocate memory: you tried to allocate")),
 )
+
+
+#: Tensors on their way to a card, and what tells that they are there (an event).
+Copies: TypeAlias = "tuple[Sequence[torch.Tensor], Any]"
+
+
+class SideCopies(Protocol):
+    """A way to the card beside its work: copies from page-locked memory that nobody waits for."""
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> Copies:
+        """Queue copies of these tensors, and return before they are done."""
+
+    def arrived(self, copies: Copies) -> Sequence[torch.Tensor]:
+        """The copies; the card's work that is queued from now on waits for them, the host does
+        not."""
 
 
 class Device(ABC):
@@ -174,6 +191,10 @@ class Device(ABC):
         to be queued as often as wanted. Here ``work`` itself."""
         work()
         return work
+
+    def side_copies(self) -> SideCopies:
+        """A new way to the card beside its work, where it has the capability ``side_copies``."""
+        raise NotImplementedError(f"{self.name} copies nothing beside its work")
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Wait until everything queued on the card is done."""

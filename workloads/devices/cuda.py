@@ -17,7 +17,7 @@ import gc
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
 from workloads.support import supported
 
 if TYPE_CHECKING:
+    import torch
+
+    from workloads.devices.base import Copies
     from workloads.devices.monitoring.identity import CardIdentity
     from workloads.devices.monitoring.release import CardUse
     from workloads.devices.monitoring.telemetry import CardTelemetry
@@ -110,8 +113,8 @@ SPEC = DeviceSpec(
     },
     capabilities=frozenset(
         {
-            *("own_memory", "native_eager", "dynamic_shapes", "graphs", "streams"),
-            *("pinned_memory", "pinned_offload", "paged_memory"),
+            *("own_memory", "native_eager", "dynamic_shapes", "graphs"),
+            *("pinned_memory", "pinned_offload", "paged_memory", "side_copies"),
             *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
             *("flash_attention_2", "xformers", "fp8_products", "nf4_any_width"),
             "sparse_2_4",
@@ -252,6 +255,9 @@ class CudaDevice(Device):
 
         torch.cuda.synchronize()
 
+    def side_copies(self) -> _SideStream:
+        return _SideStream(self.torch_device)
+
     def random_state(self) -> dict[str, Any]:
         import torch
 
@@ -293,6 +299,32 @@ class CudaDevice(Device):
 
         gc.collect()
         torch.cuda.empty_cache()
+
+
+class _SideStream:
+    """Copies on a stream of their own."""
+
+    def __init__(self, card: str) -> None:
+        import torch
+
+        self._card, self._stream = card, torch.cuda.Stream(card)
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> Copies:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            copied = [tensor.to(self._card, non_blocking=True) for tensor in tensors]
+        return copied, self._stream.record_event()
+
+    def arrived(self, copies: Copies) -> Sequence[torch.Tensor]:
+        import torch
+
+        copied, done = copies
+        work = torch.cuda.current_stream(self._card)
+        work.wait_event(done)
+        for tensor in copied:
+            tensor.record_stream(work)  # else the allocator hands it to the next copy too early
+        return copied
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:

@@ -178,7 +178,7 @@ SPEC = DeviceSpec(
     },
     capabilities=frozenset(
         {
-            *("own_memory", "native_eager", "graphs", "streams", "pinned_memory"),
+            *("own_memory", "native_eager", "graphs", "pinned_memory"),
             *("fused_optimizer", "nf4_any_width", "compilation_counters"),
         }
     ),

@@ -55,19 +55,26 @@ def find_engine(name: str) -> EngineSpec:
 def engine_packages() -> tuple[str, ...]:
     """The packages of all engines, as pip calls them: their versions may explain a difference."""
     specs = (ENGINES[name] for name in engines_for(None))
-    return tuple(dict.fromkeys(package.name for spec in specs for package in spec.packages))
+    packages = (package for spec in specs for package in spec.packages)
+    return tuple(dict.fromkeys(name for package in packages for name in package.names))
 
 
 @cache
 def choice_packages(device: str) -> tuple[str, ...]:
     """The packages that decide which engine runs on a device; none where there is no choice."""
-    specs = [spec for spec in ENGINES.known() if spec.runs_on(device)]
-    if not any(device in spec.preferred for spec in specs):
-        return ()
-    packages = [package for spec in specs for package in spec.packages]
+    chosen = any(device in spec.preferred for spec in ENGINES.known() if spec.runs_on(device))
+    return packages_on(device) if chosen else ()
+
+
+@cache
+def packages_on(device: str) -> tuple[str, ...]:
+    """The packages that engines need on a device."""
+    packages = [
+        package for spec in ENGINES.known() if spec.runs_on(device) for package in spec.packages
+    ]
     others = [name for package in packages for name in package.below]
     own = device_spec(device).packages
-    return tuple(dict.fromkeys(["torch", *own, *(p.name for p in packages), *others]))
+    return tuple(dict.fromkeys(["torch", *own, *(n for p in packages for n in p.names), *others]))
 
 
 def engine_function(name: str, ability: str, device: str) -> Any:

@@ -111,7 +111,7 @@ def _refuse_unfolded(asked: Asked) -> Iterator[Refusal]:
 
 
 def _refuse_text(asked: Asked) -> Iterator[Refusal]:
-    """Calibrations are those of decoders; encoder-decoders have two graphs."""
+    """Calibrations are those of models of one graph; encoder-decoders have two."""
     from workloads.models.catalog import checkpoint_kind
     from workloads.tasks import task_of
 
@@ -126,7 +126,7 @@ def _refuse_dynamic(asked: Asked) -> Iterator[Refusal]:
     if asked.parameters.get("calibration") and asked.precision == "int8":
         yield Refusal(
             setting="calibration",
-            reason="onnx-calibration measures decoders only",
+            reason="onnx-calibration measures decoders and encoders only",
             hint="leave calibration out: ranges are then taken from each batch",
             unsupported=True,
         )
@@ -177,6 +177,16 @@ def _precisions() -> dict[tuple[str, str], Support]:
     return found
 
 
+#: Of every engine that runs graphs made from torch's models.
+EXPORT = Metric(
+    name="export_s",
+    title="export",
+    unit="s",
+    description="Time that the export of the graph took, whenever it was; not in load_s "
+    "where the node's cache had it.",
+    better="lower",
+    ranks="largest",
+)
 _INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
 
 SPEC = EngineSpec(
@@ -194,7 +204,7 @@ SPEC = EngineSpec(
         "encode": Ability(
             function="workloads.onnx_graphs.encoder:load",
             tasks=("masked-lm",),
-            refuse=_refuse_dynamic,
+            refuse=_refuse,
             settings=GraphSettings,
         ),
         "images": Ability(
@@ -204,7 +214,7 @@ SPEC = EngineSpec(
         ),
         "calibrate-activations": Ability(
             function="workloads.onnx_graphs.calibration:run",
-            tasks=("causal-lm",),
+            tasks=("causal-lm", "masked-lm"),
             refuse=_refuse_calibration,
             settings=ExportSettings,
         ),
@@ -217,15 +227,7 @@ SPEC = EngineSpec(
     ),
     precisions=_precisions(),
     metrics=(
-        Metric(
-            name="export_s",
-            title="export",
-            unit="s",
-            description="Time that the export of the graph took, whenever it was; not in load_s "
-            "where the node's cache had it.",
-            better="lower",
-            ranks="largest",
-        ),
+        EXPORT,
         Metric(
             name="session_start_s",
             title="session start",

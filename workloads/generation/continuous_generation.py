@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.api import Item
 from workloads.errors import Unsupported
-from workloads.generation import continuous_batching
 from workloads.generation.texts import Texts
 from workloads.measure import Observation
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
+    from workloads.generation.continuous_batching import Completed
     from workloads.text_generation import Prompt
 
 
@@ -34,12 +34,8 @@ class ContinuousGeneration:
         clock: Callable[[], float],
         synchronize: Callable[[], None],
     ) -> None:
-        model = getattr(engine, "model", None)
-        if model is None or engine.details.get("attention") != "sdpa":
-            raise Unsupported(
-                "batching continuous needs the engine transformers with attention sdpa"
-            )
-        continuous_batching.check_model(model)
+        if not hasattr(engine, "generate_continuously"):
+            raise Unsupported("the engine of this job batches in its own way")
         self._engine = engine
         self._prompts = prompts
         self._batch_size = batch_size
@@ -67,22 +63,20 @@ class ContinuousGeneration:
                 steps.append(now)
 
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
-        with continuous_batching.attention_over_kv_cache(self._engine.model):
-            generated = continuous_batching.generate(
-                self._engine.model,
-                [prompt.ids for prompt in self._prompts],
-                slot_count=self._batch_size,
-                output_tokens=self._parameters.output_tokens,
-                end_token_ids=ends,
-                on_admit=on_admit,
-                on_step=on_step,
-            )
+        generated = self._engine.generate_continuously(
+            [prompt.ids for prompt in self._prompts],
+            slot_count=self._batch_size,
+            output_tokens=self._parameters.output_tokens,
+            end_token_ids=ends,
+            on_admit=on_admit,
+            on_step=on_step,
+        )
         return lambda: self._observe(repeat, generated, admitted, token_times, steps)
 
     def _observe(
         self,
         repeat: int,
-        generated: continuous_batching.Completed,
+        generated: Completed,
         admitted: dict[int, float],
         token_times: list[list[float]],
         steps: list[float],

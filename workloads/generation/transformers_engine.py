@@ -29,6 +29,7 @@ from workloads.attention_packages import PACKAGES, make_ready
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
+from workloads.generation import continuous_batching
 from workloads.generation.loaded import LoadedModel
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import (
@@ -120,6 +121,20 @@ class TransformersEngine(LoadedModel):
             )
 
         return fetch
+
+    def generate_continuously(
+        self, prompts: Sequence[Sequence[int]], **arguments: Any
+    ) -> continuous_batching.Completed:
+        """Generate for all prompts, each in a slot when one is free; see ``continuous_batching``.
+
+        Raises:
+            Unsupported: the model cannot use this KV cache instead of its own.
+        """
+        if (attention := self.details.get("attention")) != "sdpa":
+            raise Unsupported(f"batching continuous needs attention sdpa, not {attention}")
+        continuous_batching.check_model(self.model)
+        with continuous_batching.attention_over_kv_cache(self.model):
+            return continuous_batching.generate(self.model, prompts, **arguments)
 
     @torch.inference_mode()
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:

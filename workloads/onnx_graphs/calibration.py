@@ -1,29 +1,43 @@
 """Measures the range of every activation of a graph that static int8 will quantise.
 
-The graph reads prompts of a dataset and writes some tokens after each, so that it is measured on
-prompts and on single tokens with a cache alike; every pass is a sample of the calibration.
+A decoder reads prompts of a dataset and writes some tokens after each, so that it is measured on
+prompts and on single tokens with a cache alike; an encoder reads texts. Every pass is a sample of
+the calibration.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.cache import cache_root
-from workloads.data.catalog import load_dataset
+from workloads.data.catalog import Dataset, load_dataset
+from workloads.models.catalog import find_model
 from workloads.models.saved import keep, write_origin
 from workloads.one_pass import Prompt, encoded_prompts, result_of
+from workloads.onnx_graphs import decoder, encoder
 from workloads.onnx_graphs.calibrations import RANGES, calibrations_root
-from workloads.onnx_graphs.decoder import OnnxDecoder, load
+from workloads.onnx_graphs.decoder import OnnxDecoder
+from workloads.onnx_graphs.encoder import OnnxEncoder
 from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of
 from workloads.onnx_graphs.variants import static_arguments, without_shapes_of_weights
+from workloads.registry import task_for
 from workloads.workloads.onnx_calibration import OnnxCalibrationParameters
+
+#: Tokens of a text that an encoder reads at most, as in text encoding.
+LONGEST_TEXT = 128
+
+_Engine: TypeAlias = "OnnxDecoder | OnnxEncoder"
+_Inputs: TypeAlias = "Iterator[Mapping[str, torch.Tensor]]"
+#: Ids of the texts that are read, and the inputs of the graph for all passes over them.
+_Read: TypeAlias = "tuple[Sequence[Prompt], _Inputs]"
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -33,11 +47,12 @@ def run(request: Request, context: JobContext) -> Result:
     context.resident(f"{request.residency_key}|measured", lambda: None)  # others make room
     context.device.release_memory()
     began = context.clock()
+    load, read = _KINDS[task_for(request.workload, find_model(request.model)).name]
     engine = load(request, context.device)
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = encoded_prompts(engine, dataset, parameters.prompts)
-    passes = _Passes(engine, prompts, parameters.output_tokens)
+    texts, inputs = read(engine, dataset, parameters)
+    passes = _Passes(inputs)
     with tempfile.TemporaryDirectory(dir=cache_root()) as aside:
         ranges = Path(aside) / RANGES
         context.enter_phase("measure")
@@ -55,8 +70,8 @@ def run(request: Request, context: JobContext) -> Result:
         complete=True,
         wall_s=wall_s,
         cpu_s=cpu_s,
-        items=len(prompts),
-        input_tokens=sum(map(len, prompts)),
+        items=len(texts),
+        input_tokens=sum(map(len, texts)),
         output_tokens=0,
         computed_tokens=passes.positions,
     )
@@ -64,7 +79,7 @@ def run(request: Request, context: JobContext) -> Result:
 
 
 def _keep(
-    request: Request, parameters: OnnxCalibrationParameters, engine: OnnxDecoder, ranges: Path
+    request: Request, parameters: OnnxCalibrationParameters, engine: _Engine, ranges: Path
 ) -> Path:
     """Keep measured ranges under their name, with what they were measured on."""
 
@@ -103,25 +118,45 @@ def measure_ranges(graph: Path, passes: _Passes, to: Path) -> None:
 class _Passes:
     """Inputs of the graph, pass by pass, as ``CalibrationDataReader`` gives them."""
 
-    def __init__(self, engine: OnnxDecoder, prompts: Sequence[Prompt], output_tokens: int) -> None:
+    def __init__(self, inputs: _Inputs) -> None:
         self.count = self.positions = 0
-        self._passes = self._all(engine, prompts, output_tokens)
+        self._inputs = inputs
 
     def get_next(self) -> dict[str, Any] | None:
         """The inputs of the next pass; None behind the last."""
-        return next(self._passes, None)
+        inputs = next(self._inputs, None)
+        if inputs is None:
+            return None
+        self.count, self.positions = self.count + 1, self.positions + inputs["input_ids"].shape[1]
+        return {name: each.cpu().numpy() for name, each in inputs.items()}
 
-    def _all(
-        self, engine: OnnxDecoder, prompts: Sequence[Prompt], output_tokens: int
-    ) -> Iterator[dict[str, Any]]:
-        decoder = engine.decoder
+
+def _written(engine: OnnxDecoder, dataset: Dataset, parameters: OnnxCalibrationParameters) -> _Read:
+    """Prompts, and a decoder's inputs for each of them and each token that it writes after it."""
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
+
+    def inputs() -> _Inputs:
+        graph = engine.decoder
         for prompt in prompts:
             batch = engine.prepare([prompt])
-            ids, mask, cache = batch.input_ids, batch.attention_mask, decoder.empty(1)
-            for _ in range(output_tokens):
-                self.count, self.positions = self.count + 1, self.positions + ids.shape[1]
-                inputs = decoder.inputs(ids, mask, cache)
-                yield {name: each.cpu().numpy() for name, each in inputs.items()}
-                logits, cache = decoder.step(ids, mask, cache)
+            ids, mask, cache = batch.input_ids, batch.attention_mask, graph.empty(1)
+            for _ in range(parameters.output_tokens):
+                yield graph.inputs(ids, mask, cache)
+                logits, cache = graph.step(ids, mask, cache)
                 ids = logits.argmax(-1, keepdim=True).cpu()
                 mask = torch.cat([mask, mask.new_ones(1, 1)], dim=1)
+
+    return prompts, inputs()
+
+
+def _texts(engine: OnnxEncoder, dataset: Dataset, parameters: OnnxCalibrationParameters) -> _Read:
+    """Texts, and an encoder's inputs for each of them."""
+    chosen = itertools.islice(itertools.cycle(dataset.examples), parameters.prompts)
+    texts = tuple(tuple(engine.ids(one.content, LONGEST_TEXT)) for one in chosen)
+    return texts, (encoder.inputs(engine.prepare([text])) for text in texts)
+
+
+_KINDS: Mapping[str, tuple[Any, Callable[[Any, Dataset, OnnxCalibrationParameters], _Read]]] = {
+    "causal-lm": (decoder.load, _written),
+    "masked-lm": (encoder.load, _texts),
+}

@@ -38,6 +38,7 @@ class OnnxEncoder(LoadedEncoder):
     """A masked language model as a graph of ONNX Runtime, on its card."""
 
     graph: Graph
+    directory: Path
 
     def prepare(self, texts: Sequence[Sequence[int]]) -> Batch:
         self.graph.take_threads()
@@ -47,9 +48,14 @@ class OnnxEncoder(LoadedEncoder):
         return run(self.graph, prepared)
 
 
+def inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    """All inputs of a pass over a batch."""
+    return dict(zip(_TEXT, _tensors(batch), strict=True))
+
+
 def run(graph: Graph, batch: Batch) -> torch.Tensor:
     """The logits of a batch."""
-    return graph(input_ids=batch.input_ids, attention_mask=batch.attention_mask)["logits"]
+    return graph(**inputs(batch))["logits"]
 
 
 def load(request: Request, device: Device) -> OnnxEncoder:
@@ -63,6 +69,7 @@ def load(request: Request, device: Device) -> OnnxEncoder:
     facts = opened.facts
     return OnnxEncoder(
         graph=opened.graph,
+        directory=opened.directory,
         tokenizer=tokenizer,
         source=source,
         weights=opened.weights(),
@@ -85,9 +92,7 @@ def _directory(request: Request, source: ModelSource, tokenizer: Any, device: De
         with torch.no_grad():
             logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         real = batch.attention_mask.bool()  # nobody reads the outputs of padding
-        proof.save(
-            directory, {**dict(zip(_TEXT, _tensors(batch), strict=True)), "logits": logits[real]}
-        )
+        proof.save(directory, {**inputs(batch), "logits": logits[real]})
         facts = export(model, _sample(model, pad), options, directory / GRAPH)
         plain = Graph(directory / GRAPH, Execution(device=device, graph_optimization="basic"))
         differs(plain, directory).check("fp32", directory / GRAPH)
@@ -105,7 +110,7 @@ def _sample(model: Any, pad: int) -> Sample:
     """Two rows of unlike length."""
     batch = right_padded(drawn_ids(model, (7, 4)), 7, pad, "cpu")
     return Sample(
-        inputs=dict(zip(_TEXT, _tensors(batch), strict=True)),
+        inputs=inputs(batch),
         varying=dict.fromkeys(_TEXT, (0, 1)),
     )
 

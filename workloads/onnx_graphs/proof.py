@@ -43,8 +43,8 @@ class Difference:
             raise BadConfiguration(
                 f"the graph {path} does not compute what torch computes: on a padded batch in "
                 f"{precision} an output is off by {self.largest:.3g} at a spread of "
-                f"{self.spread:.3g}. Nothing was timed; another release of onnxscript or "
-                "graph_optimization: none may do better"
+                f"{self.spread:.3g}. Nothing was timed; another release of the exporter or less "
+                "optimisation of the graph may do better"
             )
 
 

@@ -1,4 +1,4 @@
-"""Attention implementation: who computes softmax(QKᵀ)V, and what of it is ever written out.
+"""Attention implementation: the code that computes softmax(QKᵀ)V, and how much it writes out.
 
 *Eager* attention writes the whole score matrix, positions × positions for every head, which grows
 with the square of the length. *sdpa*, PyTorch's scaled_dot_product_attention, picks a kernel that

@@ -94,7 +94,12 @@ class Inputs:
     @property
     def positions(self) -> int:
         """Positions that a card works on, padding included."""
-        return self.shape[0] * sum(self.shape[1:])
+        return positions(self.shape)
+
+
+def positions(shape: tuple[int, ...]) -> int:
+    """Positions of a micro-batch of a shape: rows by the lengths of their parts."""
+    return shape[0] * sum(shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

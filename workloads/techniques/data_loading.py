@@ -3,7 +3,9 @@
 Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
 processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card is
 queued like any other work only from page-locked ("pinned") memory, and only then does it pay not
-to wait for it (non-blocking). The share ``data_s`` of a step shows what is left of all this.
+to wait for it (non-blocking). Still the work of a step begins behind the copy of its batch; copied
+ahead, on a stream of its own while the card computes the step before, it is there already. The
+share ``data_s`` of a step shows what is left of all this.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Copies, SideCopies
 
 #: Batches that each worker holds ready, unless told.
 _PREFETCH = 2
@@ -57,6 +63,12 @@ class DataLoading(Technique):
         always_in_id=True,
         description="Do not wait for copies of batches to the card (with pin_memory).",
     )
+    copy_ahead: bool = setting(
+        False,
+        role="choice",
+        description="Copy the next batch on a stream of its own while the card computes (with "
+        "pin_memory).",
+    )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.prefetch_batches is not None and not self.data_workers:
@@ -71,7 +83,26 @@ class DataLoading(Technique):
                 reason="a copy from memory that is not pinned is waited for in any case",
                 hint="write pin_memory: true as well",
             )
-        for name in ("pin_memory", "non_blocking_copies"):
+        if self.copy_ahead and not self.pin_memory:
+            yield Refusal(
+                setting="copy_ahead",
+                reason="a copy from memory that is not pinned stops the host until it is done",
+                hint="write pin_memory: true as well",
+            )
+        if self.copy_ahead and self.non_blocking_copies:
+            yield Refusal(
+                setting="non_blocking_copies",
+                reason="nobody waits for batches that are copied ahead",
+                hint="leave out one of copy_ahead and non_blocking_copies",
+            )
+        if self.copy_ahead and asked.on.can("pinned_memory") and not asked.on.can("side_copies"):
+            yield Refusal(
+                setting="copy_ahead",
+                reason=f"{asked.on.title} has no stream of its own for copies here",
+                hint="non_blocking_copies: true leaves the order to its software",
+                unsupported=True,
+            )
+        for name in ("pin_memory", "non_blocking_copies", "copy_ahead"):
             if getattr(self, name) and not asked.on.can("pinned_memory"):
                 yield Refusal(
                     setting=name,
@@ -84,7 +115,9 @@ class DataLoading(Technique):
     def on_data(self, data: DataPlan) -> None:
         if self.non_blocking_copies:
             data.move = lambda inputs: _move(inputs, data.device.torch_device)
-        if self.data_workers or self.pin_memory:
+        if self.copy_ahead:
+            data.feed = lambda make: ahead(self._feed(data, make), data.device.side_copies())
+        elif self.data_workers or self.pin_memory:
             data.feed = lambda make: self._feed(data, make)
 
     def _feed(self, data: DataPlan, make: Callable[[int], StepBatch]) -> Iterator[StepBatch]:
@@ -126,6 +159,25 @@ class DataLoading(Technique):
                 yield batch
 
         return read()
+
+
+def ahead(batches: Iterator[StepBatch], copies: SideCopies) -> Iterator[StepBatch]:
+    """Each batch on its card, handed out when the copy of the next one is queued."""
+
+    def begin() -> tuple[StepBatch, Copies]:
+        batch = next(batches)
+        tensors = [t for part in batch.micro_batches for t in part.tensors().values()]
+        return batch, copies.begin(tensors)
+
+    coming = begin()
+    while True:
+        batch, copied = coming
+        there = iter(copies.arrived(copied))
+        coming = begin()
+        parts = tuple(
+            Inputs(**{name: next(there) for name in part.tensors()}) for part in batch.micro_batches
+        )
+        yield replace(batch, micro_batches=parts)
 
 
 class _Steps:

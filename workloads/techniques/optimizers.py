@@ -1,4 +1,4 @@
-"""The optimizer: how gradients become changes, and what it remembers for each weight.
+"""The optimizer: the rule that turns gradients into changes, and its memory of each weight.
 
 AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights themselves.
 Fused, it makes one pass over memory where the plain one makes several. The 8-bit kinds keep the

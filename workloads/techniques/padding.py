@@ -1,4 +1,4 @@
-"""Padding: how samples of unlike length share a rectangle of tensors.
+"""Padding: samples of unlike length share a rectangle of tensors.
 
 Rows of one tensor have one length, so shorter samples are filled up, and the card works on the
 filling as on anything else. With advertisements of mixed length less than half of the positions

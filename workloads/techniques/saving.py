@@ -1,4 +1,4 @@
-"""Checkpoints during training: what a night of training does not lose when a card dies.
+"""Checkpoints during training: a card may die without costing the whole training.
 
 A checkpoint has everything that training needs to go on: weights, the optimizer's state, the number
 of the step, random states, losses so far. *blocking* writes it while the card waits. *async* copies

@@ -1,4 +1,4 @@
-"""Strategies: how several cards train one model together.
+"""Strategies: several cards train one model together.
 
 DDP keeps the whole model on each card and averages gradients while they are computed. ZeRO splits
 what would be the same on all cards: the optimizer's state (1), gradients too (2), weights too (3),

@@ -22,7 +22,14 @@ from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, pipeline_size, tensor_size
 from workloads.profiling import Profile
 from workloads.techniques import chosen
-from workloads.techniques.base import DataPlan, Loading, StepBatch, Technique, Training
+from workloads.techniques.base import (
+    DataPlan,
+    Loading,
+    StepBatch,
+    Technique,
+    Training,
+    positions,
+)
 from workloads.techniques.optimizers import state_bytes
 from workloads.training import held_out, methods, remains
 from workloads.training.base_model import BaseModel, load_base
@@ -320,6 +327,10 @@ def _measure(
     spec, first = find_engine(request.engine), training.first_step
     warmup = request.measure.warmup
     timed = range(first + warmup, training.steps) if warmup else ()
+    shapes = [make(step).shape for step in timed]
+    if shapes:
+        longest = max((part for shape in shapes for part in shape), key=positions)
+        training.details["memory_reserved_at"] = " x ".join(map(str, longest))
 
     def rehearse(number: int) -> None:
         steps.rehearse(make(timed[number]))
@@ -339,7 +350,8 @@ def _measure(
         once,
         instruments_of(context, counted=spec.counts_compilations),
         WarmupPlan(
-            shapes=[make(step).shape for step in timed],
+            shapes=shapes,
+            sizes=[max(map(positions, shape)) for shape in shapes],
             first=first,
             rehearse=rehearse,
             compiled=not context.device.spec.can("dynamic_shapes"),

@@ -25,7 +25,7 @@ class OnnxCalibrationParameters(DatasetParameters):
         length=True,
         ge=1,
         le=10000,
-        description="How many prompts of the dataset the graph reads.",
+        description="How many prompts of the dataset the graph reads; an encoder, how many texts.",
     )
     output_tokens: int = setting(
         8,
@@ -33,7 +33,7 @@ class OnnxCalibrationParameters(DatasetParameters):
         length=True,
         ge=1,
         le=4096,
-        description="How many tokens after each prompt.",
+        description="How many tokens after each prompt; an encoder writes none.",
     )
 
 
@@ -61,7 +61,7 @@ SPEC = WorkloadSpec(
     parameters=OnnxCalibrationParameters,
     summary="Ranges of a graph's activations on texts, which static int8 in ONNX starts from.",
     ability="calibrate-activations",
-    tasks=("causal-lm",),
+    tasks=("causal-lm", "masked-lm"),
     throughput=SAMPLES,
     refuse=refuse,
 )

@@ -1,0 +1,84 @@
+"""OpenVINO GenAI on CPUs: paged attention and continuous batching over a graph made once.
+
+The graph is made from transformers' own model by OpenVINO's converter, in the same environment, and
+kept in the node's cache; its time stands apart in the row (``export_s``). Keys and values have the
+type that the job computes in: the library's default, 8 bits, computes something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.engines.base import Ability, EngineSpec, Package
+from workloads.engines.onnxruntime import EXPORT
+from workloads.metrics import Metric
+from workloads.refusal import Asked, Refusal
+from workloads.support import supported, unsupported
+
+
+def _refuse(asked: Asked) -> Iterator[Refusal]:
+    """Settings that the graph does not have."""
+    parameters = asked.parameters
+    if parameters.get("adapter"):
+        yield Refusal(
+            setting="adapter",
+            reason="a graph is made from plain weights, and this version merges no adapters",
+            hint="use the engine transformers",
+            unsupported=True,
+        )
+    if (attention := parameters.get("attention") or "sdpa") != "sdpa":
+        yield Refusal(
+            setting="attention",
+            reason=f"OpenVINO puts paged attention in the place of sdpa, not of {attention}",
+            hint="leave attention out",
+            unsupported=True,
+        )
+
+
+_COMPUTES = "products and key/value cache in bfloat16, where the CPU has instructions for it"
+
+SPEC = EngineSpec(
+    name="openvino",
+    also_called=("openvino-genai", "ov"),
+    summary="OpenVINO GenAI: paged attention and continuous batching over a converted graph.",
+    devices=("cpu",),
+    abilities={
+        "generate": Ability(
+            function="workloads.generation.openvino_engine:load",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+        )
+    },
+    install="pip install 'nightgrid[openvino]'",
+    packages=(
+        Package(name="openvino", module="openvino"),
+        Package(name="openvino-genai", module="openvino_genai"),
+    ),
+    features=frozenset({"continuous_batching"}),
+    counts_compilations=False,  # kernels are made inside the library, which counts none
+    precisions={
+        ("fp32", "cpu"): supported("float32 weights, products and key/value cache"),
+        ("bf16", "cpu"): supported(f"weights, {_COMPUTES}"),
+        ("fp16", "cpu"): unsupported("OpenVINO computes in fp16 on few CPUs; write bf16"),
+        ("fp8", "cpu"): unsupported("OpenVINO has no fp8 products on CPUs"),
+        ("int8", "cpu"): supported(
+            f"int8 weights with one scale a row, embeddings too; {_COMPUTES}", "nncf"
+        ),
+        ("int4", "cpu"): supported(
+            "4-bit weights with one scale for 64 weights of a row, embeddings and the output layer "
+            f"in int8; {_COMPUTES}",
+            "nncf",
+        ),
+    },
+    metrics=(
+        EXPORT,
+        Metric(
+            name="pipeline_start_s",
+            title="pipeline start",
+            unit="s",
+            description="Time that OpenVINO GenAI took to open a model's graph and compile it.",
+            better="lower",
+            ranks="largest",
+        ),
+    ),
+)

@@ -1,0 +1,277 @@
+"""OpenVINO GenAI's continuous batching, one step at a time.
+
+Texts are handed over when there is a place for them and read back after each step, so each token
+has its own moment. A static batch is the same with a place for every prompt. The library reads all
+prompts that are new in one step, without padding, together with one token of each older text. It
+tells no logits: those are read by the same graph, opened without paged attention.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging as transformers_logging
+
+from workloads import precision as precisions
+from workloads.api import Request
+from workloads.devices.base import Device
+from workloads.engines.base import Answered, Generated
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.generation.continuous_batching import Completed
+from workloads.generation.loaded import LoadedModel
+from workloads.generation.openvino_graph import (
+    StatefulGraph,
+    facts_of,
+    graph_directory,
+    properties_of,
+)
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.weights import ModelWeights
+
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+#: Beyond what any batch has: places are given here, not by the library.
+_NO_LIMIT = 1 << 16
+
+
+class Pipeline:
+    """An open pipeline, opened anew where a job computes with another number of threads."""
+
+    def __init__(self, directory: Path, computes_in: str) -> None:
+        self._directory, self._computes_in = directory, computes_in
+        self._stateful: StatefulGraph | None = None
+        self._open()
+
+    @property
+    def properties(self) -> dict[str, object]:
+        """OpenVINO's settings of a job: one type for weights, products, keys and values."""
+        return {
+            **properties_of(self._computes_in),
+            "INFERENCE_NUM_THREADS": self._threads,
+            "ENABLE_CPU_PINNING": False,  # workers beside this one would be on the same cores
+        }
+
+    def _open(self) -> None:
+        import openvino_genai
+
+        began = time.perf_counter()
+        self._threads = torch.get_num_threads()
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_seqs = scheduler.max_num_batched_tokens = _NO_LIMIT
+        scheduler.cache_size = 0  # grows as texts need it
+        scheduler.enable_prefix_caching = False  # no prompt is read for free in a second repeat
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            self._directory, scheduler, "CPU", self.properties
+        )
+        self.start_s = time.perf_counter() - began
+
+    def take_threads(self) -> None:
+        """Follow the number of threads that this job computes with."""
+        if self._threads != torch.get_num_threads():
+            self._stateful = None
+            self._open()
+
+    def read(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of a text.
+
+        Raises:
+            BadConfiguration: the library computes in another type than it was asked for.
+        """
+        if self._stateful is None:
+            opened = StatefulGraph(self._directory, self.properties)
+            if opened.computes_in != self._computes_in:
+                raise BadConfiguration(
+                    f"OpenVINO computes in {opened.computes_in}, and was asked for "
+                    f"{self._computes_in}: the row would bear a wrong name"
+                )
+            self._stateful = opened
+        return self._stateful.read(ids).float()
+
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        *,
+        places: int,
+        output_tokens: int,
+        ends: Collection[int],
+        on_admit: Callable[[Sequence[int]], None] = lambda indices: None,
+        on_step: Callable[[Sequence[int]], None],
+    ) -> list[list[int]]:
+        """The tokens of each prompt up to and including its end; ``places`` texts at once."""
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig()
+        config.max_new_tokens = output_tokens
+        config.do_sample = False
+        config.ignore_eos = not ends
+        config.stop_token_ids = set(ends)
+        config.eos_token_id = min(ends, default=0)
+        found: list[list[int]] = [[] for _ in prompts]
+        running: dict[int, Any] = {}
+        waiting = 0
+        while running or waiting < len(prompts):
+            new = range(waiting, min(len(prompts), waiting + places - len(running)))
+            waiting = new.stop
+            if new:
+                on_admit(new)
+            for index in new:
+                running[index] = self._pipeline.add_request(index, prompts[index], config)
+            self._pipeline.step()
+            fresh = [index for index, handle in running.items() if handle.can_read()]
+            for index in fresh:
+                (output,) = running[index].read().values()
+                found[index] += output.generated_ids
+            if fresh:
+                on_step(fresh)
+            for index, handle in list(running.items()):
+                status = handle.get_status()
+                if status == genai.GenerationStatus.RUNNING:
+                    continue
+                if status != genai.GenerationStatus.FINISHED:
+                    raise BadConfiguration(
+                        f"OpenVINO GenAI gave up a text after {len(found[index])} tokens "
+                        f"({status.name}): there is no room for its keys and values"
+                    )
+                del running[index]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVinoEngine(LoadedModel):
+    """A causal language model in OpenVINO GenAI."""
+
+    pipeline: Pipeline
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
+        from openvino import Tensor
+
+        self.pipeline.take_threads()
+        return [Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+
+    def generate(
+        self,
+        prepared: list[Any],
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        tokens = self.pipeline.generate(
+            prepared,
+            places=len(prepared),
+            output_tokens=output_tokens,
+            ends=() if ignore_eos else self.end_token_ids,
+            on_step=lambda indices: on_step(),
+        )
+        return lambda: Generated(
+            tokens=tokens,
+            computed_tokens=_computed(prepared, tokens),
+            logits=self._logits(prepared, tokens) if keep_logits else (),
+        )
+
+    def generate_continuously(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        slot_count: int,
+        output_tokens: int,
+        end_token_ids: Collection[int],
+        on_admit: Callable[[Sequence[int]], None],
+        on_step: Callable[[Sequence[int]], None],
+    ) -> Completed:
+        prepared = self.prepare(prompts)
+        tokens = self.pipeline.generate(
+            prepared,
+            places=slot_count,
+            output_tokens=output_tokens,
+            ends=end_token_ids,
+            on_admit=on_admit,
+            on_step=on_step,
+        )
+        return Completed(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        for text in texts:
+            read = self.pipeline.read([*text.prompt, *text.answer])
+            yield read[len(text.prompt) - 1 : -1]
+
+    def _logits(self, prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> list[Any]:
+        """For each step the logits [batch, vocabulary] before its token; zeros behind an end."""
+        rows = []
+        for prompt, ids in zip(prompts, tokens, strict=True):
+            before = prompt.data[0].tolist()
+            rows.append(self.pipeline.read([*before, *ids])[len(before) - 1 : -1])
+        return list(torch.nn.utils.rnn.pad_sequence(rows))
+
+
+def _computed(prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> int:
+    """Positions worked on: nothing is padded, and the last token of a text is not fed back."""
+    read = sum(prompt.shape[1] for prompt in prompts)
+    return read + sum(max(len(ids) - 1, 0) for ids in tokens)
+
+
+def load(request: Request, device: Device) -> OpenVinoEngine:
+    """Open the graph of ``request.model``, making it if need be; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    means = precisions.require(request.precision, device.name, request.engine).means
+    computes_in = _computing_type(request.precision)
+    source = open_model(request.model)
+    tokenizer = load_tokenizer(source)
+    directory = graph_directory(request, source, tokenizer)
+    facts = facts_of(directory)
+    pipeline = Pipeline(directory, computes_in)
+    return OpenVinoEngine(
+        pipeline=pipeline,
+        tokenizer=tokenizer,
+        source=source,
+        weights=_weights(facts, request.precision, means),
+        end_token_ids=frozenset(facts["end_token_ids"]),
+        context_length=facts["positions"],
+        details={
+            "attention": "paged",
+            "architecture": facts["architecture"],
+            "computes_in": computes_in,
+            "kv_cache": computes_in,
+        },
+        figures={"export_s": facts["export_s"], "pipeline_start_s": pipeline.start_s},
+    )
+
+
+def _computing_type(precision: str) -> str:
+    """OpenVINO's name of the type of products.
+
+    Raises:
+        Unsupported: this CPU has no instructions for it, and the library would take another.
+    """
+    import openvino
+
+    name = _TYPES[precisions.compute_dtype(precision)]
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if name.upper() in able or name == "f32":
+        return name
+    if precisions.quantized(precision):
+        return "f32"
+    raise Unsupported(f"this CPU has no products in {precision} for OpenVINO, which would take f32")
+
+
+def _weights(facts: dict[str, Any], precision: str, means: str) -> ModelWeights:
+    count = int(facts["parameter_count"])
+    if not precisions.quantized(precision):
+        size = precisions.compute_dtype(precision).itemsize
+        return ModelWeights(
+            weight_bytes=count * size, parameter_count=count, quantized_share=0.0, detail=means
+        )
+    bits = precision.removeprefix("int")
+    share = min(facts["bits"][bits] / count, 1.0)
+    return ModelWeights(
+        weight_bytes=int(facts["weight_bytes"]),
+        parameter_count=count,
+        quantized_share=share,
+        detail=f"{means}; {share:.0%} of the weights in {bits} bits",
+    )
