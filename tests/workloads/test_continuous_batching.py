@@ -222,7 +222,7 @@ def test_a_model_that_cannot_use_the_kv_cache_is_refused(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "vllm", "device": "cuda"}, "batches in its own way"),
+        ({"engine": "onnxruntime"}, "batches in its own way"),
         ({"device": "hpu"}, "compiles anew"),
         ({"parameters": {"batching": "continuous", "attention": "eager"}}, "attention eager"),
         ({"parameters": {"batching": "continuous", "tensor_parallel": 2}, "cards": 2}, "not built"),

@@ -62,6 +62,13 @@ class Package:
     module: str
     #: Packages that must be older than a version, for this one to work: name -> version.
     below: Mapping[str, str] = field(default_factory=dict)
+    #: Other packages that bring the same module.
+    builds: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and those of its other builds."""
+        return self.name, *self.builds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ class EngineSpec:
     def lacks(self, device: str, mode: str, versions: Mapping[str, str]) -> str:
         """Name what it lacks on a node with these versions of packages; "" if nothing."""
         for package in self.packages:
-            if package.name not in versions:
+            if not any(name in versions for name in package.names):
                 return f"{package.name} is not installed there: {self.install}"
             for other, limit in package.below.items():
                 there = versions.get(other)

@@ -1,7 +1,7 @@
 """Nightgrid's own decoding: one launch a step over a static cache, weights read as they are packed.
 
-On NVIDIA cards a step is a CUDA graph; on a CPU the same step runs as plain torch, which is how it
-is tested, not how a CPU is fast.
+On NVIDIA cards a step is a CUDA graph; on a CPU the same step runs as plain torch or compiled,
+which is how it is tested, not how a CPU is fast.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.engines.base import Ability, EngineSpec, Package
+from workloads.engines.transformers import CompileSettings
 from workloads.refusal import Asked, Refusal
 from workloads.support import Support, supported
 
@@ -40,7 +41,10 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
 
 
 def _precisions() -> dict[tuple[str, str], Support]:
-    where = {"cuda": "products in bf16", "cpu": "expanded to bf16 for each product"}
+    where = {
+        "cuda": "products in bf16",
+        "cpu": "expanded to bf16 for each product, so slower than bf16",
+    }
     return {
         (precision, device): supported(f"{stored}; weights only, {products}")
         for device, products in where.items()
@@ -54,12 +58,16 @@ SPEC = EngineSpec(
     devices=("cpu", "cuda"),
     abilities={
         "generate": Ability(
-            function="workloads.decoding.engine:load", tasks=("causal-lm",), refuse=_refuse
+            function="workloads.decoding.engine:load",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+            settings=CompileSettings,
         )
     },
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),
     own_process=False,
     opens_protected=True,
+    features=frozenset({"continuous_batching"}),
     precisions=_precisions(),
 )
