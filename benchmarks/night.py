@@ -20,7 +20,7 @@ THREADS = 1
 
 
 def environment() -> dict[str, str]:
-    """For a command that computes: so many threads, the allocator's settings of every contender, and
+    """For a command that computes: so many threads, the allocator settings of every contender, and
     nothing from the network."""
     return (
         os.environ
