@@ -1,5 +1,6 @@
 """A rank of a training gang is killed, then one is stopped, on real emulated cards: the gang ends
-with the reason, nothing is left behind, and the job is run again on cards that are free."""
+with the reason, nothing is left behind, and the job goes on from its checkpoint on cards that are
+free, with the losses of a job that nobody disturbed."""
 
 from __future__ import annotations
 
@@ -14,27 +15,30 @@ import pytest
 from patience import patience
 
 from orchestrator.domain.job import State
+from orchestrator.grid.reader import parse_grid
 from orchestrator.results.store import Store
-from orchestrator.runtime.status import RunStatus
+from orchestrator.runtime.status import CardStatus, RunStatus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = """\
 name: gang
+defaults:
+  workload: finetuning
+  model: tiny-chatglm3
+  accelerator: HPU
+  cards: 2
+  precision: fp32
+  batch_size: 2
+  strategy: ddp
+  steps: 60
+  samples: 64
+  max_length: 48
+measure: {warmup: 1, warmup_limit_s: 1, time_limit_s: 600}
 experiments:
-  - name: gang
-    workload: finetuning
-    model: tiny-chatglm3
-    accelerator: HPU
-    cards: 2
-    precision: fp32
-    batch_size: 2
-    strategy: ddp
-    steps: 80
-    samples: 64
-    max_length: 48
-    measure: {warmup: 1, warmup_limit_s: 1, time_limit_s: 600}
+  - {name: gang, save_every: 2, save_mode: incremental}
+  - {name: undisturbed}
 """
 OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
 
@@ -63,12 +67,14 @@ class Training:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "grid.yaml").write_text(GRID)
+        self.job_id = parse_grid(GRID.encode(), "grid.yaml").jobs()[0].job_id
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         with (directory / "output.txt").open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", "run", "grid.yaml", *OPTIONS],
                 cwd=directory,
-                env=environment | {"PYTHONPATH": str(ROOT)},
+                env=environment
+                | {"PYTHONPATH": str(ROOT), "NIGHTGRID_CHECKPOINTS": str(directory)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -78,39 +84,49 @@ class Training:
     def output(self) -> str:
         return (self.directory / "output.txt").read_text()
 
-    def workers_in_measure(self, attempt: int) -> dict[str, int]:
-        """The processes of an attempt's ranks, once both are in the timed part."""
+    def workers_that_saved(self, attempt: int, step: int) -> dict[str, int]:
+        """The processes of an attempt's ranks, once both have saved a later step than this one."""
         status = self.directory / "results/gang/status.json"
         deadline = time.monotonic() + patience(150)
+        found: dict[str, int] = {}
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.output
-            if status.exists():
+            if len(found) == 2 and min(self.saved(rank) for rank in range(2)) > step:
+                return found
+            if len(found) < 2 and status.exists():
                 cards = RunStatus.from_json(status.read_text()).cards
-                busy = [c for c in cards if c.attempt_id.endswith(f"-{attempt}")]
-                if len(busy) == 2 and all(card.phase == "measure" for card in busy):
-                    names = [card.card.replace("/", "-") for card in busy]
-                    pids = worker_pids(self.directory)
-                    return {
-                        log: pid
-                        for log, pid in sorted(pids.items())
-                        if any(log.startswith(f"{name}-") for name in names)
-                    }
-            time.sleep(0.1)
-        raise AssertionError(f"attempt {attempt} was not measured in time: {self.output}")
+                names = [card.card.replace("/", "-") for card in cards if self.is_of(card, attempt)]
+                found = {
+                    log: pid
+                    for log, pid in sorted(worker_pids(self.directory).items())
+                    if any(log.startswith(f"{name}-") for name in names)
+                }
+            time.sleep(0.02)
+        raise AssertionError(f"attempt {attempt} saved nothing in time: {self.output}")
+
+    def is_of(self, card: CardStatus, attempt: int) -> bool:
+        """Tell if a card works on this attempt at the job that saves."""
+        return card.attempt_id == f"{self.job_id}-{attempt}"
+
+    def saved(self, rank: int) -> int:
+        """The last step that a rank has saved; -1 where there is none."""
+        files = self.directory.glob(f"nightgrid-checkpoints*/*/step-*.rank-{rank}.pt")
+        return max((int(file.name[5:13]) for file in files), default=-1)
 
 
 def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path: Path) -> None:
     """kill -9 on one rank: a row within seconds that names the signal and what became of the
     other. A rank that a signal has stopped: noticed by the state of its process, long before any
-    time limit. The third attempt succeeds."""
+    time limit. The third attempt goes on where that one was, and learns what an undisturbed job
+    learns, step by step."""
     run = Training(tmp_path)
     try:
-        first = run.workers_in_measure(1)
-        assert len(first) == 2, first
+        first = run.workers_that_saved(1, 2)
         os.kill(list(first.values())[1], signal.SIGKILL)
         killed_at = time.time()
-        second = run.workers_in_measure(2)
-        assert len(second) == 2 and not alive(first)
+        left = run.saved(1)
+        second = run.workers_that_saved(2, left)
+        assert not alive(first)
         os.kill(next(iter(second.values())), signal.SIGSTOP)
         stopped_at = time.time()
         assert run.process.wait(patience(200)) == 0, run.output
@@ -118,6 +134,8 @@ def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path
         run.process.kill()
     assert not alive(second)
     rows = Store.existing(tmp_path / "results", "gang").measurements()
+    (undisturbed,) = [row for row in rows if row.job_id != run.job_id]
+    rows = [row for row in rows if row.job_id == run.job_id]
     killed, stopped, succeeded = sorted(rows, key=lambda row: row.attempt_number)
 
     assert killed.state is State.FAILED and not killed.final
@@ -134,4 +152,12 @@ def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path
     assert succeeded.state is State.SUCCEEDED and succeeded.final
     assert {rank for rank, _ in succeeded.samples} == {0, 1}
     assert succeeded.details["strategy"] == "ddp"
+    before = [*map(float, succeeded.details["losses_before"].split())]
+    assert len(before) > left >= 3
+    assert succeeded.details["resumed"] == f"from step {len(before)} of 61"
+    learned = [sample.loss for rank, sample in succeeded.samples if rank == 0]
+    plain = [sample.loss for rank, sample in undisturbed.samples if rank == 0]
+    whole = [*before, *learned]  # a warm-up that the limit cuts has no step: 60 or 61
+    count = min(len(whole), len(plain))
+    assert count >= 60 and whole[:count] == pytest.approx(plain[:count], rel=1e-4)
     assert worker_pids(tmp_path) == {}
