@@ -78,11 +78,13 @@ class Rows8:
         self._made: tuple[torch.Tensor, torch.Tensor]
 
     def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The numbers [rows, in], and their scales [rows, 1] in fp32."""
+        """The numbers [rows, in], and their scales [rows, 1]."""
         if inputs is not self._of:
             rows = inputs.reshape(-1, inputs.shape[-1])
-            scales = rows.abs().amax(-1, keepdim=True).float().mul_(1 / 127).clamp_min_(1e-30)
-            self._made = (rows / scales).round_().to(torch.int8), scales
+            # In the activations' own format, since torch multiplies unlike formats one by one;
+            # a little greater, so that none is beyond 127 although the scale is rounded.
+            scales = rows.abs().amax(-1, keepdim=True).mul_(1.01 / 127).clamp_min_(1e-30)
+            self._made = rows.float().div_(scales.float()).round_().to(torch.int8), scales
             self._of = inputs
         return self._made
 
