@@ -141,7 +141,9 @@ def pack(model: torch.nn.Module) -> str:
         found = [
             (module, name, child)
             for module, name, child in _children(model)
-            if type(child) is torch.nn.Linear and child.weight.device.type == "cpu"
+            if type(child) is torch.nn.Linear
+            and child.weight.device.type == "cpu"
+            and (_plain(child) or _int8_weight_only(child))
         ]
         if not found and not any(gated):
             raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
@@ -151,7 +153,7 @@ def pack(model: torch.nn.Module) -> str:
         in_int8, rows_of = 0, defaultdict[torch.nn.Module, Rows8](Rows8)
         for module, name, child in found:
             layer: torch.nn.Module
-            if hasattr(child.weight, "qdata"):
+            if not _plain(child):
                 layer, in_int8 = Int8Linear(child, rows_of[module]), in_int8 + 1
             else:
                 layer = (LeftLinear if holders[id(child.weight)] > 1 else PackedLinear)(child)
@@ -163,6 +165,25 @@ def pack(model: torch.nn.Module) -> str:
     if any(gated):
         parts.append(f"{sum(gated)} gated feed-forward layers in one piece")
     return ", ".join(parts)
+
+
+def _plain(linear: torch.nn.Linear) -> bool:
+    """Tell if the matrix is a tensor of torch's own."""
+    return type(linear.weight) is torch.nn.Parameter and type(linear.weight.data) is torch.Tensor
+
+
+def _int8_weight_only(linear: torch.nn.Linear) -> bool:
+    """Tell if torchao keeps the matrix in int8 with a scale for each output, no offsets, and has
+    nothing else to do at a product."""
+    weight: Any = linear.weight
+    numbers, offsets = getattr(weight, "qdata", None), getattr(weight, "zero_point", None)
+    return (
+        isinstance(numbers, torch.Tensor)
+        and numbers.dtype is torch.int8
+        and weight.scale.numel() == linear.out_features
+        and getattr(weight, "act_quant_kwargs", None) is None
+        and (offsets is None or not bool(offsets.any()))
+    )
 
 
 def _children(
@@ -198,9 +219,7 @@ def _gate_up_down(module: torch.nn.Module) -> tuple[torch.nn.Linear, ...] | None
     """A feed-forward layer's three plain linear layers; the first two may lie in one matrix."""
     children = dict(module.named_children())
     linear = {name: child for name, child in children.items() if type(child) is torch.nn.Linear}
-    if any(
-        hasattr(each.weight, "qdata") or each.weight.dtype not in _ALIKE for each in linear.values()
-    ):
+    if any(not _plain(each) or each.weight.dtype not in _ALIKE for each in linear.values()):
         return None
     if linear.keys() == {"gate_proj", "up_proj", "down_proj"}:
         return linear["gate_proj"], linear["up_proj"], linear["down_proj"]
