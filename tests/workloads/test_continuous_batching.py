@@ -21,7 +21,7 @@ from workloads.errors import Unsupported
 from workloads.generation import kv_cache
 from workloads.generation.continuous_batching import Admission, Text, best_tokens
 from workloads.generation.kv_cache import KVCache, region_sizes
-from workloads.generation.packed import LeftLinear, PackedLinear, pack
+from workloads.generation.packed import GatedProduct, Int8Linear, LeftLinear, PackedLinear, pack
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
 
@@ -104,9 +104,12 @@ def test_the_kv_cache_has_no_slot_without_a_prompt(
 ) -> None:
     """A batch size beyond the prompts takes no memory for those that are not there."""
     made: list[int] = []
-    monkeypatch.setattr(
-        kv_cache, "KVCache", lambda sizes: made.extend(n for n, _ in sizes) or KVCache(sizes)
-    )
+
+    def noted(sizes: list[tuple[int, int]]) -> KVCache:
+        made.extend(slots for slots, _ in sizes)
+        return KVCache(sizes)
+
+    monkeypatch.setattr(kv_cache, "KVCache", noted)
     result = worker.run(dataset, batch_size=slots, batching="continuous")
     assert max(made) <= slots and sum(made) <= len(result.items) * len(result.samples)
 
@@ -168,9 +171,74 @@ def test_a_matrix_that_is_needed_twice_is_there_once() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(160, 96), torch.nn.Linear(96, 160, bias=False))
     model[1].weight = model[0].weight
     untied = torch.nn.Sequential(torch.nn.Linear(96, 160), model)
-    assert pack(untied) == 2
+    assert pack(untied) == "2 layers"
     assert isinstance(untied[0], PackedLinear)
     assert isinstance(model[1], LeftLinear) and model[1].weight is model[0].weight
+
+
+class Gated(torch.nn.Module):
+    """A feed-forward layer as most models write it, or one with its first matrices in one."""
+
+    def __init__(self, activation: torch.nn.Module, together: bool, bias: bool) -> None:
+        super().__init__()
+        if together:
+            self.gate_up_proj = torch.nn.Linear(96, 2 * 160, bias=bias)
+        else:
+            self.gate_proj = torch.nn.Linear(96, 160, bias=bias)
+            self.up_proj = torch.nn.Linear(96, 160, bias=bias)
+        self.down_proj = torch.nn.Linear(160, 96, bias=bias)
+        self.activation = activation
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if hasattr(self, "gate_up_proj"):
+            gate, up = self.gate_up_proj(inputs).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(inputs), self.up_proj(inputs)
+        found: torch.Tensor = self.down_proj(self.activation(gate) * up)
+        return found
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_a_gated_layer_in_one_piece_computes_the_same(together: bool, bias: bool) -> None:
+    """SwiGLU, with gate and up in one matrix or in two."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Gated(torch.nn.SiLU(), together, bias))
+    inputs = torch.randn(2, 7, 96)
+    expected = model(inputs)
+    assert "1 gated" in pack(model)
+    assert isinstance(model[0], GatedProduct)
+    torch.testing.assert_close(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_gated_layer_with_another_activation_stays_as_it_is() -> None:
+    """Names alone do not say what a model computes."""
+    model = torch.nn.Sequential(Gated(torch.nn.GELU(), together=False, bias=False))
+    inputs = torch.randn(2, 7, 96)
+    expected = model(inputs)
+    assert pack(model) == "3 layers" and isinstance(model[0], Gated)
+    torch.testing.assert_close(model(inputs), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_int8_weights_multiply_int8_activations(bias: bool) -> None:
+    """Close to the weight-only product, closer where numbers are spread evenly; layers that read
+    the same tensor convert it once, and a new tensor anew."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(torch.nn.Linear(96, 160, bias=bias) for _ in range(2)).bfloat16()
+    quantize_(model, Int8WeightOnlyConfig())
+    inputs = [torch.randn(2, 7, 96).bfloat16(), torch.randint(-127, 128, (2, 7, 96)).bfloat16()]
+    expected = [[layer(each).float() for layer in model] for each in inputs]
+    assert "2 with activations in int8" in pack(model)
+    assert all(isinstance(layer, Int8Linear) for layer in model)
+    for each, wanted, most in zip(inputs, expected, (0.02, 0.01), strict=True):
+        for layer, right in zip(model, wanted, strict=True):
+            assert (layer(each).float() - right).norm() < most * right.norm()
 
 
 def test_a_slot_takes_memory_where_it_is_written() -> None:
@@ -228,9 +296,9 @@ def test_a_token_attends_to_its_own_text_alone(lengths: list[int], heads: int) -
             )
         )
     work = kv_cache.Decode(cache, positions, torch.float32, torch.device("cpu"))
-    module = torch.nn.Module()
-    module.layer_idx = 0
-    found, _ = kv_cache.attend(module, query, key, value, None, cache_pass=work)
+    layer = torch.nn.Module()
+    layer.register_buffer("layer_idx", torch.tensor(0))
+    found, _ = kv_cache.attend(layer, query, key, value, None, cache_pass=work)
     torch.testing.assert_close(found, torch.cat(expected).transpose(1, 2))
 
 
@@ -284,7 +352,7 @@ def test_a_model_that_cannot_use_the_kv_cache_is_refused(dataset: str) -> None:
         ({"parameters": {"batching": "continuous", "profile": True}}, "one static batch"),
         ({"parameters": {"packed_weights": True}, "engine": "vllm", "device": "cuda"}, "has no"),
         ({"parameters": {"packed_weights": True}, "device": "cuda"}, "one of CPUs"),
-        ({"parameters": {"packed_weights": True}, "precision": "int8"}, "not int8"),
+        ({"parameters": {"packed_weights": True}, "precision": "int4"}, "not int4"),
         ({"parameters": {"packed_weights": True, "adapter": "a"}}, "plain matrices"),
     ],
 )
@@ -332,7 +400,7 @@ def test_every_prompt_gets_a_slot_once_and_slots_stay_together(
         assert running, "nothing runs, and nothing was admitted"
         assert len(running) <= slot_count
         ended = {text.index for text in running if chance.random() < 0.3}
-        for text, source in admission.remove(lambda text, ended=ended: text.index in ended):
+        for text, source in admission.remove(lambda text: text.index in ended):  # noqa: B023
             assert slots[text.region, source] is text
             slots[text.region, text.slot] = text
         for region, texts in enumerate(admission.running):

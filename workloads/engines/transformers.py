@@ -30,8 +30,10 @@ class GenerationSettings(GaudiSettings, CompileSettings):
         False,
         role="choice",
         loads=True,
-        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only, fp32, "
-        "bf16 and fp16): the same arithmetic with less time for reading them.",
+        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only; fp32, "
+        "bf16, fp16 and int8): the same arithmetic with less time for reading them. In int8 "
+        "activations are brought to int8 as well, with a scale for each row, and products are "
+        "int8's instead of bf16's.",
     )
     sparse_kernels: bool = setting(
         False,
@@ -51,7 +53,7 @@ _LAYOUTS = (
     (
         "packed_weights",
         "packed_linear",
-        PACKABLE,
+        (*PACKABLE, "int8"),
         "oneDNN's layout is one of CPUs, not of {device}",
         "packed are matrices in",
         "",

@@ -8,11 +8,17 @@ in the same format, in another order: texts stay the same up to rounding.
 The plain matrix is given up for the packed one, so that memory stays. The last layer's matrix that
 is also the embeddings' cannot be given up; it stays plain and becomes the left operand of the
 product, whose layout oneDNN takes as it is: the texts, small, are then what is brought into blocks.
+
+A model in int8 multiplies in int8: activations are brought to 8 bits, with a scale for each row,
+just before. A gated feed-forward layer (SwiGLU) is three products; the first two also compute the
+activation and the gate, where they would have gone through memory twice more.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,6 +26,8 @@ from workloads.errors import Unsupported
 
 #: For so many rows at a time the layout is chosen; others run too.
 _ROWS = 32
+#: How far results that are alike may be apart, as a share of their size.
+_ALIKE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 class PackedLinear(torch.nn.Module):
@@ -32,9 +40,16 @@ class PackedLinear(torch.nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, then: str = "none") -> torch.Tensor:
+        """The product, and what oneDNN calls ``then`` of it."""
         return torch.ops.mkldnn._linear_pointwise(  # type: ignore[no-any-return]
-            inputs, self._packed, self._bias, "none", [], ""
+            inputs, self._packed, self._bias, then, [], ""
+        )
+
+    def times(self, inputs: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """The product, each number of it times one of ``factors``."""
+        return torch.ops.mkldnn._linear_pointwise.binary(  # type: ignore[no-any-return]
+            inputs, factors, self._packed, self._bias, "mul"
         )
 
 
@@ -54,30 +69,172 @@ class LeftLinear(torch.nn.Module):
         return product.reshape(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
-def pack(model: torch.nn.Module) -> int:
-    """Replace a model's plain linear layers, one after the other; how many.
+class Rows8:
+    """Activations in int8 with a scale for each row. Layers that read the same tensor (query, key
+    and value; gate and up) have one of these together, so that it is converted once."""
+
+    def __init__(self) -> None:
+        self._of: torch.Tensor | None = None
+        self._made: tuple[torch.Tensor, torch.Tensor]
+
+    def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The numbers [rows, in], and their scales [rows, 1]."""
+        if inputs is not self._of:
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            # In the activations' own format, since torch multiplies unlike formats one by one;
+            # a little greater, so that none is beyond 127 although the scale is rounded.
+            scales = rows.abs().amax(-1, keepdim=True).mul_(1.01 / 127).clamp_min_(1e-30)
+            self._made = rows.float().div_(scales.float()).round_().to(torch.int8), scales
+            self._of = inputs
+        return self._made
+
+
+class Int8Linear(torch.nn.Module):
+    """Stands in for a linear layer whose weights torchao keeps in int8, a scale for each output."""
+
+    def __init__(self, linear: torch.nn.Linear, rows: Rows8) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        weight: Any = linear.weight
+        self._packed = torch.ops.onednn.qlinear_prepack(weight.qdata, [_ROWS, linear.in_features])
+        self._scales = weight.scale.detach().flatten().float()
+        self._zeros = torch.zeros(linear.out_features, dtype=torch.int64)
+        self._rows = rows
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows, scales = self._rows(inputs)
+        weights = self._packed, self._scales, self._zeros
+        product = torch.ops.onednn.qlinear_pointwise(
+            *(rows, 1.0, 0, *weights, None, 1.0, 0, inputs.dtype, "none", [], "")
+        ).mul_(scales)
+        if self._bias is not None:
+            product += self._bias
+        return product.view(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+class GatedProduct(torch.nn.Module):
+    """Stands in for a gated feed-forward layer: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = PackedLinear(gate), PackedLinear(up), PackedLinear(down)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(inputs, "swish")
+        return self.down(self.up.times(inputs, gate))  # type: ignore[no-any-return]
+
+
+def pack(model: torch.nn.Module) -> str:
+    """Replace a model's linear layers, one after the other; what was done, for the row.
 
     Those whose matrix the model needs elsewhere as well keep it.
 
     Raises:
-        Unsupported: this torch has no oneDNN, or the model no plain linear layer.
+        Unsupported: this torch has no oneDNN, or the model no linear layer that can be packed.
     """
     if not torch.backends.mkldnn.is_available():
         raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
-    found = [
-        (module, name, child)
-        for module in model.modules()
-        for name, child in module.named_children()
-        if type(child) is torch.nn.Linear and child.weight.device.type == "cpu"
-    ]
-    if not found:
-        raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
-    holders = Counter(
-        id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
-    )
     with torch.no_grad():
+        gated = [_fuse(*each) for each in list(_children(model))]
+        found = [
+            (module, name, child)
+            for module, name, child in _children(model)
+            if type(child) is torch.nn.Linear
+            and child.weight.device.type == "cpu"
+            and (_plain(child) or _int8_weight_only(child))
+        ]
+        if not found and not any(gated):
+            raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
+        holders = Counter(
+            id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
+        )
+        in_int8, rows_of = 0, defaultdict[torch.nn.Module, Rows8](Rows8)
         for module, name, child in found:
-            layer = LeftLinear if holders[id(child.weight)] > 1 else PackedLinear
-            setattr(module, name, layer(child))
+            layer: torch.nn.Module
+            if not _plain(child):
+                layer, in_int8 = Int8Linear(child, rows_of[module]), in_int8 + 1
+            else:
+                layer = (LeftLinear if holders[id(child.weight)] > 1 else PackedLinear)(child)
+            setattr(module, name, layer)
             del child
-    return len(found)
+    parts = [f"{len(found) + 3 * sum(gated)} layers"]
+    if in_int8:
+        parts.append(f"{in_int8} with activations in int8, a scale for each row")
+    if any(gated):
+        parts.append(f"{sum(gated)} gated feed-forward layers in one piece")
+    return ", ".join(parts)
+
+
+def _plain(linear: torch.nn.Linear) -> bool:
+    """Tell if the matrix is a tensor of torch's own."""
+    return type(linear.weight) is torch.nn.Parameter and type(linear.weight.data) is torch.Tensor
+
+
+def _int8_weight_only(linear: torch.nn.Linear) -> bool:
+    """Tell if torchao keeps the matrix in int8 with a scale for each output, no offsets, and has
+    nothing else to do at a product."""
+    weight: Any = linear.weight
+    numbers, offsets = getattr(weight, "qdata", None), getattr(weight, "zero_point", None)
+    return (
+        isinstance(numbers, torch.Tensor)
+        and numbers.dtype is torch.int8
+        and weight.scale.numel() == linear.out_features
+        and getattr(weight, "act_quant_kwargs", None) is None
+        and (offsets is None or not bool(offsets.any()))
+    )
+
+
+def _children(
+    model: torch.nn.Module,
+) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """Each module's own children, by name."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            yield module, name, child
+
+
+def _fuse(module: torch.nn.Module, name: str, child: torch.nn.Module) -> bool:
+    """Replace a child that computes what ``GatedProduct`` does; tell if it was one.
+
+    Its layers have the names that most models give them, and what comes out must be
+    alike: a model may compute something else with layers of these names.
+    """
+    layers = _gate_up_down(child)
+    if layers is None or any(each.weight.device.type != "cpu" for each in layers):
+        return False
+    fused = GatedProduct(*layers)
+    width = fused.gate.in_features
+    inputs = torch.arange(4 * width).sin().view(4, width).to(layers[0].weight.dtype)
+    expected, got = child(inputs), fused(inputs)
+    off = torch.linalg.vector_norm((got - expected).float())
+    if off > _ALIKE[inputs.dtype] * torch.linalg.vector_norm(expected.float()):
+        return False
+    setattr(module, name, fused)
+    return True
+
+
+def _gate_up_down(module: torch.nn.Module) -> tuple[torch.nn.Linear, ...] | None:
+    """A feed-forward layer's three plain linear layers; the first two may lie in one matrix."""
+    children = dict(module.named_children())
+    linear = {name: child for name, child in children.items() if type(child) is torch.nn.Linear}
+    if any(not _plain(each) or each.weight.dtype not in _ALIKE for each in linear.values()):
+        return None
+    if linear.keys() == {"gate_proj", "up_proj", "down_proj"}:
+        return linear["gate_proj"], linear["up_proj"], linear["down_proj"]
+    if linear.keys() == {"gate_up_proj", "down_proj"}:
+        both = linear["gate_up_proj"]
+        return (*_halves(both), linear["down_proj"])
+    return None
+
+
+def _halves(linear: torch.nn.Linear) -> Iterator[torch.nn.Linear]:
+    """Two linear layers that together compute what one does, first outputs first."""
+    half = linear.out_features // 2
+    for at in (slice(half), slice(half, None)):
+        part = torch.nn.Linear(linear.in_features, half, bias=False, device="meta")
+        part.weight = torch.nn.Parameter(linear.weight[at], requires_grad=False)
+        if linear.bias is not None:
+            part.bias = torch.nn.Parameter(linear.bias[at], requires_grad=False)
+        yield part

@@ -225,7 +225,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if request.settings.get("packed_weights"):
         from workloads.generation import packed
 
-        packed.pack(model)
+        details["packed_weights"] = packed.pack(model)
     if told := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(told)
     if request.settings.get("sparse_kernels"):
