@@ -44,8 +44,11 @@ _RECIPE = 1
 _PACKAGES = ("torch", "transformers", *(package.name for package in SPEC.packages))
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 _PROOF_TOKENS, _PROOF_FIRST = 9, 5
-#: Weights of a row that have one scale in 4 bits; fewer where a row is no multiple of it.
-_GROUP = 64
+#: Compression of a precision: nncf's mode and its options. A group of weights has one scale.
+_COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("INT8_SYM", {}),
+    "int4": ("INT4_SYM", {"group_size": 64}),
+}
 
 
 class _Step(torch.nn.Module):
@@ -281,13 +284,6 @@ def _compress(plain: Path, directory: Path, precision: str) -> dict[str, Any]:
             f"nncf stored no weight of {facts_of(plain)['architecture']} in {precision}"
         )
     return stored
-
-
-#: Compression of a precision: nncf's mode and its options.
-_COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "int8": ("INT8_SYM", {}),
-    "int4": ("INT4_SYM", {"group_size": _GROUP}),
-}
 
 
 def _stored(graph: Any) -> dict[str, Any]:
