@@ -5,7 +5,9 @@ same samples, hence the same loss curve: no step's loss may lie further than 0.0
 Trainer's, which is what other orders of sums amount to. The Trainer pads to the longest sample of
 all (fixed) or of a batch (dynamic); with samples sorted by length there is least to pad. Ours
 puts a batch into one row without padding, attends within each sample alone, and computes the logits
-of learned positions together with their loss.
+of learned positions together with their loss. Where the processor multiplies bf16, both are also
+told to round the factors of fp32 products to it (``matmul_precision: medium``); compiling is not
+timed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Way:
     sorted: bool = False  # samples by length, instead of the order of the data
     asked: Mapping[str, Any] | None = field(default=None, hash=False)
     padding: str = "dynamic"
+    products: str = "highest"  # the Trainer's matmul precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,20 @@ class Comparison:
     ours: Way
     others: Mapping[Way, float | None]  # with the ratio that is wanted
     same_curve: str  # the name of the other whose losses are to be ours
+    bf16: bool = False  # ours multiplies in bf16, which not every processor does
 
 
 _TRAINER, _SORTED = Way("Trainer, dynamic padding"), Way("Trainer, length-sorted", True)
 _MINE = Way("nightgrid, one row", asked=_ONE_ROW)
 _MINE_SORTED = Way("nightgrid, one row, length-sorted", True, _ONE_ROW)
+_BF16 = _ONE_ROW | {"matmul_precision": "medium"}
+_SORTED_BF16 = Way("Trainer, length-sorted, bf16 products", True, products="medium")
+_MINE_BF16 = Way("nightgrid, one row, length-sorted, bf16 products", True, _BF16)
+_COMPILED = Way(
+    "nightgrid, one row, length-sorted, bf16 products, compiled layers",
+    True,
+    _BF16 | {"torch_compile": True, "compile_scope": "layers"},
+)
 COMPARISONS = (
     Comparison(
         "tiny-chatglm3",
@@ -71,6 +83,24 @@ COMPARISONS = (
     ),
     Comparison("tiny-chatglm3", 100, 10, _MINE_SORTED, {_SORTED: 2.0}, _SORTED.name),
     Comparison("smollm2-135m-instruct", 12, 4, _MINE_SORTED, {_SORTED: 2.0}, _SORTED.name),
+    Comparison(
+        "tiny-chatglm3",
+        100,
+        10,
+        _COMPILED,
+        {_SORTED: 2.0, _SORTED_BF16: None, _MINE_BF16: None},
+        _SORTED.name,
+        bf16=True,
+    ),
+    Comparison(
+        "smollm2-135m-instruct",
+        12,
+        4,
+        _MINE_BF16,
+        {_SORTED: 2.0, _SORTED_BF16: None},
+        _SORTED.name,
+        bf16=True,
+    ),
 )
 
 
@@ -78,12 +108,34 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     lines: list[Line] = []
     facts: dict[str, Any] = {}
+    in_bf16 = _multiplies_in_bf16()
+    facts["fp32 products in bf16 on this processor"] = in_bf16
     for number, comparison in enumerate(COMPARISONS[: 1 if setting.smoke else None]):
+        if comparison.bf16 and not in_bf16:
+            continue
         turns, told = _compare(setting, comparison, setting.scratch / f"samples-{number}")
         lines += _lines(comparison, turns)
         facts |= {f"{comparison.model}, {comparison.ours.name}: {k}": v for k, v in told.items()}
         facts["threads of each"] = sorted({e["threads"] for told in turns.values() for e in told})
     return lines, facts
+
+
+def _multiplies_in_bf16() -> bool:
+    """Tell if this processor multiplies fp32 numbers as bf16 where it is told to."""
+    import torch
+
+    from workloads.devices import device_for
+    from workloads.errors import Unsupported
+    from workloads.techniques.matmul_precision import in_force
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        in_force("medium", device_for("cpu"))
+    except Unsupported:
+        return False
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return True
 
 
 def _compare(
@@ -120,7 +172,7 @@ def _compare(
                 if each.asked is None
                 else (comparison.model, files.with_suffix(".jsonl"), count)
             )
-            given = ADAPTER if each.asked is None else asked
+            given = ADAPTER | {"matmul_precision": each.products} if each.asked is None else asked
             started.append(
                 setting.started(
                     stack,

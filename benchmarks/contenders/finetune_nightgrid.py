@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.contender import serve
 from benchmarks.contenders.alone import Alone, request, timed
+from workloads.isolation import ProcessState
 
 
 def main() -> None:
@@ -26,12 +27,15 @@ def main() -> None:
             **json.loads(parameters),
         },
     )
-    alone = Alone()
+    alone, before = Alone(), ProcessState.now()
 
     def turn() -> dict[str, Any]:
-        steps = alone.run(asked).samples
+        before.restore()  # as a worker does
+        result = alone.run(asked)
+        steps = result.samples
         return {
             **timed(steps),
+            "compile_s": result.compile_s,
             "losses": [step.loss for step in steps],
             "positions": sum(step.computed_tokens for step in steps),
             "threads": torch.get_num_threads(),

@@ -22,6 +22,7 @@ def main() -> None:
     directory, samples_file, padding, max_length, batch_size, adapter = sys.argv[1:7]
     samples = json.loads(Path(samples_file).read_text())
     told = json.loads(adapter)
+    torch.set_float32_matmul_precision(told.get("matmul_precision", "highest"))
     positions: list[int] = []
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

@@ -67,14 +67,22 @@ def attend(
     places = position_ids.expand(rows, -1).flatten()
     if query.device.type == "cpu" and not dropout and value.shape[3] == width:
         flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
-        whole = _attended(*flat, places, scaling or width**-0.5)[0]
+        whole = _attended(*flat, places, width**-0.5 if scaling is None else scaling)[0]
     else:
         lengths = _lengths(places)
         found = [
             scaled_dot_product_attention(
-                *own, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
+                own_query,
+                own_key,
+                own_value,
+                is_causal=True,
+                scale=scaling,
+                dropout_p=dropout,
+                enable_gqa=heads != key.shape[1],
             )
-            for own in zip(*(tensor.split(lengths, dim=2) for tensor in flat), strict=True)
+            for own_query, own_key, own_value in zip(
+                *(tensor.split(lengths, dim=2) for tensor in flat), strict=True
+            )
         ]
         whole = torch.cat(found, dim=2).transpose(1, 2)
     return whole.reshape(rows, positions, heads, value.shape[3]), None
