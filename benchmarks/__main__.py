@@ -39,6 +39,7 @@ NAMES = (
     "summarization",
     "measuring",
     "intervals",
+    "startup",
     "orchestration",
     "grid",
     "emulated",
