@@ -113,7 +113,7 @@ class Decode:
         self._cells: dict[int, torch.Tensor] = {}
 
     def cells(self, heads: int) -> torch.Tensor:
-        """Where a layer of so many heads keeps what the tokens add: row by row, head by head."""
+        """Place for what the tokens add to a layer of so many heads: row by row, head by head."""
         if heads not in self._cells:
             head = torch.arange(heads, device=self._starts.device)
             starts = (self._starts * heads + self.positions)[:, None]
