@@ -39,12 +39,13 @@ NAMES = (
     "summarization",
     "measuring",
     "intervals",
+    "startup",
     "orchestration",
     "grid",
     "emulated",
 )
 #: These say nothing in a small size.
-QUICK = tuple(name for name in NAMES if name not in ("intervals", "emulated"))
+QUICK = tuple(name for name in NAMES if name not in ("measuring", "intervals", "emulated"))
 #: These need no environment of peers.
 WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"

@@ -91,7 +91,7 @@ def _lines(
             ),
         )
 
-    def cost(what: str, unit: str, figure: str, of_script: Sequence[float]) -> Line:
+    def cost(what: str, unit: str, figure: str, of_script: Sequence[float], note: str = "") -> Line:
         return Line(
             what=what,
             against="the script",
@@ -99,7 +99,10 @@ def _lines(
             ours=values([job for job, _ in cold], figure),
             theirs=tuple(of_script),
             goal=_AS_MUCH,
+            note=note,
         )
+
+    forked = "ours is forked from a process that has imported the libraries, once per host"
 
     in_grid = speed("in the grid, a process that just started", cold)
     warm_in_grid = speed("in the grid, a warm worker", warm)
@@ -125,8 +128,14 @@ def _lines(
             note="the difference that the method finds where there is none",
         ),
         cost("peak memory of a worker", "MiB", "peak_mib", [each["peak_mib"] for _, each in cold]),
-        cost("start of a worker's process", "s", "start_s", [imports_s] * len(cold)),
-        cost("loading the model in a worker", "s", "load_s", [each["load_s"] for _, each in cold]),
+        cost("start of a worker's process", "s", "start_s", [imports_s] * len(cold), forked),
+        cost(
+            "loading the model in a worker",
+            "s",
+            "load_s",
+            [each["load_s"] for _, each in cold],
+            forked,
+        ),
         Line(
             what="loading the model for another job of a warm worker",
             against="",

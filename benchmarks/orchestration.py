@@ -41,7 +41,7 @@ Turns = Mapping[str, list[dict[str, Any]]]
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     nodes, cards = setting.sized((4, 8), (4, 8), (1, 2))
-    jobs, trials, swept = setting.sized((1000, 300, 16), (400, 96, 16), (12, 4, 2))
+    jobs, trials, swept = setting.sized((1000, 300, 16), (400, 96, 16), (200, 4, 2))
     size = (nodes, cards)
     programs = {
         _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),

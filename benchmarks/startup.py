@@ -47,7 +47,7 @@ class Start:
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    turns = setting.sized(max(setting.turns, 3), 2, 1)
+    turns = setting.sized(max(setting.turns, 3), 1, 1)
     grid = _grid(setting.scratch)
     tokens = setting.scratch / "token"
     tokens.mkdir(exist_ok=True)

@@ -148,6 +148,8 @@ def main() -> None:
         wall_s, cpu_s, work, files = (
             last - first for last, first in zip(timed.last, timed.warm, strict=True)
         )
+        if not files:
+            raise RuntimeError(f"{len(jobs)} jobs ended with the first rows: too few to time")
         return {
             "work": work,
             "wall_s": wall_s,

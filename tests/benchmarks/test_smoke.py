@@ -22,6 +22,7 @@ LONG = (
     "pretraining",
     "summarization",
     "intervals",
+    "startup",
     "orchestration",
     "measuring",
     "grid",
