@@ -43,8 +43,8 @@ NAMES = (
     "grid",
     "emulated",
 )
-#: Nights repeated to judge intervals say nothing in a small size.
-QUICK = tuple(name for name in NAMES if name != "intervals")
+#: These say nothing in a small size.
+QUICK = tuple(name for name in NAMES if name not in ("intervals", "emulated"))
 #: These need no environment of peers.
 WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -55,7 +55,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or page")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: whether they work")
-    parser.add_argument("--quick", action="store_true", help="smaller: under 8 minutes for all")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller: under 8 minutes for all"
+    )
     parser.add_argument("--turns", type=int, default=2, help="turns of each contender (default 2)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON files go")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")

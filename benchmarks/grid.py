@@ -57,7 +57,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.models.loading import open_model
 
-    batches = setting.sized(BATCHES, (1, 16), (1, 2))
+    batches = setting.sized(BATCHES, (8,), (1, 2))
     directory = open_model(MODEL).path  # made here, not in anybody's turn
     # One turn: the peer's takes minutes, and the cells are many turns of the same comparison.
     ours: dict[str, Turn] = {}

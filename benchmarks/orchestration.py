@@ -21,7 +21,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.noop_workload import offer_workload
@@ -33,6 +32,7 @@ TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
 ALL = 1_000_000  # actors: as many as there are cards
 _REAL, _BARE = "nightgrid, real workers", "nightgrid, bare workers"
 _POOL, _FOUR = "ActorPool of warm actors", "four warm actors, eight jobs a call"
+_OURS = (_REAL, _BARE)
 _TUNE, _HYDRA = "Ray Tune, class, reuse_actors", "hydra-ray-launcher"
 
 Turns = Mapping[str, list[dict[str, Any]]]
@@ -42,46 +42,39 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     nodes, cards = setting.sized((4, 8), (4, 8), (1, 2))
     jobs, trials, swept = setting.sized((1000, 300, 16), (400, 96, 16), (12, 4, 2))
-    ours = {
-        _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),
-        _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
-    }
-    pools = {
-        _POOL: (sys.executable, "noop_pool.py", jobs, (ALL, 1)),
-        _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
-    }
     size = (nodes, cards)
-    fast = _turns(setting, size, ours | pools, turns=setting.sized(4, 1, 1))
-    facts: dict[str, Any] = {
+    programs = {
+        _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),
+        _POOL: (sys.executable, "noop_pool.py", jobs, (ALL, 1)),
+    }
+    tune = {_TUNE: (setting.peer, "noop_tune.py", trials, ())}
+    hydra = {_HYDRA: (setting.peer, "noop_hydra.py", swept, ())}
+    if setting.peers_python is None:
+        tune, hydra = {}, {}
+    if setting.quick:  # a cluster less
+        turns = beside_tune = _turns(setting, size, programs | tune, turns=1)
+    else:
+        more = {
+            _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
+            _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
+        }
+        turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1))
+        beside_tune = (
+            _turns(setting, size, {_REAL: programs[_REAL]} | tune, turns=1) if tune else {}
+        )
+    lines = _lines(turns)
+    if tune:
+        lines.append(_beside(beside_tune, _REAL, _TUNE, Goal(kind="at least", value=10.0)))
+    cold = {**_turns(setting, size, hydra, turns=1), **beside_tune}
+    lines += [_cold(setting, name, cold[name][0], size) for name in (_TUNE, _HYDRA) if name in cold]
+    return lines, {
         "jobs": jobs,
         "servers, cards of each": [nodes, cards],
-        "rows in a file": {name: values(fast[name], "rows_per_file")[0] for name in ours},
+        "trials of Tune after as many as there are cards": trials,
+        "rows in a file": {
+            name: values(turns[name], "rows_per_file")[0] for name in _OURS if name in turns
+        },
     }
-    lines = _lines(fast)
-    if setting.peers_python is not None:
-        peer = setting.peer
-        tune = _turns(
-            setting,
-            size,
-            {_REAL: ours[_REAL], _TUNE: (peer, "noop_tune.py", trials, ())},
-            turns=1,
-        )
-        lines.append(_beside(tune, _REAL, _TUNE, Goal(kind="at least", value=10.0)))
-        hydra = _turns(setting, size, {_HYDRA: (peer, "noop_hydra.py", swept, ())}, turns=1)
-        for name, turns in ((_TUNE, tune), (_HYDRA, hydra)):
-            (told,) = turns[name]
-            many = told["whole_jobs"]
-            lines.append(
-                Line(
-                    what=f"{many} jobs, cold: `nightgrid run` from its start to its end",
-                    against=name,
-                    unit="s",
-                    ours=(_cold(setting, many, size),),
-                    theirs=(told["start_s"] + told["whole_s"],),
-                )
-            )
-        facts |= {"trials of Tune, warm": trials, "jobs of hydra": swept}
-    return lines, facts
 
 
 def _turns(
@@ -123,7 +116,8 @@ def _lines(turns: Turns) -> list[Line]:
     lines = [
         _beside(turns, ours, theirs, goal if ours == _REAL else Goal())
         for theirs, goal in ((_POOL, Goal(kind="at least", value=1.5)), (_FOUR, Goal()))
-        for ours in (_REAL, _BARE)
+        for ours in _OURS
+        if theirs in turns and ours in turns
     ]
     lines.append(
         Line(
@@ -141,23 +135,31 @@ def _lines(turns: Turns) -> list[Line]:
             unit="ms",
             ours=tuple(turn["cpu_s"] / turn["work"] * 1e3 for turn in turns[name]),
         )
-        for name in (_REAL, _BARE)
+        for name in _OURS
+        if name in turns
     ]
 
 
-def _cold(setting: Setting, jobs: int, size: tuple[int, int]) -> float:
-    """Seconds of a whole `nightgrid run` of so many jobs that do nothing."""
+def _cold(setting: Setting, against: str, told: Mapping[str, Any], size: tuple[int, int]) -> Line:
+    """Seconds of a whole `nightgrid run` of as many jobs as another had in its first turn."""
+    jobs = told["whole_jobs"]
     results = setting.scratch / f"cold-{jobs}"
     results.mkdir(exist_ok=True)
     grid = results / "grid.yaml"
     grid.write_text(json.dumps(grid_of(jobs)))  # which is YAML
     setting.say(f"  nightgrid run, {jobs} jobs")
-    path = offer_workload(Path(setting.scratch))
+    path = offer_workload(setting.scratch)
     emulate = "x".join(map(str, size))
     took_s, rows = night(grid, "cold", results, emulate=emulate, variables={"PYTHONPATH": path})
     if len(rows) != jobs:
         raise RuntimeError(f"{len(rows)} rows of {jobs} jobs in {results}")
-    return took_s
+    return Line(
+        what=f"{jobs} jobs, cold: `nightgrid run` from its start to its end",
+        against=against,
+        unit="s",
+        ours=(took_s,),
+        theirs=(told["start_s"] + told["whole_s"],),
+    )
 
 
 def grid_of(jobs: int) -> dict[str, Any]:

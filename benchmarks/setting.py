@@ -24,7 +24,7 @@ class Setting:
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
     openvino_python: Path | None = None  # of OpenVINO GenAI, likewise
     smoke: bool = False  # as small as it goes: whether it works, not how fast
-    quick: bool = False  # smaller, for a first look: the same lines with wider spreads
+    quick: bool = False  # smaller, for a first look: fewer lines with wider spreads
     turns: int = 2
     say: Callable[[str], None] = print
 

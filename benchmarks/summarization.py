@@ -56,7 +56,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         for one in load_examples(DATASET)[:count]
     ]
     file.write_text(json.dumps(pairs))
-    kinds = dict(list(KINDS.items())[: 1 if setting.smoke else None])
+    kinds = dict(list(KINDS.items())[setting.sized(slice(None), slice(0, 3, 2), slice(1))])
     with contextlib.ExitStack() as stack:
         started = []
         for kind, (batch, checkpointed) in kinds.items():

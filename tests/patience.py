@@ -44,3 +44,11 @@ def until(condition: Callable[[], object], seconds: float, *, every_s: float = 0
             return bool(condition())
         time.sleep(every_s)
     return True
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process is there and not merely waiting to be collected."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

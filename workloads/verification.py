@@ -66,7 +66,20 @@ class Agreement:
             "logit_spread": self.spread,
             "compared_tokens": self.compared_steps,
             "reference_tokens": self.all_steps,
+            "near_ties": sum(self.near_ties),
+            "near_tie_bound": self.near_tie_bound,
         }
+
+    @property
+    def near_tie_bound(self) -> float:
+        """Two logits that are closer than this may change places: each may be off by the largest
+        difference."""
+        return 2 * self.largest_difference
+
+    @property
+    def near_ties(self) -> list[bool]:
+        """Tell of each parting if it is at a near tie."""
+        return [parting.margin <= self.near_tie_bound for parting in self.partings]
 
     def verdict(self, precision: str) -> str:
         """Say if they agree, in one of the words above."""
@@ -74,7 +87,7 @@ class Agreement:
             return QUANTIZED
         if self.largest_difference > _ROUNDING[precision] * self.spread:
             return NO
-        ties = [p.margin <= 2 * self.largest_difference for p in self.partings]
+        ties = self.near_ties
         return (NEAR_TIES if ties else EQUAL) if all(ties) else NO
 
 

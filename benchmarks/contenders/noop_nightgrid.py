@@ -35,6 +35,7 @@ from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.row_writer import row_thread
 from orchestrator.runtime.session import with_memory
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -139,6 +140,7 @@ def main() -> None:
                 view=QuietView(),
                 write_status=lambda text: store.write_file("status.json", text),
                 watchdog=Watchdog(),
+                row_thread=stack.enter_context(row_thread()),
             ).drive()
         rows.update(row.state for row in store.history() if row.final)
         if rows != {State.SUCCEEDED: len(jobs)} or timed.warm is None:

@@ -11,6 +11,7 @@ Nothing is synced: a power failure may take lines, and then nobody has heard of 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class BegunLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[str, bytes] = {}  # of attempts that run, by attempt id
+        self._changing = threading.Lock()  # rows may be written beside the loop that begins
         self._handle: int | None = None  # None: the file is not there, or not as it should be
         self._bytes = 0  # of the file
 
@@ -40,16 +42,18 @@ class BegunLog:
             StoreError: they cannot be written.
         """
         lines = {note.attempt_id: _line(note.text) for note in notes}
-        self._lines |= lines
         data = b"".join(lines.values())
-        if self._handle is None or self._bytes + len(data) > self._most_bytes():
-            self._replace()
-        else:
-            self._append(self._handle, data)
+        with self._changing:
+            self._lines |= lines
+            if self._handle is None or self._bytes + len(data) > self._most_bytes():
+                self._replace()
+            else:
+                self._append(self._handle, data)
 
     def end(self, attempt_id: str) -> None:
         """The attempt has its row, or is not to have one."""
-        self._lines.pop(attempt_id, None)
+        with self._changing:
+            self._lines.pop(attempt_id, None)
 
     def close(self, *, ours: bool) -> None:
         """End the log. Its file goes unless it has attempts without a row, or is not ours any

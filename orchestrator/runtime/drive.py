@@ -79,6 +79,7 @@ def drive(
     from orchestrator.runtime.driver import Driver
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.runtime.passports import PassportBook
+    from orchestrator.runtime.row_writer import row_thread
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -163,6 +164,8 @@ def drive(
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
             write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            # Where jobs run in this process, the thread would run beside what is timed.
+            row_thread=None if options.in_process else stack.enter_context(row_thread()),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),

@@ -14,6 +14,7 @@ import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,6 +52,7 @@ from orchestrator.watching.live import View
 from orchestrator.watching.live_text import event_line
 
 STATUS_INTERVAL_S = 1.0
+WRITING_LOOK_S = 0.01  # between two looks at a file of rows that is being written
 WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 
 
@@ -86,6 +88,7 @@ class Driver:
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
     asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
+    row_thread: Threads | None = None  # writes rows beside the loop; None: the loop does
     passports: PassportBook | None = None  # None: cards have none in this run
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
@@ -124,6 +127,7 @@ class Driver:
             clock=self.clock,
             wall=self.wall,
             logged=self.logged,
+            thread=self.row_thread,
         )
 
     def drive(self) -> DriveResult:
@@ -161,7 +165,7 @@ class Driver:
         if self._rows.waiting and not due:
             events += self._look()
         if due or not events:
-            self._rows.write()
+            self._rows.write_soon()
         if not events:
             events += self._patience.act("the executor", self._poll, ClusterError)
         if self._rows.held is not None:
@@ -199,7 +203,7 @@ class Driver:
             return []
 
     def _poll(self) -> list[Event]:
-        wait = self.poll_s
+        wait = WRITING_LOOK_S if self._rows.writing else self.poll_s
         if self._wakes:
             wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
         refused, self._refused_stops = self._refused_stops, []

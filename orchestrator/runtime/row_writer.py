@@ -1,5 +1,9 @@
 """Writes rows durably: those of a moment together, again after a failure, later if a disk is full.
 
+With a thread for it, rows are written beside the loop (``write_soon``), one file after the other:
+half of a busy driver's time went into waiting for the disk. Until a file is written, its rows count
+as unwritten.
+
 While no room is left, nothing new is started: rows wait here (``held.py``), each with a copy on
 another disk where there is one, and with them the commands that would start something.
 """
@@ -10,6 +14,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -34,6 +40,11 @@ T = TypeVar("T")
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
+
+
+def row_thread() -> Threads:
+    """A thread for ``RowWriter``: one, so that a file is safe before the next is begun."""
+    return ThreadPoolExecutor(1, thread_name_prefix="rows")
 
 
 class RowStore(Protocol):
@@ -112,23 +123,31 @@ class RowWriter:
     clock: Callable[[], float]
     wall: Callable[[], float]  # the time of day, for notes
     logged: Callable[[Measurement], object] = lambda _: None  # to whoever follows experiments
+    thread: Threads | None = None  # one that writes files beside the loop; None: the loop does
     held: Held | None = None  # while there is no room for results
     _unwritten: list[Row] = field(default_factory=list)
-    _write_by: float = 0.0  # when the oldest of them must be written
+    _writing: Future[object] | None = None  # the file that the thread is writing, and
+    _in_it: int = 0  # how many of the unwritten rows are in it, the first ones
+    _write_by: float = 0.0  # when the oldest of the others must be written
     _look_at: float = 0.0  # for room
 
     # ------------------------------------------------------------ rows in
 
     def take(self, command: RecordRow) -> None:
         """Make a row that is written a moment later."""
-        if not self._unwritten:
+        if not self.waiting:
             self._write_by = self.clock() + ROWS_WAIT_S
         self._unwritten.append((command, self.to_measurement(command)))
 
     @property
     def waiting(self) -> bool:
-        """Return whether there are rows to write."""
-        return bool(self._unwritten)
+        """Return whether there are rows to write, beside those that are being written."""
+        return len(self._unwritten) > self._in_it
+
+    @property
+    def writing(self) -> bool:
+        """Return whether rows are being written beside the loop."""
+        return self._writing is not None
 
     @property
     def due(self) -> bool:
@@ -154,29 +173,65 @@ class RowWriter:
     # ------------------------------------------------------------ rows out
 
     def write(self) -> None:
-        """Make safe what waits to be written."""
+        """Make safe what waits to be written, and what is being written."""
         unrun = [row for row, _ in self._unwritten if row.attempt is None]
         while self._unwritten:
-            rows = self._unwritten[:MOST_TOGETHER]
-            if self.held is None:
-                self._append(rows)
-            del self._unwritten[: len(rows)]
-            for command, measurement in rows:
-                if self.held is None:
-                    self._recorded(command, measurement)
-                else:
-                    self.held.add_row(command, measurement)
-                    self.store.spill(measurement)  # safe from this process's death, if it can be
-        for text in unrun_lines(unrun, self.board):
-            self.view.line(text)
+            self._write_next()
+        self._tell_unrun(unrun)
 
-    def _append(self, rows: Sequence[Row]) -> None:
-        """Write rows. From the first that find no room, ``held`` is there for them."""
-        measurements = [measurement for _, measurement in rows]
+    def write_soon(self) -> None:
+        """Begin to write what waits, when what is being written is safe; without a thread, or while
+        rows are held, do all of it now."""
+        if self.thread is None or self.held is not None:
+            self.write()
+            return
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            unrun = [row for row, _ in self._unwritten[: self._in_it] if row.attempt is None]
+            self._write_next()
+            self._tell_unrun(unrun)
+        if self._unwritten and self.held is None:
+            rows = self._unwritten[:MOST_TOGETHER]
+            measurements = [measurement for _, measurement in rows]
+            self._writing = self.thread.submit(self.store.append, *measurements)
+            self._in_it = len(rows)
+
+    def _write_next(self) -> None:
+        """Make the next rows safe: those that are being written, if any are."""
+        rows, safe = self._unwritten[: self._in_it or MOST_TOGETHER], False
+        if self._writing is not None or self.held is None:
+            safe = self._append([measurement for _, measurement in rows])
+        del self._unwritten[: len(rows)]
+        for command, measurement in rows:
+            if safe:
+                self._recorded(command, measurement)
+            elif self.held is not None:
+                self.held.add_row(command, measurement)
+                self.store.spill(measurement)  # safe from this process's death, if it can be
+
+    def _append(self, measurements: Sequence[Measurement]) -> bool:
+        """Write rows, or wait until the thread has; return whether they are safe. From the first
+        that find no room, ``held`` is there for them."""
+
+        def attempt() -> None:
+            begun, self._writing, self._in_it = self._writing, None, 0
+            if begun is not None:
+                begun.result()
+            else:
+                self.store.append(*measurements)
+
         try:
-            self.patience.act("the store", lambda: self.store.append(*measurements), StoreError)
+            self.patience.act("the store", attempt, StoreError)
         except StoreFull as full:
-            self._pause(full)
+            if self.held is None:
+                self._pause(full)
+            return False
+        return True
+
+    def _tell_unrun(self, rows: Sequence[RecordRow]) -> None:
+        for text in unrun_lines(rows, self.board):
+            self.view.line(text)
 
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
@@ -216,6 +271,8 @@ class RowWriter:
         All that is left of a run whose end waits, too, is to end without its rows: when somebody
         asked for the end, or room does not come for ``patience.limit_s``.
         """
+        if self._writing is not None:
+            self._write_next()
         held, now = self.held, self.clock()
         if held is None or now < self._look_at:
             return []

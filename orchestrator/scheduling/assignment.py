@@ -5,8 +5,8 @@ The order of preference, and why:
 1. Gangs before one-card jobs, widest first: narrow jobs fill the gaps that wide ones leave, never
    the other way round. When the widest cannot be placed, a set of cards is reserved and drained
    for it; what runs there meanwhile must be estimated to end in time.
-2. Except that a job which is nearly as long as all the work that is left goes first whatever its
-   width: started last, it would hold up the end of the run alone.
+2. Except that a longer job goes before wider ones if what they would leave does not last several
+   times as long: started last, it would hold up the end of the run alone, by more than estimated.
 3. One-card jobs go to an idle worker that holds their model; then an idle worker takes the model
    that has most work waiting; then a new worker is started. Each step costs more than the one
    before, so it is taken only if the workers already serving that model would be slower.

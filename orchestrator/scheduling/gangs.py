@@ -62,25 +62,25 @@ class Gangs:
         return False
 
     def place_urgent(self, server: Server, now: float) -> Generator[Command, None, bool]:
-        """Start a job that would otherwise end last, though wider ones wait. Where no gang
-        waits, longest-first needs no exception."""
+        """Start a job that would otherwise end last, though wider ones wait, the longest first.
+        Where no gang waits, longest-first needs no exception."""
         widths = self.pending.widths()
         if not widths or not has_room(server):
             return False
         widest = self.pending.candidates(widths[0])
+        if not widest:
+            return False
         narrower = [self.pending.longest_single()]
         for width in widths[1:]:
             narrower += self.pending.candidates(width)[-1:]
-        record = max(
-            (record for record in narrower if record is not None),
-            key=lambda record: (record.duration, -record.order),
-            default=None,
+        longer = (
+            record
+            for record in narrower
+            if record is not None and record.duration > widest[-1].duration
         )
-        if record is None or record.particular or not widest:
-            return False
-        if record.duration <= widest[-1].duration or (not record.first and self.pending.firsts):
-            return False
-        if record.duration * self.urgency < self.remaining_s(now):
+        urgent = filter(self._is_urgent, longer)
+        record = max(urgent, key=lambda record: (record.duration, -record.order), default=None)
+        if record is None or record.particular or (not record.first and self.pending.firsts):
             return False
         if record.cold_s > self.left_s(now) - self.leases.start_s:
             return False
@@ -88,6 +88,13 @@ class Gangs:
             yield from self.leases.lease_fresh(self.pending.take(record), slots, now)
             return True
         return False
+
+    def _is_urgent(self, record: JobRecord) -> bool:
+        """Return whether a job would hold up the end of the run, were it to wait for all wider
+        ones: what is no wider, and is still there then, does not last long enough beside it."""
+        wider = (width for width in self.pending.widths() if width > record.width)
+        left = self.pending.card_seconds - sum(map(self.pending.gang_work, wider))
+        return record.duration * self.urgency >= left / max(1, self.pool.usable_cards)
 
     def place(self, server: Server, width: int, now: float) -> Generator[Command, None, bool]:
         """Start one job of this width, on unreserved cards or else on some with time to spare."""

@@ -60,6 +60,7 @@ def test_a_near_tie_is_no_fault_and_ends_the_comparison() -> None:
     assert (parting.step, parting.token, parting.reference_token) == (1, 2, 1)
     assert parting.margin == pytest.approx(0.01, rel=1e-3)
     assert found.verdict("bf16") == NEAR_TIES
+    assert found.metrics()["near_ties"] == len(found.partings) > 0
     first = compare([[1, 1]], [mine], REFERENCE)
     assert first.compared_steps == 1 and first.all_steps == 2
 

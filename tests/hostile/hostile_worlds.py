@@ -24,6 +24,13 @@ from hostile_commands import command_line, commands, reads_results
 from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import note, row
+from odd_files import (
+    a_directory,
+    a_link_to_a_device,
+    a_link_to_the_kernel,
+    a_pipe,
+    a_sparse_file,
+)
 
 from orchestrator.results import fragments
 from orchestrator.results.store import Store
@@ -392,15 +399,6 @@ def _difference(data: bytes) -> str:
 # ---------------------------------------------------------------- in the place of files
 
 
-def a_directory(path: Path) -> None:
-    path.mkdir()
-    (path / "x").write_text("")
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def a_socket(path: Path) -> None:
     here = os.getcwd()
     os.chdir(path.parent)
@@ -417,14 +415,6 @@ def a_loop(path: Path) -> None:
 
 def a_dangling_link(path: Path) -> None:
     path.symlink_to("nothing")
-
-
-def a_link_to_a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def a_link_to_the_kernel(path: Path) -> None:
-    path.symlink_to("/proc/kmsg")
 
 
 def a_link_up(path: Path) -> None:
@@ -450,11 +440,6 @@ def no_search(path: Path) -> None:
 
 def an_empty_file(path: Path) -> None:
     path.write_bytes(b"")
-
-
-def a_sparse_file(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(2**40)
 
 
 PLACES = [

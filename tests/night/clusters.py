@@ -34,6 +34,7 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import Card
 from orchestrator.errors import ClusterError
+from orchestrator.runtime.driver import WRITING_LOOK_S
 from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
@@ -204,6 +205,9 @@ class NightExecutor:
         night.step()
         must(night.now < TOO_LONG_S, f"no end after {night.now:,.0f} s")
         unsafe = night.unsafe - night.waiting
+        if night.row_thread is not None and night.row_thread.busy:
+            must(timeout_s <= WRITING_LOOK_S, "the driver forgets the rows that are being written")
+            unsafe = set()
         must(not timeout_s or not unsafe, f"the driver waits and rows are not safe: {unsafe}")
         alone = night.waiting - night.copied
         must(not timeout_s or not alone, f"rows wait for room without a copy: {alone}")

@@ -321,7 +321,7 @@ DEFENCES = (
     Defence(
         name="rows before the driver waits",
         without="the driver waits and rows are not safe",
-        take_away=_of(RowWriter, "write"),
+        take_away=_of(RowWriter, "write_soon"),
     ),
     Defence(
         name="rows kept while the disk is full",
@@ -434,7 +434,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=118,
+        first=218,
         without="left no row",
         take_away=_of(begun, "read_begun", lambda _: ([], "")),
         on_disk=True,

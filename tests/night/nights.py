@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from disk_model import NOWHERE, SimulatedDisk
+from driver_cases import Later
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
@@ -81,6 +82,7 @@ class Night:
         self.living: set[int] = set()
         self.processes: dict[Card, int] = {}  # which driver's
         self.unsafe: set[str] = set()  # ended attempts whose row is not safe
+        self.row_thread: Later | None = None  # of the last driver
         self.waiting: set[str] = set()  # attempts whose rows found no room
         self.begun: set[str] = set()
         self.handed: list[Measurement] = []
@@ -326,6 +328,8 @@ class Night:
             return made
 
         self.invariants = cluster.invariants
+        looks = self.shape.seed % 4
+        self.row_thread = Later(looks) if looks else None
         executor = NightExecutor(self, cluster)
         return Driver(
             schedule=executor.watch(schedule),
@@ -341,6 +345,7 @@ class Night:
             wall=self.wall,
             sleep=self._sleep,
             poll_s=POLL_S,
+            row_thread=self.row_thread,
         )
 
     def _needs(self, number: int, job: Job) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import ray
 from domain_cases import a_job
-from patience import patience
+from patience import alive, patience
 from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
 
@@ -41,14 +41,6 @@ from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
 
 pytestmark = pytest.mark.ray
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process is there and not merely waiting to be collected."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurements import row
+from odd_files import a_directory, a_link_to_a_device, a_pipe
 
 from orchestrator.cli import main
 from orchestrator.exit_codes import MEANINGS
@@ -293,21 +294,12 @@ def test_a_foreign_file_with_a_fitting_name_is_survived(
 # ---------------------------------------------------------------- things in the place of files
 
 
-def _directory(path: Path) -> None:
-    path.mkdir()
-    (path / "x").write_text("")
-
-
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 PLACES: dict[str, Callable[[Path], None]] = {
-    "a directory": _directory,
+    "a directory": a_directory,
     "a link to nothing": lambda path: path.symlink_to("nothing"),
     "a link to itself": lambda path: path.symlink_to(path.name),
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "a pipe": _fifo,
+    "a link to a device": a_link_to_a_device,
+    "a pipe": a_pipe,
     "an empty file": lambda path: path.write_bytes(b""),
 }
 

@@ -6,11 +6,12 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 
 from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import (
@@ -45,7 +46,7 @@ from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.row_writer import ROWS_WAIT_S
+from orchestrator.runtime.row_writer import ROWS_WAIT_S, row_thread
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
@@ -169,6 +170,8 @@ class Case:
         faults: Callable[[str], None] = lambda _: None,
         verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
         write_status: Callable[[str], object] = lambda _: None,
+        looks: int | None = None,
+        thread: Threads | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.script = Script(answer)
@@ -192,12 +195,18 @@ class Case:
             clock=self.clock,
             wall=self.clock,
             sleep=self.clock.sleep,
+            row_thread=thread if looks is None else Later(looks),
         )
 
 
-def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
+#: Rows are written in the loop, or beside it, which is seen at the third look.
+in_or_beside_the_loop = pytest.mark.parametrize("looks", [None, 2])
+
+
+@in_or_beside_the_loop
+def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> None:
     """Both jobs leave a row with their numbers, and the result says why it ended."""
-    case = Case()
+    case = Case(looks=looks)
     result = case.driver.drive()
     assert (result.finished, result.reason) == (True, "every job is terminal")
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id, TWO.job_id]
@@ -206,7 +215,8 @@ def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
 
 
-def test_the_trace_of_a_profile_lies_beside_the_rows() -> None:
+@in_or_beside_the_loop
+def test_the_trace_of_a_profile_lies_beside_the_rows(looks: int | None) -> None:
     """Under the name of its attempt. A disk that has no room for one costs no row."""
 
     def profiled(event: Event) -> list[Command]:
@@ -217,7 +227,7 @@ def test_the_trace_of_a_profile_lies_beside_the_rows() -> None:
         seen = replace(rank, result=replace(rank.result, trace=b"gz"))
         return one_job_after_another(replace(event, outcome=replace(event.outcome, ranks=(seen,))))
 
-    case = Case(profiled)
+    case = Case(profiled, looks=looks)
     case.driver.drive()
     assert case.rows.files == {f"trace-{ONE.job_id}-1.json.gz": b"gz"}
     assert len(case.rows.kept) == 2
@@ -254,9 +264,10 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
     assert begun_by_write == [2, 2] and ended == 2
 
 
-def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
+@in_or_beside_the_loop
+def test_a_disk_that_stumbles_does_not_end_the_run(looks: int | None) -> None:
     """Errors of ``append`` for a while are waited out, and every row is written."""
-    case = Case(rows=Rows(failures=3))
+    case = Case(rows=Rows(failures=3), looks=looks)
     assert case.driver.drive().finished
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
@@ -295,7 +306,48 @@ def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
     assert max(map(max, delays)) < ROWS_WAIT_S + 0.03
 
 
-def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
+def test_events_are_handled_while_a_file_is_written_and_the_next_rows_wait_for_it() -> None:
+    """A disk that takes a second for a file: twenty attempts end meanwhile, one every 0.1 s. No
+    event waits for it, and each file has the rows that came while the one before was written."""
+    attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
+    heard: list[float] = []
+
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            heard.append(case.clock() - event.at)
+            return [row_of(event, attempts[len(heard) - 1])]
+        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
+
+    case = Case(answer, looks=10)
+    files: list[int] = []
+
+    def busy(timeout_s: float) -> list[Event]:
+        if len(heard) == len(attempts):
+            case.stop.request("all seen")
+            return []
+        case.clock.sleep(0.1)
+        outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
+        return [AttemptEnded(at=case.clock(), outcome=outcome)]
+
+    case.rows.append = lambda *rows: files.append(len(rows))  # type: ignore[method-assign]
+    case.executor.events = busy  # type: ignore[method-assign]
+    assert case.driver.drive().finished
+    assert max(heard) == 0
+    assert sum(files) == 20 and len(files) <= 5
+
+
+def test_a_thread_writes_every_row_of_a_real_store(tmp_path: Path) -> None:
+    """Also those of the last moment; and no attempt is left that the next driver takes for lost."""
+    with Store.open(tmp_path, "case") as store, row_thread() as thread:
+        case = Case(rows=store, thread=thread)  # type: ignore[arg-type]
+        assert case.driver.drive().finished
+        assert {each.job_id for each in store.measurements()} == {ONE.job_id, TWO.job_id}
+    with Store.open(tmp_path, "case") as store:
+        assert not store.interrupted and len(store.measurements()) == 2
+
+
+@in_or_beside_the_loop
+def test_a_run_that_is_broken_off_writes_the_rows_that_it_has(looks: int | None) -> None:
     """The third request for an end comes between the end of an attempt and its row."""
 
     def answer(event: Event) -> list[Command]:
@@ -304,7 +356,7 @@ def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
                 case.stop.request("SIGINT received")
         return one_job_after_another(event)
 
-    case = Case(answer)
+    case = Case(answer, looks=looks)
     assert not case.driver.drive().finished
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
 
@@ -347,12 +399,13 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
     assert begun == [attempt(ONE, CARD, number=2)]
 
 
+@in_or_beside_the_loop
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
     """After the patience is over the error is a StoreError that quotes what the disk said, and
     the row that was not written is printed."""
-    case = Case(rows=Rows(failures=10_000))
+    case = Case(rows=Rows(failures=10_000), looks=looks)
     with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
         case.driver.drive()
     assert 120 <= case.clock() - MOMENT < 180
@@ -363,8 +416,9 @@ def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
     )
 
 
+@in_or_beside_the_loop
 def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
     """It was frozen, and another took the run while the first job was measured: it ends at once,
     and prints the row of the job, which the other has measured or will."""
@@ -373,7 +427,7 @@ def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
         case.rows.lost = isinstance(event, AttemptEnded)
         return one_job_after_another(event)
 
-    case = Case(answer)
+    case = Case(answer, looks=looks)
     with pytest.raises(StoreLocked):
         case.driver.drive()
     begun = [each.attempt.job for each in case.executor.log if isinstance(each, RunAttempt)]

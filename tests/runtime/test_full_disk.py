@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, job, node, plan
 from measurements import row
 from small_disks import FILLER, fill, small_disk
 from test_driver import Lines
@@ -53,6 +53,10 @@ class Same:
         return Estimate(load_s=0.0, run_s=2.0)
 
 
+#: Rows are written in the loop, or beside it, which is seen at the third look.
+in_or_beside_the_loop = pytest.mark.parametrize("looks", [None, 2])
+
+
 class Night:
     """Some jobs on two cards, a real store, virtual time. Others fill the disk from second
     ``full_from`` until ``full_until``; ``at`` says what else happens when."""
@@ -61,6 +65,7 @@ class Night:
         self,
         store: Store,
         *,
+        looks: int | None,
         full_from: float,
         full_until: float = float("inf"),
         at: dict[float, Callable[[], object]] | None = None,
@@ -92,6 +97,7 @@ class Night:
             clock=self.clock,
             wall=self.clock,
             sleep=self.clock.sleep,
+            row_thread=None if looks is None else Later(looks),
         )
         perform = self.executor.perform
 
@@ -130,11 +136,14 @@ class Night:
         return sum(each.state is State.SUCCEEDED for each in rows)
 
 
-def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, elsewhere: Path) -> None:
+@in_or_beside_the_loop
+def test_a_run_pauses_on_a_full_disk_and_goes_on(
+    disk: Path, elsewhere: Path, looks: int | None
+) -> None:
     """A real file system fills up while attempts run and has room again two minutes later: every
     job has its row, nothing was started meanwhile, and line, status and file told why."""
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=6, full_until=120)
+        night = Night(store, looks=looks, full_from=6, full_until=120)
         assert night.driver.drive().finished
         assert night.succeeded() == 6
         assert night.clock() - MOMENT > 120
@@ -146,11 +155,16 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, elsewhere: Path) ->
         assert not elsewhere.exists()
 
 
-def test_rows_that_never_find_room_are_brought_home_later(disk: Path, elsewhere: Path) -> None:
+@in_or_beside_the_loop
+def test_rows_that_never_find_room_are_brought_home_later(
+    disk: Path, elsewhere: Path, looks: int | None
+) -> None:
     """Stopped while the disk is full, the run ends; its rows lie elsewhere, the line says where,
     and the next driver fetches them."""
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
+        night = Night(
+            store, looks=looks, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")}
+        )
         assert night.driver.drive().finished
         measured = sum("SUCCEEDED" in line for line in night.view.lines)
         assert measured < 6
@@ -168,32 +182,41 @@ def test_rows_that_never_find_room_are_brought_home_later(disk: Path, elsewhere:
     assert {each.job_id for each in rows if each.state is State.SUCCEEDED} == ids
 
 
+@in_or_beside_the_loop
 def test_rows_without_any_place_are_printed(
-    disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
+    disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
     """When no other disk takes them either, standard error does."""
     elsewhere.write_text("a file is in the way")
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")})
+        night = Night(
+            store, looks=looks, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")}
+        )
         assert night.driver.drive().finished
     printed = capfd.readouterr().err
     assert printed.count("row without a place: Measurement(") == 6
     assert "are printed above" in night.view.lines[-1]
 
 
-def test_all_is_measured_and_the_disk_stays_full(disk: Path, elsewhere: Path) -> None:
+@in_or_beside_the_loop
+def test_all_is_measured_and_the_disk_stays_full(
+    disk: Path, elsewhere: Path, looks: int | None
+) -> None:
     """After two minutes of waiting for room for the last rows, the run ends with them elsewhere."""
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=6, jobs=1)
+        night = Night(store, looks=looks, full_from=6, jobs=1)
         assert night.driver.drive().finished
         assert 120 <= night.clock() - MOMENT < 140
         assert len(list(elsewhere.glob("*.parquet"))) == 1
 
 
-def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, elsewhere: Path) -> None:
+@in_or_beside_the_loop
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(
+    disk: Path, elsewhere: Path, looks: int | None
+) -> None:
     """Started without a note, its driver killed, its number would be given away once more."""
     with Store.open(disk, "night") as store:
-        night = Night(store, full_from=0, full_until=60, jobs=1)
+        night = Night(store, looks=looks, full_from=0, full_until=60, jobs=1)
         assert night.driver.drive().finished
         assert night.clock() - MOMENT > 60
         assert night.succeeded() == 1 and night.started_while_full == 0

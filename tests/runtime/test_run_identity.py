@@ -19,6 +19,7 @@ from example_grids import GRID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurements import row
+from odd_files import a_pipe
 
 from orchestrator.cli import main
 from orchestrator.errors import StoreError, StoreLocked
@@ -348,10 +349,6 @@ def test_a_run_on_another_file_system_has_its_rows_named(tmp_path: Path, elsewhe
 # ---------------------------------------------------------------- what lies in the place of an id
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def _link(path: Path) -> None:
     outside = path.parent.parent / "outside"
     outside.write_text("0123456789ab\n")
@@ -385,7 +382,7 @@ def _with_record(**changes: object) -> Callable[[Path], None]:
         pytest.param(_with_record(path="/a\0b"), id="a path that no system call takes"),
         pytest.param(_with_record(path="x" * 5000), id="a long path"),
         pytest.param(lambda p: p.mkdir(), id="a directory"),
-        pytest.param(_fifo, id="a pipe"),
+        pytest.param(a_pipe, id="a pipe"),
         pytest.param(_link, id="a link"),
         pytest.param(lambda p: p.symlink_to("/dev/zero"), id="a link to a device"),
         pytest.param(lambda p: p.symlink_to(p), id="a link to itself"),

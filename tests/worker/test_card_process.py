@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from domain_cases import a_job
-from patience import patience
+from patience import alive, patience
 from scripted_worker import KindConfig
 from small_disks import fill, small_disk
 
@@ -123,14 +123,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     opened = open_server(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
     yield opened
     close_server(opened)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process is there and not merely waiting to be collected."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def info_of(process: CardProcess) -> WorkerInfo:

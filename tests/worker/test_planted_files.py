@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from measurements import row
+from odd_files import a_link_to_a_device, a_link_to_the_kernel, a_pipe, a_sparse_file
 
 from orchestrator.cli import main
 from orchestrator.errors import NightgridError, StoreError
@@ -27,23 +28,6 @@ from workloads.training.adapters import find_adapter
 PRECIOUS = "what belongs to somebody else\n"
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def kernel_log(path: Path) -> None:
-    path.symlink_to("/proc/kmsg")
-
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(2**40)
-
-
 def device(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
@@ -51,7 +35,7 @@ def device(path: Path) -> None:
         pytest.skip("this process may not make a device")
 
 
-ODD = [pipe, endless, kernel_log, sparse, device]
+ODD = [a_pipe, a_link_to_a_device, a_link_to_the_kernel, a_sparse_file, device]
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -83,7 +67,7 @@ def test_readers_refuse_at_once_and_name_the_file(
     ):
         with pytest.raises((DataMissing, NightgridError), match=r"config\.json|hook"):
             read()
-    if odd is not sparse:  # examples may be many, and are read line by line
+    if odd is not a_sparse_file:  # examples may be many, and are read line by line
         with pytest.raises(DataMissing, match="hook"):
             list(records(hook))
 
@@ -99,7 +83,7 @@ def test_a_model_s_directory_has_nothing_that_libraries_would_wait_for(
     (tmp_path / "adapter_config.json").write_text("{}")
     odd(tmp_path / name)
     (tmp_path / "to nowhere").symlink_to(tmp_path / "missing")
-    if odd is sparse and name.endswith(".safetensors"):
+    if odd is a_sparse_file and name.endswith(".safetensors"):
         assert read_config(tmp_path) == {}
         return
     for read in (lambda: read_config(tmp_path), lambda: find_adapter(str(tmp_path))):

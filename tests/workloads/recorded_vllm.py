@@ -65,18 +65,29 @@ class Engine(Recorded):
 
     def step(self) -> list[Any]:
         outputs = []
-        for request_id, prompt, _, ids in self.waiting[: self.most]:
+        for request_id, prompt, parameters, ids in self.waiting[: self.most]:
             ids.append(next_token(prompt, len(ids)))
             completion = Recorded("CompletionOutput", token_ids=list(ids))
-            outputs.append(Recorded("RequestOutput", request_id=request_id, outputs=[completion]))
+            ended = len(ids) >= parameters.max_tokens
+            output = {"request_id": request_id, "outputs": [completion], "finished": ended}
+            outputs.append(Recorded("RequestOutput", **output))
         self.waiting = [each for each in self.waiting if len(each[3]) < each[2].max_tokens]
         return outputs
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *, dtype: str | None = None) -> list[dict[str, Any]]:
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dtype: str | None = None,
+    quantization: str | None = None,
+    parts: Sequence[Any] = (),
+) -> list[dict[str, Any]]:
     """Put the modules where imports find them; the arguments of each ``LLM`` that is made.
 
-    ``dtype``: what the engine computes in whatever it is asked for.
+    Args:
+        dtype: computed in whatever it is asked for.
+        quantization: of its weights, whatever it is asked for.
+        parts: parameters of the loaded model.
     """
     made: list[dict[str, Any]] = []
 
@@ -106,17 +117,22 @@ def install(monkeypatch: pytest.MonkeyPatch, *, dtype: str | None = None) -> lis
             made.append(given)
             asked = f"torch.{given['dtype']}"
             real = "torch.bfloat16" if asked in INTERFACE["replaced_dtypes"] else asked
+            stored = given.get("quantization") if quantization is None else quantization
             config = Recorded(
                 "VllmConfig",
                 model_config=Recorded(
                     "ModelConfig",
                     dtype=f"torch.{dtype}" if dtype else real,
+                    quantization=stored or None,
                     hf_config=types.SimpleNamespace(eos_token_id=2, architectures=["Recorded"]),
                 ),
                 cache_config=Recorded("CacheConfig", block_size=INTERFACE["block_tokens"]),
             )
             assert sys.modules[HPU_WORKER].HPUWorker().compile_or_warm_up_model() == "compiled"
             super().__init__("LLM", llm_engine=Engine(config, given["max_num_seqs"]))
+
+        def apply_model(self, func: Any) -> list[Any]:
+            return [func(types.SimpleNamespace(parameters=lambda: iter(parts)))]
 
     class SamplingParams(Recorded):
         def __init__(self, **values: Any) -> None:

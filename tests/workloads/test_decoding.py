@@ -5,6 +5,8 @@ All of it runs on a CPU, where a launch is the step itself; a card adds ``Device
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from generation_cases import request
@@ -12,6 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
     GenerationConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -21,7 +27,7 @@ from transformers import (
 )
 
 from workloads import weights
-from workloads.decoding import decoder, description, packing, slots
+from workloads.decoding import continuous, decoder, description, packing, slots
 from workloads.decoding import engine as graph
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
@@ -37,11 +43,14 @@ _SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 512,
+    "pad_token_id": 0,
 }
 _MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+    "glm": (GlmForCausalLM, GlmConfig),
+    "glm4": (Glm4ForCausalLM, Glm4Config),
 }
 _ENDS = (5, 17)
 
@@ -119,6 +128,65 @@ def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
     assert len(calls) == 2  # the first tokens, and the end
 
 
+@pytest.mark.slow
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9),
+    steps=st.integers(1, 21),
+    ends=st.sampled_from([(), _ENDS]),
+    places=st.integers(1, 5),
+    records=st.booleans(),
+)
+def test_slots_that_take_the_next_prompt_change_no_text(
+    pair, prompts, steps, ends, places, records
+) -> None:
+    """In fp32 each text is what it is alone, also by launches of several steps; never more texts
+    than places; each token is told once, after its text was admitted."""
+
+    class Several(type(device_for("cpu"))):
+        """A card whose launches are the work itself."""
+
+    Several.records = records
+    model, mine = pair
+    mine.device = Several()
+    open_texts, told = set(), [0] * len(prompts)
+
+    def on_admit(indices) -> None:
+        open_texts.update(indices)
+        assert len(open_texts) <= places
+
+    def on_step(indices) -> None:
+        assert set(indices) <= open_texts
+        for index in indices:
+            told[index] += 1
+            if told[index] == len(expected[index]):
+                open_texts.remove(index)
+
+    expected = plain(model, prompts, steps, ends)
+    with torch.inference_mode():
+        batch = continuous.Batch(
+            mine,
+            prompts,
+            places=places,
+            output_tokens=steps,
+            ends=ends,
+            on_admit=on_admit,
+            on_step=on_step,
+        )
+        assert batch.run().tokens == expected
+    assert told == [len(text) for text in expected] and not open_texts
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_runs_are_neighbours(numbers) -> None:
+    """All of them, in order, and as few runs as there are gaps."""
+    found = list(continuous.runs(sorted(numbers)))
+    assert [number for run in found for number in run] == sorted(numbers)
+    assert all(a.stop < b.start for a, b in pairwise(found))
+
+
 def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
     """In multiples of 64 tokens, up to 2,048 of all prompts; and only where the slots have room."""
 
@@ -146,10 +214,23 @@ def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
         assert tokens.tolist() == [plain(model, prompts[:1], 1, ())[0], *tokens.tolist()[1:]]
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "glm", "glm4"])
 def test_other_decoders_are_read_alike(kind) -> None:
-    """Biases of queries, keys and values; norms of single heads."""
+    """Biases of queries, keys and values; norms of single heads, and before sums; half of a head
+    turned, by neighbours (ChatGLM3). The same as torch compiles it, over the same buffers."""
     prompts = [[3, 4, 5, 6], [7, 8]]
+
+    class Compiling(type(device_for("cpu"))):
+        """A device whose compiler runs the graphs that torch cuts."""
+
+        compile_backend = "aot_eager"
+
+    read = description.read(make(kind), positions=512)
+    compiled = decoder.Generator(read, Compiling(), pad=0, ends=2, compiled=True)
+    tokens, _, _ = compiled.generate(
+        compiled.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
+    )
+    assert tokens.tolist() == plain(make(kind), prompts, 9, ())
     mine = generator(make(kind))
     tokens, _, _ = mine.generate(
         mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
@@ -286,7 +367,8 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
-        ({"device": "hpu"}, "engine"),
+        ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
+        ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
         ({"parameters": {"attention": "eager"}}, "attention"),
         ({"parameters": {"adapter": "x"}}, "adapter"),
         ({"parameters": {"tensor_parallel": 2}, "cards": 2}, "tensor_parallel"),

@@ -103,7 +103,7 @@ def test_a_precision_that_switches_its_process_for_good_has_its_own() -> None:
     ("given", "reason"),
     [
         ({"device": "cuda"}, "runs on hpu, not on cuda"),
-        ({"engine": "vllm"}, "runs on cuda, not on hpu"),
+        ({"engine": "vllm"}, "runs on cuda and cpu, not on hpu"),
         (
             {"engine": "transformers", "device": "cpu", "parameters": {"hpu_mode": "lazy"}},
             "no such",
@@ -246,7 +246,7 @@ ECHO, OURS = spec("echo"), spec("vllm")
     assert done.returncode == 0, done.stderr
     generating, training = engines.engines_for("generate"), engines.engines_for("train")
     ours = " ".join([*generating, "echo", *training])
-    assert done.stdout.splitlines() == [ours, "('cuda',) True"]
+    assert done.stdout.splitlines() == [ours, "('cuda', 'cpu') True"]
 
 
 # ---------------------------------------------------------------- fp8 and 4 bits on Gaudi

@@ -65,8 +65,8 @@ def _section(kind: type[Technique]) -> Iterator[str]:
         default = "null" if info.default is None else str(info.default).lower()
         lines.append(f"| `{name}` | {_values(info)} | `{default}` | {info.description} |")
     yield "\n".join(lines)
-    if limits := "; ".join(_limits(kind)):
-        yield f"Not everywhere: {limits}."
+    if limits := [f"- {line}." for line in _limits(kind)]:
+        yield "Not everywhere:\n\n" + "\n".join(limits)
 
 
 def _choices(info: FieldInfo) -> list[Any]:

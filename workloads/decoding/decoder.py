@@ -6,7 +6,7 @@ steps are one launch. ``Device.record`` makes a launch of a step; on a device th
 the very same steps run one by one.
 
     rows == 1, kernels   five kernels a layer (``single_row``)
-    else                 layers in torch, compiled where launches are recorded
+    else                 layers in torch, compiled where launches are recorded or a job asks for it
 """
 
 from __future__ import annotations
@@ -65,13 +65,19 @@ class Generator:
     """A decoder with its slots and recorded launches."""
 
     def __init__(
-        self, decoder: Decoder, device: Device, *, pad: int, ends: int, compiled: bool = True
+        self,
+        decoder: Decoder,
+        device: Device,
+        *,
+        pad: int,
+        ends: int,
+        compiled: bool | None = None,  # None: where launches are recorded
     ) -> None:
         self.decoder = decoder
-        self._device = device
+        self.device = device
         self._pad = pad
         self._ends = ends
-        self._compiled = compiled and device.records
+        self._compiled = device.records if compiled is None else compiled
         self._slots: Slots | None = None
         self._launches: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reading: dict[tuple[int, int], Prompts] = {}
@@ -108,14 +114,14 @@ class Generator:
 
         ``on_step`` is called when the first tokens are queued, and at the end.
         """
-        state = self._ready(prompts.rows, prompts.longest + output_tokens)
+        state = self.ready(prompts.rows, prompts.longest + output_tokens)
         state.set_ends(ends)
         whole = self._slots
         assert whole is not None
         plan = list(launches(prompts.longest, output_tokens - 1, state.capacity))
         if keep_logits:
             plan = [(length, 1) for length, count in plan for _ in range(count)]
-        replays = [self._launch(state, length, count) for length, count in plan]
+        replays = [self.launch(state, length, count) for length, count in plan]
         read = self._read(state, prompts)
         state.done.zero_()
         state.done[prompts.rows :] = 1
@@ -137,10 +143,10 @@ class Generator:
     def read_logits(self, ids: Sequence[int], first: int) -> torch.Tensor:
         """Logits [positions, vocabulary] of one text from position ``first`` on; none is chosen."""
         prompts = self.prepare([ids])
-        hidden = self._read_layers(self._ready(1, prompts.longest), prompts)
+        hidden = self._read_layers(self.ready(1, prompts.longest), prompts)
         return layers.output(self.decoder, hidden[0, first:])
 
-    def _ready(self, texts: int, positions: int) -> Slots:
+    def ready(self, texts: int, positions: int) -> Slots:
         """The slots of so many texts; new ones, and no launches, where there are too few."""
         rows = slots.rows_for(texts)
         have = self._slots
@@ -154,7 +160,9 @@ class Generator:
             )
         return have.first(rows)
 
-    def _launch(self, state: Slots, length: int, count: int) -> Callable[[], None]:
+    def launch(self, state: Slots, length: int, count: int) -> Callable[[], None]:
+        """A launch of so many steps; a new one must be made before prompts are read, since
+        recording runs the steps."""
         key = (state.rows, length, count)
         if key not in self._launches:
             step = self._step(state, length)
@@ -165,22 +173,24 @@ class Generator:
 
             for tensor in (state.position, state.cursor, state.token):
                 tensor.zero_()  # recording runs the steps
-            self._launches[key] = self._device.record(steps)
+            self._launches[key] = self.device.record(steps)
         return self._launches[key]
 
     def _step(self, state: Slots, length: int) -> Callable[[], None]:
-        if state.rows == 1 and self._device.triton:
+        kernels = self.device.triton and self.decoder.layers[0].after_out is None
+        if state.rows == 1 and kernels:
             from workloads.decoding.single_row import SingleRow
 
             return SingleRow(
-                self.decoder, state, pad=self._pad, length=length, early=self._device.records
+                self.decoder, state, pad=self._pad, length=length, early=self.device.records
             )
         if self._compiled and self._layer is layers.decode_layer:
             self._layer = torch.compile(
                 layers.decode_layer,
                 fullgraph=True,
                 dynamic=False,
-                backend=self._device.compile_backend,
+                backend=self.device.compile_backend,
+                options=dict(self.device.compile_options) or None,
             )
         return lambda: self._torch_step(state, length)
 
@@ -224,12 +234,12 @@ class Generator:
         """Function that reads these prompts into the first rows and chooses each first token."""
         tokens = -(-prompts.longest // _READ_LENGTH) * _READ_LENGTH
         recorded = (
-            self._device.records
+            self.device.records
             and tokens <= state.capacity
             and prompts.rows * tokens <= _RECORDED_TOKENS
         )
         if not recorded:
-            return lambda: self._read_now(state, prompts)
+            return lambda: self.read_now(state, prompts)
         key = (state.rows, prompts.rows, tokens)
         if key not in self._launches:
             card = prompts.ids.device
@@ -239,7 +249,7 @@ class Generator:
                 tokens,
             )
             self._reading[prompts.rows, tokens] = buffer
-            self._launches[key] = self._device.record(lambda: self._read_now(state, buffer))
+            self._launches[key] = self.device.record(lambda: self.read_now(state, buffer))
         buffer = self._reading[prompts.rows, tokens]
         launch = self._launches[key]
 
@@ -261,7 +271,8 @@ class Generator:
             )
         return hidden
 
-    def _read_now(self, state: Slots, prompts: Prompts) -> None:
+    def read_now(self, state: Slots, prompts: Prompts) -> None:
+        """Read prompts into the first rows and choose the first token of each."""
         rows = prompts.rows
         hidden = self._read_layers(state, prompts)
         last = hidden[torch.arange(rows, device=hidden.device), prompts.lengths - 1]

@@ -1,10 +1,10 @@
 """A decoder as matrices and constants, read off a model of transformers.
 
 What is read: models of norm, attention, norm and gated linear unit, each pair with its residual
-(Llama, Mistral, Qwen2, Qwen3, GLM, ChatGLM3 and what else has these parts), by the names of their
-parts. That the reading is right is shown, not believed: logits of the model's first layer between
-its embedding and its output layer must come out alike (``prove``), so a model with a multiplier or
-a twist that has no name here is refused.
+(Llama, Mistral, Qwen2, Qwen3, GLM, GLM-4, ChatGLM3 and what else has these parts), by the names of
+their parts. That the reading is right is shown, not believed: logits of the model's first layer
+between its embedding and its output layer must come out alike (``prove``), so a model with a
+multiplier or a twist that has no name here is refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from workloads.errors import Unsupported
 #: Kinds of rotary positions whose angles do not depend on the text's length.
 _STEADY = ("default", "linear", "llama3", "yarn")
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
+#: Norms of GLM-4, between a part's output and the sum with what went in.
+_BEFORE_SUMS = ("post_mlp_layernorm", "post_self_attn_layernorm")
 #: By so many standard deviations the first layer's logits may be off, by size of a number.
 _ROUNDING = {4: 1e-3, 2: 0.25}
 _PROOF_TOKENS = 16
@@ -39,7 +41,7 @@ def misfit(model: Any) -> str | None:
         return f"{name} has no {lacking[0]}"
     for layer in inner.layers:
         parts = sorted(part for part, _ in layer.named_children())
-        if parts != sorted(_PARTS):
+        if parts not in (sorted(_PARTS), sorted((*_PARTS, *_BEFORE_SUMS))):
             return f"layers of {name} have other parts ({', '.join(parts)})"
         if not all(hasattr(layer.self_attn, f"{one}_proj") for one in "qkvo"):
             return f"attention of {name} has other projections"
@@ -123,6 +125,8 @@ def _layer(layer: Any, kind: str) -> Layer:
         between=layer.post_attention_layernorm.weight.detach(),
         gate_up=_joined(gates, kind),
         down=_joined([unit.down_proj], kind),
+        after_out=_gain(layer, "post_self_attn_layernorm"),
+        after_down=_gain(layer, "post_mlp_layernorm"),
     )
 
 
@@ -145,8 +149,8 @@ def _bias(part: Any) -> torch.Tensor | None:
     return None if part.bias is None else part.bias.detach()
 
 
-def _gain(attention: Any, name: str) -> torch.Tensor | None:
-    norm = getattr(attention, name, None)
+def _gain(part: Any, name: str) -> torch.Tensor | None:
+    norm = getattr(part, name, None)
     return None if norm is None else norm.weight.detach()
 
 

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads.api import Request
-from workloads.decoding import description
+from workloads.decoding import continuous, description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
+from workloads.engines import find_engine
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
+from workloads.generation.continuous_batching import Completed
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
@@ -67,6 +70,14 @@ class GraphEngine(LoadedModel):
             logits=[step.float().cpu() for step in logits],
         )
 
+    @torch.inference_mode()
+    def generate_continuously(
+        self, prompts: Sequence[Sequence[int]], *, slot_count: int, **asked: Any
+    ) -> Completed:
+        """Generate for all prompts, each in a slot when one is free; see ``continuous``."""
+        asked["ends"] = asked.pop("end_token_ids")
+        return continuous.Batch(self.generator, prompts, places=slot_count, **asked).run()
+
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:
             read = self.generator.read_logits([*text.prompt, *text.answer], len(text.prompt) - 1)
@@ -77,9 +88,9 @@ def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     means = precisions.require(request.precision, device.name, request.engine).means
-    lacking = device.lacks(request.precision) or (
-        device.cannot_compile() if device.records else None
-    )
+    by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
+    compiled = device.records or by_mode or bool(request.settings.get("torch_compile"))
+    lacking = device.lacks(request.precision) or (device.cannot_compile() if compiled else None)
     if lacking:
         raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
     source = open_model(request.model, protected=True)
@@ -99,13 +110,17 @@ def load(request: Request, device: Device) -> GraphEngine:
     name = type(model).__name__
     del model
     return GraphEngine(
-        generator=Generator(decoder, device, pad=pad, ends=len(ends)),
+        generator=Generator(decoder, device, pad=pad, ends=len(ends), compiled=compiled),
         tokenizer=tokenizer,
         source=source,
         weights=weights_of(decoder, means),
         end_token_ids=ends,
         context_length=positions,
-        details={"attention": "static cache", "architecture": name},
+        details={
+            "attention": "static cache",
+            "architecture": name,
+            "torch_compile": str(compiled).lower(),
+        },
     )
 
 
@@ -129,5 +144,12 @@ def weights_of(decoder: Decoder, means: str) -> ModelWeights:
 
 
 def _vectors(layer: Layer) -> list[torch.Tensor]:
-    found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
+    found = (
+        layer.before,
+        layer.between,
+        layer.q_gain,
+        layer.k_gain,
+        layer.after_out,
+        layer.after_down,
+    )
     return [part for part in found if part is not None]

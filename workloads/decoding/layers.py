@@ -64,10 +64,16 @@ def after_attention(
     product: Product,
 ) -> torch.Tensor:
     """The rest of a layer; ``attended`` [..., heads x width]."""
-    hidden = hidden + product(attended, layer.out)
+    change = product(attended, layer.out)
+    if layer.after_out is not None:
+        change = rms_norm(change, change.shape[-1:], layer.after_out, decoder.eps)
+    hidden = hidden + change
     normed = rms_norm(hidden, hidden.shape[-1:], layer.between, decoder.eps)
     gate, up = product(normed, layer.gate_up).chunk(2, dim=-1)
-    return hidden + product(silu(gate) * up, layer.down)
+    change = product(silu(gate) * up, layer.down)
+    if layer.after_down is not None:
+        change = rms_norm(change, change.shape[-1:], layer.after_down, decoder.eps)
+    return hidden + change
 
 
 def read_layer(

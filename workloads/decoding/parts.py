@@ -21,6 +21,8 @@ class Layer:
     between: torch.Tensor
     gate_up: Matrix
     down: Matrix
+    after_out: torch.Tensor | None = None  # gains of norms before each sum, where there are such
+    after_down: torch.Tensor | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -7,7 +7,7 @@ positions as a job needs, and smaller batches use the first rows.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,16 +58,21 @@ class Slots:
 
     def first(self, rows: int) -> Slots:
         """The first rows, in the same memory; ``chosen`` keeps its width."""
+        return replace(self.part(0, rows), chosen=self.chosen)
+
+    def part(self, start: int, stop: int) -> Slots:
+        """Neighbouring rows, in the same memory."""
+        rows = slice(start, stop)
         return Slots(
-            keys=tuple(one[:rows] for one in self.keys),
-            values=tuple(one[:rows] for one in self.values),
-            token=self.token[:rows],
-            position=self.position[:rows],
-            done=self.done[:rows],
-            cursor=self.cursor[:rows],
-            chosen=self.chosen,
-            logits=self.logits[:rows],
-            hidden=self.hidden[:rows],
+            keys=tuple(one[rows] for one in self.keys),
+            values=tuple(one[rows] for one in self.values),
+            token=self.token[rows],
+            position=self.position[rows],
+            done=self.done[rows],
+            cursor=self.cursor[rows],
+            chosen=self.chosen[:, rows],
+            logits=self.logits[rows],
+            hidden=self.hidden[rows],
             ends=self.ends,
         )
 

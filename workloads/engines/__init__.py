@@ -55,7 +55,8 @@ def find_engine(name: str) -> EngineSpec:
 def engine_packages() -> tuple[str, ...]:
     """The packages of all engines, as pip calls them: their versions may explain a difference."""
     specs = (ENGINES[name] for name in engines_for(None))
-    return tuple(dict.fromkeys(package.name for spec in specs for package in spec.packages))
+    packages = (package for spec in specs for package in spec.packages)
+    return tuple(dict.fromkeys(name for package in packages for name in package.names))
 
 
 @cache
@@ -73,7 +74,7 @@ def packages_on(device: str) -> tuple[str, ...]:
     ]
     others = [name for package in packages for name in package.below]
     own = device_spec(device).packages
-    return tuple(dict.fromkeys(["torch", *own, *(p.name for p in packages), *others]))
+    return tuple(dict.fromkeys(["torch", *own, *(n for p in packages for n in p.names), *others]))
 
 
 def engine_function(name: str, ability: str, device: str) -> Any:

@@ -62,6 +62,13 @@ class Package:
     module: str
     #: Packages that must be older than a version, for this one to work: name -> version.
     below: Mapping[str, str] = field(default_factory=dict)
+    #: Other packages that bring the same module.
+    builds: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and those of its other builds."""
+        return self.name, *self.builds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,8 @@ class EngineSpec:
     default: bool = False  # of jobs whose grid names no engine; one engine is
     #: Devices on which it is chosen before the default, where nodes have it: name -> its place.
     preferred: Mapping[str, int] = field(default_factory=dict)
+    #: Whether the usual images of these devices have it.
+    in_images: bool = True
     #: Whether it changes its process in ways that no other engine may meet.
     own_process: bool = True
     #: Whether each of its jobs gets a process of its own: it sizes itself for one job, and gives
@@ -154,7 +163,7 @@ class EngineSpec:
     def lacks(self, device: str, mode: str, versions: Mapping[str, str]) -> str:
         """Name what it lacks on a node with these versions of packages; "" if nothing."""
         for package in self.packages:
-            if package.name not in versions:
+            if not any(name in versions for name in package.names):
                 return f"{package.name} is not installed there: {self.install}"
             for other, limit in package.below.items():
                 there = versions.get(other)

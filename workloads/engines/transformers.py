@@ -7,20 +7,25 @@ from collections.abc import Iterator
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.refusal import Asked, Refusal
-from workloads.settings import setting
+from workloads.settings import Settings, setting
 
 
-class GenerationSettings(GaudiSettings):
-    """Settings of a model's layout and of a card's execution."""
+class CompileSettings(Settings):
+    """Settings of torch's compiler."""
 
     torch_compile: bool = setting(
         False,
         role="choice",
         loads=True,
-        description="Compile the model (torch.compile, Inductor), with a static cache and prompts "
-        "padded to multiples of 128: two graphs for each shape, which warm-up meets before timing. "
-        "On Gaudi hpu_mode says so.",
+        description="Compile the model (torch.compile, Inductor), with a static cache and, with "
+        "transformers, prompts padded to multiples of 128: graphs for each shape, which warm-up "
+        "meets before timing. On Gaudi hpu_mode says so; graph compiles always on CUDA cards.",
     )
+
+
+class GenerationSettings(GaudiSettings, CompileSettings):
+    """Settings of a model's layout and of a card's execution."""
+
     packed_weights: bool = setting(
         False,
         role="choice",

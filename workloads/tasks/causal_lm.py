@@ -40,6 +40,22 @@ SPEC = TaskSpec(
             ranks="largest",
         ),
         Metric(
+            name="near_ties",
+            title="near ties",
+            description="Texts that part from the reference's where its two best logits are closer "
+            "than the bound beside it; a text that parts elsewhere makes the row disagree.",
+            better="lower",
+            ranks="sum",
+        ),
+        Metric(
+            name="near_tie_bound",
+            title="bound of near ties",
+            description="Twice the largest difference of a logit: two that are closer may change "
+            "places.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
             name="mean_logit_difference",
             title="mean logit difference",
             description="Mean difference of logits from the reference's, while texts agree.",

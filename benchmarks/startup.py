@@ -1,0 +1,182 @@
+"""The time from the command to the first row, beside the bare start of Ray.
+
+Once on a cluster that runs already, started by `ray start` with a node of eight emulated cards,
+and once with `--emulate 2x8`, where a cluster has to be started first. What Ray needs by itself is
+measured in the same turn: a cluster of its own by `ray.init`, until one actor answers. The jobs are
+three of the demonstration's grid; how long the first of them took on its card is told as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.contender import ROOT
+from benchmarks.contenders.own_cluster import own_cluster_variables
+from benchmarks.figures import Goal, Line
+from benchmarks.night import environment
+from benchmarks.setting import PROGRAMS, Setting
+from orchestrator.results.store import Store
+
+TITLE = "From the command to the first row"
+NAME = "startup"
+CARDS = 8
+_MOST_S = 4.0
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Seconds of one command: until its first row was written, and of that row's job alone."""
+
+    first_row_s: float
+    job_s: float
+
+
+def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
+    """The lines and facts of this benchmark."""
+    turns = setting.sized(max(setting.turns, 3), 2, 1)
+    grid = _grid(setting.scratch)
+    tokens = setting.scratch / "token"
+    tokens.mkdir(exist_ok=True)
+    variables = environment() | own_cluster_variables(tokens)
+    bare, emulated, running = [], [], []
+    for number in range(turns):
+        setting.say(f"  a cluster of its own, turn {number + 1}")
+        bare.append(_bare_start_s(variables))
+        results = setting.scratch / f"emulated-{number}"
+        emulated.append(_start(grid, results, environment(), "--emulate", f"2x{CARDS}"))
+    setting.say("  a cluster that runs already")
+    with _running_cluster(setting.scratch, variables) as address:
+        for number in range(turns):
+            results = setting.scratch / f"running-{number}"
+            running.append(_start(grid, results, variables, "--address", address))
+    least = Goal(kind="at most", value=_MOST_S)
+    lines = [
+        Line(
+            what="first row on a running cluster",
+            against="",
+            unit="s",
+            ours=tuple(start.first_row_s for start in running),
+            goal=least,
+        ),
+        Line(
+            what=f"first row on emulated 2x{CARDS}, less Ray's bare start",
+            against="",
+            unit="s",
+            ours=tuple(
+                start.first_row_s - alone for start, alone in zip(emulated, bare, strict=True)
+            ),
+            goal=least,
+        ),
+        Line(
+            what=f"first row on emulated 2x{CARDS}",
+            against="Ray's bare start: ray.init and one actor",
+            unit="s",
+            ours=tuple(start.first_row_s for start in emulated),
+            theirs=tuple(bare),
+        ),
+    ]
+    return lines, {
+        "seconds of the first job alone, running": [round(s.job_s, 2) for s in running],
+        "seconds of the first job alone, emulated": [round(s.job_s, 2) for s in emulated],
+    }
+
+
+def _grid(directory: Path) -> Path:
+    """Three jobs of the demonstration's grid."""
+    grid = yaml.safe_load((ROOT / "grids" / "smoke.yaml").read_text())
+    grid["name"] = NAME
+    grid["experiments"][0]["axes"] = {"precision": ["fp32"], "batch_size": [4, 8, 16]}
+    path = directory / f"{NAME}.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    return path
+
+
+def _start(grid: Path, results: Path, variables: Mapping[str, str], *where: str) -> Start:
+    """Run the grid.
+
+    Raises:
+        RuntimeError: the run failed; with the end of what it printed.
+    """
+    command = [sys.executable, "-m", "orchestrator", "run", str(grid), "--quiet", *where]
+    began = time.time()
+    done = subprocess.run(
+        [*command, "--results", str(results)],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise RuntimeError(f"nightgrid run ended with {done.returncode}: {done.stderr[-1500:]}")
+    rows = Store.existing(results, NAME).read().measurements
+    first = min(rows, key=lambda row: row.recorded_at or 0.0)
+    assert first.recorded_at and first.started_at and first.ended_at
+    return Start(first_row_s=first.recorded_at - began, job_s=first.ended_at - first.started_at)
+
+
+def _bare_start_s(variables: Mapping[str, str]) -> float:
+    """Seconds that Ray needs for a cluster and an actor, without its import."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "bare_ray.py")],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return float(done.stdout.split()[-1])
+
+
+@contextlib.contextmanager
+def _running_cluster(directory: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """A head with emulated cards, as `ray start` starts it; its address.
+
+    Raises:
+        RuntimeError: it does not come up.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cards = {"HPU": CARDS, "emulated": 1, "server_cards": CARDS, "card_memory_mib": 512}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += [f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0"]
+    command += [
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--resources={json.dumps(cards)}",
+    ]
+    log = directory / "ray-start.log"
+    with log.open("w") as out:
+        head = subprocess.Popen(
+            command, env=dict(variables), stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        until = time.monotonic() + _PATIENCE_S
+        while "runtime started" not in log.read_text():
+            if head.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"no cluster comes up: {log.read_text()[-1500:]}")
+            time.sleep(0.2)
+        time.sleep(5.0)  # its agents still import
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        try:
+            head.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
