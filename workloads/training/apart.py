@@ -72,9 +72,9 @@ def attend(
         lengths = _lengths(places)
         found = [
             scaled_dot_product_attention(
-                *own, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
+                q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
             )
-            for own in zip(*(tensor.split(lengths, dim=2) for tensor in flat), strict=True)
+            for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in flat), strict=True)
         ]
         whole = torch.cat(found, dim=2).transpose(1, 2)
     return whole.reshape(rows, positions, heads, value.shape[3]), None
