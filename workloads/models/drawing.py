@@ -63,7 +63,7 @@ def draw(picture: Picture, title: str, canvas: Canvas) -> float:
     pen.down()
     top = pen.y
     pen.y += 30
-    each = f"decoder layer × {picture.layers}, {picture.layer_parameters:,} parameters each"
+    each = f"decoder layer × {picture.layers}: {picture.layer_parameters:,} parameters each"
     canvas.text((_RIGHT + 20, pen.y - 8), each, align="right", bold=True)
     for branch in picture.branches:
         pen.branch(branch, picture.residual)
