@@ -76,7 +76,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         for side in SIDES
     }
     turns: dict[str, list[Turn]] = {side: [] for side in SIDES}
-    for number in range(setting.sized(setting.turns, 1, 1)):
+    for number in range(setting.sized(max(1, setting.turns // 2), 1, 1)):
         order = list(SIDES) if number % 2 == 0 else list(reversed(SIDES))
         for side in order:
             setting.say(f"  {side}, turn {number + 1}")

@@ -26,20 +26,20 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     from workloads.data.image_prompts import PROMPTS
     from workloads.models.loading import open_model
 
-    steps, batches = setting.sized((50, 4), (20, 1), (2, 1))
+    steps, images = setting.sized((50, 4), (20, 4), (2, 2))
     source = open_model(MODEL)
     texts = setting.scratch / "texts.json"
     texts.write_text(json.dumps(PROMPTS))
     lines: list[Line] = []
-    facts: dict[str, Any] = {"model": MODEL, "steps": steps, "batches of a turn": batches}
-    for size in setting.sized((1, 4, 8), (4,), (2,)):
+    facts: dict[str, Any] = {"model": MODEL, "steps": steps, "images of a turn": images}
+    for size in setting.sized((1, 4), (4,), (2,)):
         with contextlib.ExitStack() as stack:
             peer = setting.started(
                 stack,
                 f"diffusers, batches of {size}",
                 setting.peer,
                 "images_peer.py",
-                *(source.path, texts, steps, size, batches),
+                *(source.path, texts, steps, size, images // size),
             )
             ours = [
                 setting.started(
@@ -47,7 +47,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                     f"nightgrid {name}, batches of {size}",
                     sys.executable,
                     "images_nightgrid.py",
-                    *(MODEL, steps, size, batches, json.dumps(asked)),
+                    *(MODEL, steps, size, images // size, json.dumps(asked)),
                 )
                 for name, asked in OURS.items()
             ]

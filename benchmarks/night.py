@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.contender import ROOT
+from benchmarks.contender import ALLOCATOR, ROOT
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.store import Store
 
@@ -20,14 +20,19 @@ THREADS = 1
 
 
 def environment() -> dict[str, str]:
-    """For a contender that computes: so many threads, and nothing from the network."""
-    return os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": str(THREADS),
-        "MKL_NUM_THREADS": str(THREADS),
-        "NIGHTGRID_THREADS": str(THREADS),
-        "HF_HUB_OFFLINE": "1",
-    }
+    """For a command that computes: so many threads, the allocator settings of every contender, and
+    nothing from the network."""
+    return (
+        os.environ
+        | ALLOCATOR
+        | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": str(THREADS),
+            "MKL_NUM_THREADS": str(THREADS),
+            "NIGHTGRID_THREADS": str(THREADS),
+            "HF_HUB_OFFLINE": "1",
+        }
+    )
 
 
 def timed(

@@ -58,7 +58,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
             _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
         }
-        turns = _turns(setting, size, programs | more, turns=setting.sized(4, 1, 1))
+        turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1))
         beside_tune = (
             _turns(setting, size, {_REAL: programs[_REAL]} | tune, turns=1) if tune else {}
         )

@@ -41,7 +41,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 sys.executable,
                 "generate_nightgrid.py",
                 *(setting.scratch / name.replace(" ", "-"), "advertisegen-synthetic"),
-                *(output_tokens, batch, json.dumps(asked), "fp32"),
+                *(output_tokens, batch, json.dumps(asked), "fp32", "transformers"),
             )
             for name in counts
         ]

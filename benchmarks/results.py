@@ -1,4 +1,4 @@
-"""Rows on disk: one row appended durably, 100,000 rows read, beside JSON files and SQLite.
+"""Rows on disk: one row appended durably, 50,000 rows read, beside JSON files and SQLite.
 
 All hold the same measurements. JSON files are what a job script writes: one file a row, synced.
 SQLite has one table with the columns that questions are asked of and the whole row as JSON, and
@@ -20,7 +20,7 @@ TITLE = "Results: appending and reading rows"
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    appended, stored = setting.sized((100, 100_000), (20, 20_000), (3, 40))
+    appended, stored = setting.sized((100, 50_000), (20, 20_000), (3, 40))
     with contextlib.ExitStack() as stack:
         started = [
             setting.started(

@@ -14,9 +14,11 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from workloads.errors import DataMissing
 
@@ -25,6 +27,7 @@ try:
 except ImportError:  # pragma: no cover - Windows has no fcntl; the rename is still atomic there
     fcntl = None  # type: ignore[assignment]
 
+_LOCK_POLL_S = 0.2
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -180,3 +183,27 @@ def file_lock(path: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
+    """A file that is locked until it is closed or the process dies; None where another process
+    holds it, and still does after so many seconds.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    handle = open(path, "a")  # noqa: SIM115 - the lock lasts until the caller closes it
+    until = time.monotonic() + patience_s
+    while fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(_LOCK_POLL_S)
+                continue
+            handle.close()
+            return None
+        except OSError:  # a file system without locks: as on a system without them
+            break
+        break
+    return handle

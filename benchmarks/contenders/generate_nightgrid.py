@@ -1,6 +1,6 @@
 """Nightgrid's text-generation workload, as a worker runs it.
 
-generate_nightgrid.py MODEL DATASET OUTPUT_TOKENS BATCH_SIZE PARAMETERS.json PRECISION
+generate_nightgrid.py MODEL DATASET OUTPUT_TOKENS BATCH_SIZE PARAMETERS.json PRECISION ENGINE
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.contenders.alone import Alone, request
 
 
 def main() -> None:
-    model, dataset, output_tokens, batch_size, parameters, precision = sys.argv[1:7]
+    model, dataset, output_tokens, batch_size, parameters, precision, engine = sys.argv[1:8]
     more = json.loads(parameters)
     alone = Alone()
     asked = request(
@@ -23,6 +23,7 @@ def main() -> None:
         dataset=dataset,
         batch_size=int(batch_size),
         precision=precision,
+        engine=engine,
         parameters={"output_tokens": int(output_tokens), "keep_texts": 10**6, **more},
     )
 

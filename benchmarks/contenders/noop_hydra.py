@@ -42,6 +42,7 @@ def main() -> None:
                 str(program),
                 "--multirun",
                 "hydra/launcher=ray",
+                "hydra.launcher.ray.init.address=local",  # beside those of others
                 f"+hydra.launcher.ray.init.num_cpus={nodes * cards}",
                 f"+number={numbers}",
                 f"hydra.sweep.dir={Path(sys.argv[4]) / 'sweep'}",

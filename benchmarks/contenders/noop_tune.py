@@ -49,7 +49,8 @@ def main() -> None:
         def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             self.ended.append((time.perf_counter(), time.process_time()))
 
-    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    # A cluster of its own, beside those of others.
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
 
     def turn() -> dict[str, Any]:
         ends = Ends()

@@ -29,6 +29,7 @@ class Software:
 
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     nodes: Mapping[str, Mapping[str, str]]  # of those that were asked, by name
+    emulated: bool = False
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
         """Name what an engine lacks, by the nodes on which it lacks something."""
@@ -43,6 +44,7 @@ def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
     return Software(
         devices=tuple(devices),
         nodes={node.name: dict(node.packages) for node in of_kind if node.packages is not None},
+        emulated=any(node.emulated for node in of_kind),
     )
 
 
@@ -68,7 +70,7 @@ def with_engines(
     kinds = {job.accelerator: None for job in jobs if job.experiment in unnamed}
     kinds = {kind: None for kind in kinds if kind in there and has_a_choice(kind.device)}
     software = {kind: software_of(nodes, kind) for kind in kinds}
-    chooser = _Chooser({kind: one for kind, one in software.items() if len(one.devices) == 1})
+    chooser = _Chooser({kind: one for kind, one in software.items() if not one.emulated})
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
         if job.experiment in unnamed and job.accelerator in chooser.software:
@@ -124,7 +126,7 @@ class _Chooser:
         preferred = [spec for spec in able if device in spec.preferred]
         preferred.sort(key=lambda spec: spec.preferred[device])
         if not software.nodes:  # the device's usual image is assumed, which has the first
-            preferred = preferred[:1]
+            preferred = [spec for spec in preferred if spec.in_images][:1]
         usual = [spec for spec in able if spec.name == workload.default_engine]
         return [*preferred, *usual]
 

@@ -135,9 +135,11 @@ def measured_again(
     began: Callable[[Job], float | None],
     made_at: Callable[[Thing], float | None],
     estimate_s: Callable[[Job], float],
+    ended: Callable[[Job], float | None] = lambda job: None,
 ) -> list[PlannedJob]:
     """The plan in which a job that was measured runs once more where a name that it takes stands
-    for something else than it did: it was made anew since, or this run makes it anew. One that
+    for something else than it did: it was made anew since, or this run makes it anew. So does a job
+    that saves what others take, where another run has saved its own under the name since. One that
     needs what this run cannot make keeps its row, which an attempt that never starts would replace.
 
     Args:
@@ -145,6 +147,7 @@ def measured_again(
         began: when the attempt began that measured a job.
         made_at: when the thing was made that has a name now.
         estimate_s: how long a job takes.
+        ended: when that attempt ended.
     """
     blocked = _blocked(planned)
     reusable = [
@@ -155,6 +158,12 @@ def measured_again(
         made, measured = made_at((kind, name)), began(job)
         if made is not None and measured is not None and measured + CLOCKS_APART_S < made:
             reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
+    taken = {job_id for item in planned for job_id in item.needs}
+    makers = [item.job for item in reusable if item.job.job_id in taken]
+    for job, _, (kind, name) in things(makers, "produces"):
+        made, over = made_at((kind, name)), ended(job)
+        if made is not None and over is not None and over + CLOCKS_APART_S < made:
+            reasons[job.job_id] = f"another run has saved its own {kind} {name} since"
     made_by = {
         item.job.job_id
         for item in planned

@@ -80,6 +80,7 @@ def make_plan(
         planner.began,
         made_at,
         lambda job: estimator.estimate(job).total_s,
+        planner.ended,
     )
     if any(job.replicate > 1 for job in grid.jobs()):
         from orchestrator.planning.replicates import with_fresh_processes
@@ -198,6 +199,13 @@ class _Planner:
         """The moment at which the newest terminal attempt of a job began."""
         row = self.past.get((job.job_id, self.cards(job).emulated))
         return row.started_at if row is not None else None
+
+    def ended(self, job: Job) -> float | None:
+        """The moment at which that attempt ended."""
+        row = self.past.get((job.job_id, self.cards(job).emulated))
+        if row is None or row.started_at is None or row.busy_s is None:
+            return None
+        return row.started_at + row.busy_s
 
     def cards(self, job: Job) -> _Cards:
         """The cluster's cards for jobs of this kind and count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from grid_cases import HEAD, grid, one
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node, assumed_servers, parse_emulation
+from orchestrator.planning import engine_choice
 from orchestrator.planning.engine_choice import with_engines
 from orchestrator.planning.plan import Action, Plan
 from orchestrator.planning.planner import make_plan
@@ -220,3 +222,32 @@ def test_what_is_chosen_is_there(nodes: list[dict[str, str]], case: tuple[str, s
             stock = any("transformers" not in found for found in nodes)
             assert stock or precision == "fp8", "stock transformers would have run everywhere"
     assert with_engines(jobs, made.open_engines, servers)[0] == jobs
+
+
+def test_an_engine_may_be_the_default_of_processors_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its declaration alone: where a node has its packages and it takes the job's settings;
+    never assumed, and never on emulated cards."""
+    spec = replace(ENGINES["openvino"], preferred={"cpu": 1})
+    known = (spec, *(other for other in ENGINES.known() if other.name != spec.name))
+    monkeypatch.setattr(engine_choice, "ENGINES", SimpleNamespace(known=lambda: known))
+    monkeypatch.setattr(engine_choice, "has_a_choice", lambda device: True)
+    has = {"transformers": "5.23", "openvino": "2026.4.1", "openvino-genai": "2026.4.1"}
+    (server,) = assumed_servers([Accelerator.CPU])
+    (emulated,) = parse_emulation("1x2:CPU", [])
+    asked = "axes: {precision: [fp32, bf16, fp16]}"
+
+    def engines(node: Node, body: str, packages: Mapping[str, str] | None) -> set[str]:
+        told = None if packages is None else tuple(packages.items())
+        made = make_plan(one(f"accelerator: CPU\n{body}"), [replace(node, packages=told)], [])
+        return {f"{job.precision} {job.engine}" for job in (item.job for item in made.jobs)}
+
+    assert engines(server, asked, has) == {"fp32 openvino", "bf16 openvino", "fp16 transformers"}
+    for node, body, packages in (
+        (server, "attention: eager\naxes: {precision: [fp32]}", has),
+        (server, "axes: {precision: [fp32]}", {"transformers": "5.23"}),
+        (server, "axes: {precision: [fp32]}", None),
+        (emulated, "axes: {precision: [fp32]}", has),
+    ):
+        assert engines(node, body, packages) == {"fp32 transformers"}

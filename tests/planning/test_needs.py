@@ -87,6 +87,26 @@ def test_what_cannot_be_measured_again_keeps_its_row(action: Action) -> None:
     assert actions == [Action.RUN, Action.RUN, Action.RUN, Action.REUSE]
 
 
+@pytest.mark.parametrize(("made_at_s", "again"), [(150.0, False), (200.0, True)])
+def test_a_name_that_another_run_took_over_is_saved_again(made_at_s: float, again: bool) -> None:
+    """One grid saves a name, then another grid, then the first is run again: what takes the name
+    there is measured on its own grid's product. Where nobody takes it, nothing is done."""
+    user = PlannedJob(job=USER, action=Action.REUSE, needs=(SAVER.job_id,))
+    saver = PlannedJob(job=SAVER, action=Action.REUSE)
+    made = {("adapter", "advert"): made_at_s}
+
+    def planned(*plan: PlannedJob) -> dict[str, Action]:
+        found = measured_again(
+            list(plan), lambda job: 100.0, made.get, lambda job: 9.0, lambda job: 150.0
+        )
+        return {item.job.job_id: item.action for item in found}
+
+    done = planned(user, saver)
+    assert done[SAVER.job_id] is (Action.RUN if again else Action.REUSE)
+    assert done[USER.job_id] is Action.RUN
+    assert planned(saver)[SAVER.job_id] is Action.REUSE
+
+
 GRID = """\
 name: chain
 defaults: {{model: tiny-chatglm3, accelerator: HPU, precision: fp32}}

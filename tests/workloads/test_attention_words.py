@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
 from workloads.training import apart
 
-WORK = kv_cache.Decode(
-    kv_cache.KVCache(1, 4), 1, torch.zeros(1, dtype=torch.long), 1, torch.zeros(1, 1, 1, 1)
-)
+WORK = kv_cache.Decode(kv_cache.KVCache([(1, 4)]), [[0]], torch.float32, torch.device("cpu"))
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "KV cache": (kv_cache.attend, {"cache_pass": WORK}),
     "apart": (apart.attend, {"position_ids": torch.tensor([[0]])}),
@@ -32,3 +33,32 @@ def test_a_word_that_would_change_the_result_is_refused(name: str) -> None:
     for word in ("softcap", "sliding_window", "position_bias", "s_aux"):
         with pytest.raises(Unsupported, match=word):
             attend(module, one, one, one, None, **{word: 4.0}, **own)
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5), groups=st.sampled_from((1, 2)))
+@settings(max_examples=10, deadline=None)
+def test_apart_is_causal_attention_of_each_sample(lengths: list[int], groups: int) -> None:
+    """Output and gradients are those of the samples alone, in fp32 whatever the products' bits."""
+    whole = sum(lengths)
+    generator = torch.Generator().manual_seed(whole)
+    heads = [
+        torch.randn(1, whole, count, 8, generator=generator).transpose(1, 2).requires_grad_()
+        for count in (2 * groups, groups, groups)
+    ]
+    places = torch.cat([torch.arange(length) for length in lengths])[None]
+    weights = torch.randn(1, whole, 2 * groups, 8, generator=generator)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found, _ = apart.attend(torch.nn.Module(), *heads, None, position_ids=places)
+        gradients = torch.autograd.grad((found * weights).sum(), heads)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    alone = [
+        scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+        for own in zip(*(each.split(lengths, dim=2) for each in heads), strict=True)
+    ]
+    expected = torch.cat(alone, dim=2).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    expected_gradients = torch.autograd.grad((expected * weights).sum(), heads)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)

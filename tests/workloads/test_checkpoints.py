@@ -18,6 +18,7 @@ from generation_cases import Worker
 
 from workloads import finetuning
 from workloads.api import MeasureSettings
+from workloads.cache import try_lock
 from workloads.compilations import Compilations
 from workloads.devices.cpu import CpuDevice
 from workloads.techniques.base import Training
@@ -36,11 +37,13 @@ NAME = "run-job"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Checkpoints lie in a place of the test's own, as on nodes that share one."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
-    return tmp_path / "shared" / "nightgrid-checkpoints"
+    return tmp_path / "shared" / f"nightgrid-checkpoints-{os.geteuid()}"
 
 
 @contextlib.contextmanager
-def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
+def attempt(
+    number: int, width: int = 3, saving: Saving | None = None, **changes: Any
+) -> Iterator[Training]:
     """An attempt at a job of five steps that saves each, and ends with the block."""
     torch.manual_seed(number)
     training = training_of(torch.nn.Linear(width, 2))
@@ -48,15 +51,19 @@ def attempt(number: int, width: int = 3, **changes: Any) -> Iterator[Training]:
     for name, value in changes.items():
         setattr(training, name, value)
     with training.job_ending, training.ending:
-        Saving(save_every=1).on_optimizer(training)
+        (saving or Saving(save_every=1)).on_optimizer(training)
         yield training
+
+
+def saved(directory: Path) -> list[str]:
+    """Names of the files of steps."""
+    return sorted(each.name for each in directory.glob("*.pt"))
 
 
 def killed_after(steps: int, **changes: Any) -> Training:
     """An attempt that failed after so many steps, and left its checkpoint."""
-    with pytest.raises(KeyboardInterrupt), attempt(1, **changes) as training:
-        saver = Saving(save_every=1)
-        saver.on_optimizer(training)
+    saver = Saving(save_every=1)
+    with pytest.raises(KeyboardInterrupt), attempt(1, saving=saver, **changes) as training:
         for step in range(steps):
             loss = training.model(torch.randn(4, 3)).square().sum()
             training.backward(loss)
@@ -71,7 +78,7 @@ def test_an_attempt_goes_on_where_the_last_one_failed(root: Path) -> None:
     """With its weights, its averages, its losses and its random numbers; success removes them."""
     before = killed_after(2)
     drawn = torch.rand(3)  # what the next step would have met
-    assert [each.name for each in (root / NAME).iterdir()] == ["step-00000001.rank-0.pt"]
+    assert saved(root / NAME) == ["step-00000001.rank-0.pt"]
     with attempt(2) as training:
         assert training.details["resumed"] == "from step 2 of 5"
         assert len(training.details["losses_before"].split()) == training.first_step == 2
@@ -111,7 +118,7 @@ def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> Non
     """Its first replaces what it could not go on from, and the next attempt goes on from that."""
     killed_after(4)
     killed_after(1, least_steps=3)
-    assert [each.name for each in (root / NAME).iterdir()] == ["step-00000000.rank-0.pt"]
+    assert saved(root / NAME) == ["step-00000000.rank-0.pt"]
     with attempt(2, least_steps=3) as training:
         assert training.details["resumed"] == "from step 1 of 5"
 
@@ -140,6 +147,26 @@ def test_what_others_may_have_written_is_not_read(root: Path) -> None:
         pass
 
 
+def test_two_attempts_never_write_to_one_directory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared directory the attempt of a node that was cut off may live on. The next one leaves
+    its checkpoints and files half-written alone, begins anew in a directory of its own, and says
+    so; when the first has ended, its steps are gone on from."""
+    monkeypatch.setattr(on_disk, "DYING_S", 0.3)
+    killed_after(2)
+    with contextlib.ExitStack() as cut_off:
+        cut_off.callback(try_lock(root / NAME / "held.rank-0").close)  # type: ignore[union-attr]
+        half = root / NAME / "step-00000002.rank-0.part"
+        half.touch()
+        with attempt(2) as training:
+            told = training.details["resumed"]
+        assert told == f"no, began with step 0: another attempt still writes to {root / NAME}"
+        assert half.exists() and saved(root / NAME) == ["step-00000001.rank-0.pt"]
+    with attempt(3) as training:
+        assert training.details["resumed"] == "from step 2 of 5" and not half.exists()
+
+
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
     """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
     our folder and beside it."""
@@ -150,6 +177,8 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
         root / "mixed": (KEPT_DAYS + 1, [*ours, "thesis.txt"]),
         root / "foreign": (KEPT_DAYS + 1, ["data/photo.jpg"]),
         root / "empty": (KEPT_DAYS + 1, []),
+        root / "held": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
+        root / "left": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
         root.parent / "beside": (KEPT_DAYS + 1, ["step-00000003.rank-0.pt"]),
     }
     for place, (days, names) in places.items():
@@ -159,9 +188,11 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
             (place / name).touch()
         then = place.stat().st_mtime - days * 86_400
         os.utime(place, (then, then))
-    with attempt(1):
+    lock = try_lock(root / "held" / "held.rank-0")  # by an attempt that has not saved for long
+    assert lock is not None
+    with lock, attempt(1):
         left = {place.name for place in places if place.exists()}
-        assert left == {"young", "mixed", "foreign", "empty", "beside"}
+        assert left == {"young", "mixed", "foreign", "empty", "held", "beside"}
         assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
 
 

@@ -19,8 +19,8 @@ from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
-from workloads.generation.continuous_batching import Admission, Text
-from workloads.generation.kv_cache import KVCache
+from workloads.generation.continuous_batching import Admission, Text, best_tokens
+from workloads.generation.kv_cache import KVCache, region_sizes
 from workloads.generation.packed import LeftLinear, PackedLinear, pack
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
@@ -105,10 +105,10 @@ def test_the_kv_cache_has_no_slot_without_a_prompt(
     """A batch size beyond the prompts takes no memory for those that are not there."""
     made: list[int] = []
     monkeypatch.setattr(
-        kv_cache, "KVCache", lambda slots, room: made.append(slots) or KVCache(slots, room)
+        kv_cache, "KVCache", lambda sizes: made.extend(n for n, _ in sizes) or KVCache(sizes)
     )
     result = worker.run(dataset, batch_size=slots, batching="continuous")
-    assert made == [min(slots, len(result.items))] * len(result.samples)
+    assert max(made) <= slots and sum(made) <= len(result.items) * len(result.samples)
 
 
 def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
@@ -177,24 +177,79 @@ def test_a_slot_takes_memory_where_it_is_written() -> None:
     """Attention reads beyond the ends of shorter slots; that must not bring their memory in."""
     like = torch.zeros(1, 4, 1, 64)
     before = resident_bytes()
-    keys, values = KVCache(16, 1 << 14).layer(0, like, like)  # 256 MiB each
+    cache = KVCache([(16, 1 << 14)])
+    keys, values = (cache.slots(held, 0, 4) for held in cache.layer(0, like, like))  # 256 MiB each
     keys[:, :, :16] = values[:, :, :16] = 1.0
     assert keys.sum() == values.sum() == 16 * 4 * 16 * 64
     assert resident_bytes() - before < 64 << 20
 
 
-def test_a_slot_whose_text_has_ended_gives_its_memory_back() -> None:
-    """It is as new, and its neighbours keep what they hold, although pages are shared."""
-    like = torch.zeros(1, 3, 1, 60)
-    cache = KVCache(3, 30_001)  # no slot ends where a page does
-    keys, values = cache.layer(0, like, like)
-    keys[:] = values[:] = 1.0
-    before = resident_bytes()
-    cache.clear(1)
-    a_slot = 3 * 30_001 * 60 * 4
-    assert resident_bytes() - before == pytest.approx(-2 * a_slot, rel=0.1)
-    assert keys[0].eq(1).all() and keys[2].eq(1).all()
-    assert keys[1].count_nonzero() <= 2 * 4096 // 4
+@given(totals=st.lists(st.integers(1, 2000), min_size=1, max_size=40), slot_count=st.integers(1, 9))
+@examples(deadline=None, max_examples=40)
+def test_every_text_has_room_in_a_region_of_its_length(totals: list[int], slot_count: int) -> None:
+    """Regions are ordered, have no more slots than texts, and waste at most a third of a slot."""
+    sizes = region_sizes(totals, slot_count, torch.device("cpu"))
+    capacities = [capacity for _, capacity in sizes]
+    assert capacities == sorted(set(capacities)) and capacities[-1] == max(totals)
+    for number, (slots, capacity) in enumerate(sizes):
+        below = capacities[number - 1] if number else 0
+        own = [total for total in totals if below < total <= capacity]
+        assert slots == min(slot_count, len(own))
+        assert capacity <= max(kv_cache.SHORTEST, 1.5 * min(own) + 1)
+    assert region_sizes(totals, slot_count, torch.device("meta")) == [
+        (min(slot_count, len(totals)), max(totals))
+    ]
+
+
+@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=8), heads=st.sampled_from([1, 3]))
+@examples(deadline=None, max_examples=25)
+def test_a_token_attends_to_its_own_text_alone(lengths: list[int], heads: int) -> None:
+    """Texts of several regions: each row's result is attention over its own keys and values."""
+    torch.manual_seed(len(lengths))
+    ordered = sorted(lengths)
+    cache = KVCache(region_sizes(ordered, len(ordered), torch.device("cpu")))
+    query = torch.randn(len(ordered), 2 * heads, 1, 8)
+    key, value = torch.randn(2, len(ordered), heads, 1, 8).unbind()
+    held = cache.layer(0, key, value)
+    positions: list[list[int]] = [[] for _ in cache.regions]
+    expected = []
+    for row, length in enumerate(ordered):
+        region = next(n for n, each in enumerate(cache.regions) if each.capacity >= length)
+        past = torch.randn(2, heads, length - 1, 8)
+        for part, own in zip(held, past, strict=True):
+            cache.slots(part, region, heads)[len(positions[region]), :, : length - 1] = own
+        positions[region].append(length - 1)
+        keys, values = (
+            torch.cat([own, new[row]], 1)[None] for own, new in zip(past, (key, value), strict=True)
+        )
+        expected.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                query[row : row + 1], keys, values, enable_gqa=True
+            )
+        )
+    work = kv_cache.Decode(cache, positions, torch.float32, torch.device("cpu"))
+    module = torch.nn.Module()
+    module.layer_idx = 0
+    found, _ = kv_cache.attend(module, query, key, value, None, cache_pass=work)
+    torch.testing.assert_close(found, torch.cat(expected).transpose(1, 2))
+
+
+@given(
+    rows=st.integers(1, 5),
+    vocabulary=st.sampled_from([64, 100, 192]),
+    upright=st.booleans(),
+    chance=st.integers(0, 1000),
+)
+@examples(deadline=None, max_examples=40)
+def test_the_best_token_is_the_first_of_the_greatest(
+    rows: int, vocabulary: int, upright: bool, chance: int
+) -> None:
+    """Few different numbers make many ties; rows stand upright or lie."""
+    torch.manual_seed(chance)
+    shape = (vocabulary, rows) if upright else (rows, vocabulary)
+    logits = torch.randint(0, 4, shape).float()
+    logits = logits.t() if upright else logits
+    assert best_tokens(logits) == [row.index(max(row)) for row in logits.tolist()]
 
 
 @pytest.mark.slow
@@ -265,19 +320,24 @@ def test_every_prompt_gets_a_slot_once_and_slots_stay_together(
     lengths: list[int], slot_count: int, chance: Random
 ) -> None:
     """Whatever ends when: no slot holds two texts, moves follow texts, and all prompts are read."""
-    admission = Admission(lengths, slot_count)
-    slots: dict[int, Text] = {}  # what a slot's memory holds
+    regions = [length // 250 for length in lengths]
+    admission = Admission(lengths, slot_count, regions)
+    slots: dict[tuple[int, int], Text] = {}  # what a slot's memory holds
     read: list[int] = []
     while not admission.over:
-        admitted = admission.admit()
-        for offset, text in enumerate(admitted):
-            slots[len(admission.running) - len(admitted) + offset] = text
-        read += [text.index for text in admitted]
-        assert admission.running, "nothing runs, and nothing was admitted"
-        assert len(admission.running) <= slot_count
-        ended = {text.index for text in admission.running if chance.random() < 0.3}
-        for source, target in admission.remove(lambda text, ended=ended: text.index in ended):
-            slots[target] = slots[source]
-        assert all(slots[slot] is text for slot, text in enumerate(admission.running))
-        assert not {text.index for text in admission.running} & ended
+        for text in admission.admit():
+            slots[text.region, text.slot] = text
+            read.append(text.index)
+        running = [text for texts in admission.running for text in texts]
+        assert running, "nothing runs, and nothing was admitted"
+        assert len(running) <= slot_count
+        ended = {text.index for text in running if chance.random() < 0.3}
+        for text, source in admission.remove(lambda text, ended=ended: text.index in ended):
+            assert slots[text.region, source] is text
+            slots[text.region, text.slot] = text
+        for region, texts in enumerate(admission.running):
+            for slot, text in enumerate(texts):
+                assert slots[region, slot] is text
+                assert (text.region, text.slot) == (region, slot) == (regions[text.index], slot)
+                assert text.index not in ended
     assert read == list(range(len(lengths)))

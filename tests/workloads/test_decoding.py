@@ -367,7 +367,8 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
-        ({"device": "hpu"}, "engine"),
+        ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
+        ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
         ({"parameters": {"attention": "eager"}}, "attention"),
         ({"parameters": {"adapter": "x"}}, "adapter"),
         ({"parameters": {"tensor_parallel": 2}, "cards": 2}, "tensor_parallel"),

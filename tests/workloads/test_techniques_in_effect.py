@@ -34,6 +34,7 @@ from workloads.techniques.freezing import Freezing
 from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
 from workloads.techniques.optimizers import OptimizerChoice, state_bytes
+from workloads.techniques.padding import Padding
 from workloads.techniques.saving import Saving
 from workloads.techniques.tokenizers import TokenizerKind
 from workloads.training import saver as saver_module
@@ -420,6 +421,35 @@ def test_compiled_steps_change_weights_as_plain_ones() -> None:
     known = compiled_graphs()
     compiled.model(input_ids=torch.ones(3, 5, dtype=torch.long))
     assert compiled_graphs() == known
+    compiled.ending.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache_directory")
+def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
+    """Packed samples apart, compiled layer by layer: losses and gradients of the plain model, and
+    no graph after the second batch, whatever lengths follow."""
+    plain, compiled = model(), training_of(model())
+    compiled.device = _Traced()
+    for each in (plain, compiled.model):
+        Padding(padding="packing", packed_attention="apart").on_model(training_of(each))
+    technique = Compilation(torch_compile=True, compile_scope="layers")
+    technique.on_model(compiled)
+    graphs = []
+    for lengths in ((3, 9, 2), (5, 4), (7,), (2, 2, 2, 8)):
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        ids = torch.arange(places.numel())[None] % 90 + 3
+        found = []
+        for each in (plain, compiled.model):
+            each.zero_grad()
+            loss = each(input_ids=ids, position_ids=places, labels=ids, use_cache=False).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+        graphs.append(compiled_graphs())
+    assert graphs[1] == graphs[-1]
+    assert all(layer._compiled_call_impl is not None for layer in compiled.model.model.layers)
+    assert compiled.model._compiled_call_impl is None
     compiled.ending.close()
 
 

@@ -22,6 +22,7 @@ from workloads.decoding import continuous, description
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
+from workloads.engines import find_engine
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
 from workloads.generation.continuous_batching import Completed
@@ -87,7 +88,8 @@ def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     means = precisions.require(request.precision, device.name, request.engine).means
-    compiled = device.records or bool(request.settings.get("torch_compile"))
+    by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
+    compiled = device.records or by_mode or bool(request.settings.get("torch_compile"))
     lacking = device.lacks(request.precision) or (device.cannot_compile() if compiled else None)
     if lacking:
         raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
@@ -142,6 +144,12 @@ def weights_of(decoder: Decoder, means: str) -> ModelWeights:
 
 
 def _vectors(layer: Layer) -> list[torch.Tensor]:
-    found = (layer.before, layer.between, layer.q_gain, layer.k_gain)
-    found += (layer.after_out, layer.after_down)
+    found = (
+        layer.before,
+        layer.between,
+        layer.q_gain,
+        layer.k_gain,
+        layer.after_out,
+        layer.after_down,
+    )
     return [part for part in found if part is not None]

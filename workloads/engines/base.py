@@ -105,6 +105,8 @@ class EngineSpec:
     default: bool = False  # of jobs whose grid names no engine; one engine is
     #: Devices on which it is chosen before the default, where nodes have it: name -> its place.
     preferred: Mapping[str, int] = field(default_factory=dict)
+    #: Whether the usual images of these devices have it.
+    in_images: bool = True
     #: Whether it changes its process in ways that no other engine may meet.
     own_process: bool = True
     #: Whether each of its jobs gets a process of its own: it sizes itself for one job, and gives

@@ -1,17 +1,18 @@
 """Nightgrid's own decoding: one launch a step over a static cache, weights read as they are packed.
 
-On NVIDIA cards a step is a CUDA graph; on a CPU the same step runs as plain torch or compiled,
-which is how it is tested, not how a CPU is fast.
+On NVIDIA cards a step is a CUDA graph; on Gaudi cards it is compiled by the bridge (run by nobody
+yet); on a CPU it runs as plain torch or compiled, which is how it is tested, not how a CPU is fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workloads.engines.base import Ability, EngineSpec, Package
+from workloads.engines.base import Ability, EngineSpec, Modes, Package
+from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.engines.transformers import CompileSettings
 from workloads.refusal import Asked, Refusal
-from workloads.support import Support, supported
+from workloads.support import Support, supported, unsupported
 
 #: How each format is stored.
 _STORED = {
@@ -19,6 +20,10 @@ _STORED = {
     "int8": "int8 with one scale per output channel",
     "int4": "4-bit integers with one scale for 64 weights of a row",
 }
+
+
+class StepSettings(GaudiSettings, CompileSettings):
+    """Settings of how a step runs."""
 
 
 def _refuse(asked: Asked) -> Iterator[Refusal]:
@@ -38,6 +43,13 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
             hint="use the engine transformers",
             unsupported=True,
         )
+    if asked.parameters.get("torch_compile") and not asked.on.can("dynamic_shapes"):
+        yield Refusal(
+            setting="torch_compile",
+            reason=f"on {asked.on.title} the engine graph compiles its step always",
+            hint="leave torch_compile out",
+            unsupported=True,
+        )
 
 
 def _precisions() -> dict[tuple[str, str], Support]:
@@ -45,23 +57,25 @@ def _precisions() -> dict[tuple[str, str], Support]:
         "cuda": "products in bf16",
         "cpu": "expanded to bf16 for each product, so slower than bf16",
     }
-    return {
+    packed = {
         (precision, device): supported(f"{stored}; weights only, {products}")
         for device, products in where.items()
         for precision, stored in _STORED.items()
     }
+    reason = "no kernel of the engine graph reads packed weights on Gaudi cards"
+    return packed | {(precision, "hpu"): unsupported(reason) for precision in _STORED}
 
 
 SPEC = EngineSpec(
     name="graph",
     summary="Decoding by recorded steps over a static cache (CUDA graphs), packed weights.",
-    devices=("cpu", "cuda"),
+    devices=("cpu", "cuda", "hpu"),
     abilities={
         "generate": Ability(
             function="workloads.decoding.engine:load",
             tasks=("causal-lm",),
             refuse=_refuse,
-            settings=CompileSettings,
+            settings=StepSettings,
         )
     },
     install="pip install transformers",
@@ -69,5 +83,15 @@ SPEC = EngineSpec(
     own_process=False,
     opens_protected=True,
     features=frozenset({"continuous_batching"}),
+    modes={
+        "hpu": Modes(
+            setting="hpu_mode",
+            names=("compile",),
+            lacking={
+                "lazy": "hands torch's graphs of a step to the card",
+                "eager": "hands torch's graphs of a step to the card",
+            },
+        )
+    },
     precisions=_precisions(),
 )

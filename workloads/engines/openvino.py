@@ -54,6 +54,8 @@ SPEC = EngineSpec(
         Package(name="openvino", module="openvino"),
         Package(name="openvino-genai", module="openvino_genai"),
     ),
+    preferred={},  # {"cpu": 1} makes it the default of CPU nodes that have it, never of emulated ones
+    in_images=False,
     features=frozenset({"continuous_batching"}),
     counts_compilations=False,  # kernels are made inside the library, which counts none
     precisions={

@@ -11,6 +11,7 @@ Decisions (which prompts when, which slot) are those of ``Admission``, which kno
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from workloads.generation import kv_cache
 #: Prompts are read together up to so many tokens: products gain nothing from more, and their
 #: activations take memory.
 PREFILL_TOKENS = 512
+#: Logits of which the greatest is found at a time.
+_CHUNK = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Text:
 
     index: int  # of the prompt
     prompt_tokens: int
+    region: int  # of the KV cache
+    slot: int  # of the region
     ids: list[int] = field(default_factory=list)  # generated
 
     @property
@@ -41,47 +46,58 @@ class Text:
 
 
 class Admission:
-    """Assigns prompts that wait to slots that are free; slots in use are the first ones."""
+    """Assigns prompts that wait to slots that are free; in each region those in use come first.
 
-    def __init__(self, lengths: Sequence[int], slot_count: int) -> None:
+    Args:
+        lengths: tokens of each prompt.
+        slot_count: texts that are worked on at a time.
+        regions: of each prompt the region of the KV cache in which it has room.
+    """
+
+    def __init__(self, lengths: Sequence[int], slot_count: int, regions: Sequence[int]) -> None:
         self._lengths = lengths
         self._slots = slot_count
+        self._regions = regions
         self._next = 0
-        self.running: list[Text] = []
+        self.running: list[list[Text]] = [[] for _ in range(max(regions) + 1)]
         # Reading a prompt costs a pass of its own; a few slots may wait for company.
         self._together = max(1, slot_count // 8)
 
     @property
     def over(self) -> bool:
-        return not self.running and self._next == len(self._lengths)
+        return self._next == len(self._lengths) and not any(self.running)
 
     def admit(self) -> list[Text]:
-        """The prompts to read now, if any; they take the slots behind those in use."""
-        free = self._slots - len(self.running)
+        """The prompts to read now, if any; each takes the slot behind those in use."""
+        free = self._slots - sum(map(len, self.running))
         waiting = len(self._lengths) - self._next
         if not waiting or free < min(self._together, waiting):
             return []
         admitted: list[Text] = []
         tokens = 0
         while self._next < len(self._lengths) and len(admitted) < free:
-            length = self._lengths[self._next]
+            length, region = self._lengths[self._next], self._regions[self._next]
             if admitted and tokens + length > PREFILL_TOKENS:
                 break
-            admitted.append(Text(index=self._next, prompt_tokens=length))
+            slot = len(self.running[region])
+            text = Text(index=self._next, prompt_tokens=length, region=region, slot=slot)
+            self.running[region].append(text)
+            admitted.append(text)
             tokens += length
             self._next += 1
-        self.running += admitted
         return admitted
 
-    def remove(self, ended: Callable[[Text], bool]) -> list[tuple[int, int]]:
-        """Take ended texts out; the moves (from slot, to slot) that close the gaps, in order."""
+    def remove(self, ended: Callable[[Text], bool]) -> list[tuple[Text, int]]:
+        """Take ended texts out; texts moved to close the gaps, with the slot that each left."""
         moves = []
-        for slot in range(len(self.running)):
-            while self.running and ended(self.running[-1]):
-                self.running.pop()
-            if slot < len(self.running) and ended(self.running[slot]):
-                self.running[slot] = self.running.pop()
-                moves.append((len(self.running), slot))
+        for texts in self.running:
+            for slot in range(len(texts)):
+                while texts and ended(texts[-1]):
+                    texts.pop()
+                if slot < len(texts) and ended(texts[slot]):
+                    texts[slot] = texts.pop()
+                    moves.append((texts[slot], texts[slot].slot))
+                    texts[slot].slot = slot
         return moves
 
 
@@ -147,11 +163,16 @@ def generate(
         on_admit: told which prompts are about to be read.
         on_step: told for which prompts a token has been made, when it is on the host.
     """
-    admission = Admission([len(prompt) for prompt in prompts], min(slot_count, len(prompts)))
-    cache = kv_cache.KVCache(
-        min(slot_count, len(prompts)), max(len(prompt) for prompt in prompts) + output_tokens
-    )
+    lengths = [len(prompt) for prompt in prompts]
+    totals = [length + output_tokens for length in lengths]
     device = next(model.parameters()).device
+    cache = kv_cache.KVCache(kv_cache.region_sizes(totals, slot_count, device))
+    capacities = [region.capacity for region in cache.regions]
+    admission = Admission(
+        lengths,
+        min(slot_count, len(prompts)),
+        [bisect.bisect_left(capacities, total) for total in totals],
+    )
     found: list[list[int]] = [[] for _ in prompts]
     computed = 0
 
@@ -163,22 +184,18 @@ def generate(
             text.ids.append(token)
             found[text.index] = text.ids
         on_step([text.index for text in texts])
-        in_use = len(admission.running)
-        for source, target in admission.remove(ended):
-            cache.move(source, target, admission.running[target].length)
-        for slot in range(len(admission.running), in_use):
-            cache.clear(slot)
+        for text, source in admission.remove(ended):
+            cache.move(text.region, source, text.slot, text.length)
 
     while not admission.over:
         if admitted := admission.admit():
             on_admit([text.index for text in admitted])
-            first_slot = len(admission.running) - len(admitted)
-            take(admitted, _read(model, cache, prompts, admitted, first_slot, device))
+            take(admitted, _read(model, cache, prompts, admitted, device))
             computed += sum(text.prompt_tokens for text in admitted)
-        elif admission.running:
-            texts = tuple(admission.running)
+        else:
+            texts = [text for region in admission.running for text in region]
             computed += len(texts)
-            take(texts, _decode(model, cache, texts, device))
+            take(texts, _decode(model, cache, admission.running, device))
     return Completed(tokens=found, computed_tokens=computed)
 
 
@@ -187,15 +204,14 @@ def _read(
     cache: kv_cache.KVCache,
     prompts: Sequence[Sequence[int]],
     admitted: Sequence[Text],
-    first_slot: int,
     device: torch.device,
 ) -> list[int]:
     """Read whole prompts; the first token of each."""
     ids: list[int] = []
     positions: list[int] = []
     segments = []
-    for offset, text in enumerate(admitted):
-        segments.append(kv_cache.Segment(first_slot + offset, len(ids), text.prompt_tokens))
+    for text in admitted:
+        segments.append(kv_cache.Segment(text.region, text.slot, len(ids), text.prompt_tokens))
         ids += prompts[text.index]
         positions += range(text.prompt_tokens)
     last = torch.tensor([s.start + s.length - 1 for s in segments], device=device)
@@ -206,22 +222,38 @@ def _read(
         logits_to_keep=last,
         cache_pass=kv_cache.Prefill(cache, segments),
     ).logits
-    return [int(token) for token in logits[0].argmax(-1).tolist()]
+    return best_tokens(logits[0])
 
 
 def _decode(
-    model: Any, cache: kv_cache.KVCache, texts: Sequence[Text], device: torch.device
+    model: Any,
+    cache: kv_cache.KVCache,
+    running: Sequence[Sequence[Text]],
+    device: torch.device,
 ) -> list[int]:
-    """One more token of each text."""
-    lengths = torch.tensor([text.length for text in texts], device=device)
-    longest = max(text.length for text in texts) + 1
-    beyond = torch.arange(longest, device=device)[None, :] > lengths[:, None]
-    mask = torch.zeros(beyond.shape, dtype=model.dtype, device=device)
-    mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+    """One more token of each text, region by region."""
+    positions = [[text.length for text in texts] for texts in running]
+    work = kv_cache.Decode(cache, positions, model.dtype, device)
+    tokens = [[text.ids[-1]] for texts in running for text in texts]
     logits = model(
-        input_ids=torch.tensor([[text.ids[-1]] for text in texts], device=device),
-        position_ids=lengths[:, None],
+        input_ids=torch.tensor(tokens, device=device),
+        position_ids=work.positions[:, None],
         use_cache=False,
-        cache_pass=kv_cache.Decode(cache, len(texts), lengths, longest, mask),
+        cache_pass=work,
     ).logits
-    return [int(token) for token in logits[:, -1].argmax(-1).tolist()]
+    return best_tokens(logits[:, -1])
+
+
+def best_tokens(logits: torch.Tensor) -> list[int]:
+    """The first token with the greatest logit of each row: ``argmax``, in two steps.
+
+    On a CPU argmax goes from number to number, and slower still where the rows stand upright, as
+    ``LeftLinear`` makes them; the greatest of each chunk is found by vectors.
+    """
+    rows, vocabulary = logits.shape
+    if vocabulary % _CHUNK:
+        return [int(token) for token in logits.argmax(-1).tolist()]
+    chunks = logits.t().unflatten(0, (-1, _CHUNK))  # [chunks, in each, rows]
+    chunk = chunks.amax(1).argmax(0)
+    within = chunks[chunk, :, torch.arange(rows, device=logits.device)].argmax(-1)
+    return [int(token) for token in (chunk * _CHUNK + within).tolist()]

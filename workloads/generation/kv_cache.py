@@ -8,6 +8,9 @@ its own and its memory is taken once. A pass over the model is one of two kinds:
               padding; each prompt attends to itself alone
     decode    one token for each slot, [slots, 1]; each attends to its own slot
 
+A decoding step waits for memory: it reads all keys and values. One call of attention reads every
+row up to the longest, so slots come in regions of like capacity, and each region has a call.
+
 Models reach this through transformers' attention interface, under the name ``NAME``: whatever
 architecture calls it with its keys and values works here, and its cache stays unused.
 """
@@ -29,12 +32,24 @@ from workloads.errors import Unsupported
 
 #: The name of the attention function in transformers' registry.
 NAME = "nightgrid_kv_cache"
+#: Positions of a slot in the first region; each further region has half as many more.
+SHORTEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Slots of one capacity, one behind the other in the memory of each layer."""
+
+    slots: int
+    capacity: int  # positions of a slot
+    start: int  # positions of the regions before it
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One prompt within a prefill: where its tokens stand, and which slot keeps them."""
 
+    region: int
     slot: int
     start: int
     length: int
@@ -49,31 +64,84 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """A pass over one token for each of the first ``count`` slots."""
+class Group:
+    """The rows of a decoding step that are in one region: its first slots, in order."""
 
-    cache: KVCache
-    count: int
-    positions: torch.Tensor  # [count]: of the tokens, in each slot from 0
+    region: int
+    rows: slice
     longest: int  # positions that any of them attends to
-    mask: torch.Tensor  # [count, 1, 1, longest], added to the scores: 0 or -inf
+    mask: torch.Tensor  # [rows, 1, 1, longest], added to the scores: 0 or -inf
+
+
+class Decode:
+    """A pass over one token for each slot in use, region by region.
+
+    Args:
+        cache: of the texts.
+        positions: of the tokens, in each slot from 0: for each region those of its first slots.
+        dtype: of the model.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        positions: Sequence[Sequence[int]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.cache = cache
+        self.groups: list[Group] = []
+        starts: list[int] = []
+        capacities: list[int] = []
+        for number, (region, own) in enumerate(zip(cache.regions, positions, strict=True)):
+            if not own:
+                continue
+            longest = max(own) + 1
+            beyond = torch.arange(longest)[None, :] > torch.tensor(own)[:, None]
+            mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))
+            rows = slice(len(starts), len(starts) + len(own))
+            mask = mask[:, None, None, :].to(device)
+            self.groups.append(Group(number, rows, longest, mask))
+            starts += [region.start + slot * region.capacity for slot in range(len(own))]
+            capacities += [region.capacity] * len(own)
+        self.positions = torch.tensor(
+            [position for own in positions for position in own], device=device
+        )
+        self._starts = torch.tensor(starts, device=device)
+        self._capacities = torch.tensor(capacities, device=device)
+        self._cells: dict[int, torch.Tensor] = {}
+
+    def cells(self, heads: int) -> torch.Tensor:
+        """Place for what the tokens add to a layer of so many heads: row by row, head by head."""
+        if heads not in self._cells:
+            head = torch.arange(heads, device=self._starts.device)
+            starts = (self._starts * heads + self.positions)[:, None]
+            self._cells[heads] = (starts + head * self._capacities[:, None]).view(-1)
+        return self._cells[heads]
 
 
 class KVCache:
-    """Keys and values: for each layer two tensors [slots, heads, capacity, width].
+    """Keys and values: for each layer two tensors [all positions × heads, width].
 
     They are made when a layer first shows what it holds, and hold zeros: beyond its end a slot
     that is shorter than another is attended to with a weight of zero, and zero times what
     happens to be in memory need not be zero. On a CPU, memory that was never written is not there,
-    so a slot costs what its text needs; in small pages, for a large one is there as soon as a
+    so a slot costs what its texts needed; in small pages, for a large one is there as soon as a
     byte of it is.
+
+    Args:
+        sizes: of each region its slots and their capacity.
     """
 
-    def __init__(self, slots: int, capacity: int) -> None:
-        self.slots = slots
-        self.capacity = capacity
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        regions, start = [], 0
+        for slots, capacity in sizes:
+            regions.append(Region(slots, capacity, start))
+            start += slots * capacity
+        self.regions: Sequence[Region] = regions
+        self.positions = start
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._memory: list[mmap.mmap] = []  # of the host, one for each tensor
 
     def layer(
         self, index: int, key: torch.Tensor, value: torch.Tensor
@@ -83,8 +151,15 @@ class KVCache:
             self._layers[index] = (self._zeros(key), self._zeros(value))
         return self._layers[index]
 
+    def slots(self, held: torch.Tensor, region: int, heads: int) -> torch.Tensor:
+        """A region of a layer's keys or values: [slots, heads, capacity, width]."""
+        at = self.regions[region]
+        size = at.slots * at.capacity * heads
+        part = held[at.start * heads : at.start * heads + size]
+        return part.view(at.slots, heads, at.capacity, -1)
+
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
+        shape = (self.positions * like.shape[1], like.shape[3])
         if like.device.type != "cpu":
             return like.new_zeros(shape)
         # Zeros of torch are written one by one, those of numpy lie in large pages.
@@ -93,28 +168,35 @@ class KVCache:
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             with suppress(OSError):  # a kernel that knows no large pages
                 memory.madvise(mmap.MADV_NOHUGEPAGE)
-        self._memory.append(memory)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
-    def clear(self, slot: int) -> None:
-        """Empty a slot whose text has ended: on a CPU its memory goes back to the system. Else
-        every slot would soon hold as much as the longest text that it ever had."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        for memory in self._memory:
-            size = len(memory) // self.slots
-            # Pages that it shares with its neighbours stay.
-            start = -(-slot * size // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (slot + 1) * size // mmap.PAGESIZE * mmap.PAGESIZE
-            if end > start:
-                memory.madvise(mmap.MADV_DONTNEED, start, end - start)
-
-    def move(self, source: int, target: int, length: int) -> None:
+    def move(self, region: int, source: int, target: int, length: int) -> None:
         """Copy the first positions of one slot into another, whose own text is gone."""
-        self.clear(target)
-        for keys, values in self._layers.values():
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+        for layer in self._layers.values():
+            for held in layer:
+                heads = held.shape[0] // self.positions
+                slots = self.slots(held, region, heads)
+                slots[target, :, :length] = slots[source, :, :length]
+
+
+def region_sizes(
+    totals: Sequence[int], slot_count: int, device: torch.device
+) -> list[tuple[int, int]]:
+    """Slots and capacity of each region, shortest first, for texts of these lengths at most.
+
+    Elsewhere than on a CPU memory that is asked for is taken, so there is one region.
+    """
+    if device.type != "cpu":
+        return [(min(slot_count, len(totals)), max(totals))]
+    sizes: list[tuple[int, int]] = []
+    bound, left = SHORTEST, sorted(totals)
+    while left:
+        own = [total for total in left if total <= bound]
+        if own:
+            sizes.append((min(slot_count, len(own)), own[-1]))
+        left = left[len(own) :]
+        bound = bound * 3 // 2
+    return sizes
 
 
 def attend(
@@ -165,8 +247,9 @@ def _prefill(
     for segment in work.segments:
         here = slice(segment.start, segment.start + segment.length)
         own_key, own_value = key[:, :, here], value[:, :, here]
-        keys[segment.slot, :, : segment.length] = own_key[0]
-        values[segment.slot, :, : segment.length] = own_value[0]
+        for held, own in ((keys, own_key), (values, own_value)):
+            slots = work.cache.slots(held, segment.region, own.shape[1])
+            slots[segment.slot, :, : segment.length] = own[0]
         parts.append(
             scaled_dot_product_attention(
                 query[:, :, here],
@@ -191,16 +274,22 @@ def _decode(
 ) -> torch.Tensor:
     count, heads, _, width = query.shape
     kept = key.shape[1]
-    which = torch.arange(count, device=key.device)
-    keys[which, :, work.positions] = key[:, :, 0]
-    values[which, :, work.positions] = value[:, :, 0]
+    cells = work.cells(kept)
+    keys.index_put_((cells,), key.reshape(-1, width))
+    values.index_put_((cells,), value.reshape(-1, value.shape[3]))
     # Heads that share keys stand side by side as if they were positions: nothing is repeated.
     grouped = query.view(count, kept, heads // kept, width)
-    found = scaled_dot_product_attention(
-        grouped,
-        keys[:count, :, : work.longest],
-        values[:count, :, : work.longest],
-        attn_mask=work.mask,
-        scale=scaling,
-    )
+    parts = []
+    for group in work.groups:
+        slots = slice(group.rows.stop - group.rows.start)
+        parts.append(
+            scaled_dot_product_attention(
+                grouped[group.rows],
+                work.cache.slots(keys, group.region, kept)[slots, :, : group.longest],
+                work.cache.slots(values, group.region, kept)[slots, :, : group.longest],
+                attn_mask=group.mask,
+                scale=scaling,
+            )
+        )
+    found = parts[0] if len(parts) == 1 else torch.cat(parts)
     return found.reshape(count, 1, heads, value.shape[3])

@@ -2,10 +2,12 @@
 
 The forward pass is traced into graphs, whose operations are fused into kernels generated for this
 card, and so is the backward pass. That takes seconds to minutes, once for each shape that is met
-(after the second, sizes that vary are made variables). Compiling is done before the first step and
-kept apart (``compile_s``). Inductor's caches are empty when it begins, in memory and on disk, so
-that a row does not depend on the one before. Recipes that a Gaudi node keeps on disk stay: what is
-among them is read, not compiled.
+(after the second, sizes that vary are made variables). The layers of a language model are alike:
+compiled one by one, with lengths as variables, they share one graph, whatever lies between them
+stays plain Python, and no new mix of lengths needs a graph of its own. Compiling is done before the
+first step and kept apart (``compile_s``). Inductor's caches are empty when it begins, in memory and
+on disk, so that a row does not depend on the one before. Recipes that a Gaudi node keeps on disk
+stay: what is among them is read, not compiled.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import importlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
@@ -45,11 +47,33 @@ class Compilation(Technique):
         "Gaudi its own backend). The time that takes is kept apart (compile_s).",
     )
 
+    compile_scope: Literal["model", "layers"] = setting(
+        "model",
+        role="choice",
+        description="For torch_compile: the model as a whole, or each of its layers, with lengths "
+        "as variables. layers goes together with packed_attention: apart and with logits: learned "
+        "or chunked.",
+    )
+
+    _compiled: list[Any] = PrivateAttr(default_factory=list)
     _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if not self.torch_compile:
+            if self.compile_scope != "model":
+                yield Refusal(
+                    setting="compile_scope",
+                    reason="nothing is compiled",
+                    hint="write torch_compile: true, or leave compile_scope out",
+                )
             return
+        if self.compile_scope == "layers" and not asked.on.can("dynamic_shapes"):
+            yield Refusal(
+                setting="compile_scope",
+                reason=f"graphs with variable lengths are compiled anew on {asked.on.title}",
+                hint="write compile_scope: model",
+                unsupported=True,
+            )
         strategy = asked.parameters.get("strategy") or "ddp"
         driven = strategy.startswith("zero")
         if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
@@ -71,8 +95,14 @@ class Compilation(Technique):
 
         _from_nothing(training)
         self._graphs.append(compiled_graphs())
-        # In place: names of parameters, and the class that adapters know, stay as they are.
-        training.model.compile(backend=training.device.compile_backend)
+        backend: dict[str, Any] = {"backend": training.device.compile_backend}
+        self._compiled.append(training.model)
+        if self.compile_scope == "layers":
+            backend["dynamic"] = True
+            self._compiled[:] = _layers(training.model)
+        for module in self._compiled:
+            # In place: names of parameters, and the class that adapters know, stay as they are.
+            module.compile(**backend)
         training.ending.callback(torch.compiler.reset)
 
     def before_steps(
@@ -106,7 +136,30 @@ class Compilation(Technique):
         before, rehearsed = self._graphs
         training.details["compiled_graphs"] = str(rehearsed - before)
         training.details["graphs_compiled_in_steps"] = str(compiled_graphs() - rehearsed)
-        training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+        for module in self._compiled:
+            module._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+
+
+def _layers(model: Any) -> list[Any]:
+    """A model's layers, which are alike; its class names theirs.
+
+    Raises:
+        Unsupported: it names none.
+    """
+    told = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
+    names = {name for some in told for name in some}
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    if not found:
+        raise Unsupported(
+            f"compile_scope layers: {type(model).__name__} does not say what its layers are; "
+            "write compile_scope: model"
+        )
+    return found
+
+
+def compiles_whole(parameters: Mapping[str, Any]) -> bool:
+    """Tell if a job with these parameters compiles its model as a whole."""
+    return bool(parameters.get("torch_compile")) and parameters.get("compile_scope") != "layers"
 
 
 def compiled_graphs() -> int:

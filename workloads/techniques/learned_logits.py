@@ -18,6 +18,7 @@ from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
+from workloads.techniques.compilation import compiles_whole
 
 
 class LearnedLogits(Technique):
@@ -46,11 +47,11 @@ class LearnedLogits(Technique):
                 reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
-        if asked.parameters.get("torch_compile"):
+        if compiles_whole(asked.parameters):
             yield Refusal(
                 setting="logits",
                 reason="with torch_compile every new number of positions would be compiled",
-                hint="write logits: all, or torch_compile: false",
+                hint="write logits: all, or compile_scope: layers",
             )
         if self.logits == "chunked":
             yield from self._chunked_refusals(asked)

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique, Training
+from workloads.techniques.compilation import compiles_whole
 from workloads.training import rows
 from workloads.training.samples import Learnable
 
@@ -88,11 +89,11 @@ class Padding(Technique):
                 reason="apart is PyTorch's sdpa, call by call; the job asks for another attention",
                 hint="leave attention out, or write packed_attention: masked",
             )
-        if asked.parameters.get("torch_compile"):
+        if compiles_whole(asked.parameters):
             yield Refusal(
                 setting="packed_attention",
                 reason="with torch_compile every new mix of lengths would be compiled",
-                hint="write packed_attention: masked, or torch_compile: false",
+                hint="write packed_attention: masked, or compile_scope: layers",
             )
         if not asked.on.can("dynamic_shapes"):
             yield Refusal(

@@ -11,8 +11,9 @@ Checkpoints stay until the job has succeeded. A later attempt on the node goes o
 and its row says from which step (``resumed``) and the losses before (``losses_before``); its
 figures are of its own steps alone. Where fewer steps are left than warm-up and ``min_repeats`` ask
 for, it begins anew. They lie in ``checkpoints`` of the node's cache, or in
-``nightgrid-checkpoints`` of the directory that NIGHTGRID_CHECKPOINTS names: where nodes share that,
-an attempt on another node goes on too; else it begins anew, and the row says so. One takes the
+``nightgrid-checkpoints-UID`` of the directory that NIGHTGRID_CHECKPOINTS names: where nodes share
+that, an attempt on another node goes on too; else it begins anew, and the row says so, as where an
+attempt of a node that was cut off still writes there. One takes the
 bytes of the weights and, for AdamW, twice those of what is trained: 37 GB for 6.2 billion weights
 trained whole in bf16. A gang keeps the last two (async: three), one card one, and each needs room
 for one more while it writes; a job without that room fails before its first step. What nobody goes

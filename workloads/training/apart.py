@@ -2,11 +2,14 @@
 
 A row of packed samples under one mask computes every pair of positions and throws away those of
 different samples. Here each sample is a call of its own, causal and without a mask: as many
-products as the samples alone would need. That is many small calls, which suit a CPU.
+products as the samples alone would need. That is many small calls, which suit a CPU. There they
+are one operation for autograd and ``torch.compile``, whatever the samples' number and lengths.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from workloads.errors import Unsupported
 
 #: Of the attention function, for transformers.
 NAME = "nightgrid_apart"
+
+_aten: Any = torch.ops.aten
 
 
 def register() -> None:
@@ -57,30 +62,130 @@ def attend(
     if position_ids is None or attention_mask is not None:
         raise Unsupported("packed_attention apart: this model tells its attention no positions")
     refuse_unknown("packed_attention apart", others)
-    rows, heads, positions, _ = query.shape
-    lengths = _lengths(position_ids.expand(rows, -1))
-    # One row of all samples, cut in one go: the way back is then one concatenation as well.
-    parts = (_in_one_row(tensor).split(lengths, dim=2) for tensor in (query, key, value))
-    found = [
-        scaled_dot_product_attention(
-            own_query,
-            own_key,
-            own_value,
-            is_causal=True,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=heads != key.shape[1],
-        )
-        for own_query, own_key, own_value in zip(*parts, strict=True)
-    ]
-    whole = torch.cat(found, dim=2).transpose(1, 2)
+    rows, heads, positions, width = query.shape
+    flat = [_in_one_row(tensor) for tensor in (query, key, value)]
+    places = position_ids.expand(rows, -1).flatten()
+    if query.device.type == "cpu" and not dropout and value.shape[3] == width:
+        flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
+        whole = _attended(*flat, places, scaling or width**-0.5)[0]
+    else:
+        lengths = _lengths(places)
+        found = [
+            scaled_dot_product_attention(
+                *own, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
+            )
+            for own in zip(*(tensor.split(lengths, dim=2) for tensor in flat), strict=True)
+        ]
+        whole = torch.cat(found, dim=2).transpose(1, 2)
     return whole.reshape(rows, positions, heads, value.shape[3]), None
 
 
-def _lengths(position_ids: torch.Tensor) -> list[int]:
+@torch.library.custom_op("nightgrid::attend_apart", mutates_args=())
+def _attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    places: torch.Tensor,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of [1, heads, positions, width] each: what is attended to, [1, positions, heads, width], and
+    the logarithms of the scores' sums, [1, positions, heads]."""
+    _, heads, positions, width = query.shape
+    attended = query.new_empty(1, positions, heads, width)
+    sums = query.new_empty(1, positions, heads, dtype=torch.float32)
+    with _in_fp32():
+        for own in _samples(places):
+            found = _aten._scaled_dot_product_flash_attention_for_cpu(
+                *(each[:, :, own] for each in (query, key, value)), 0.0, True, scale=scaling
+            )
+            attended[:, own], sums[:, own] = (each.transpose(1, 2) for each in found)
+    return attended, sums
+
+
+@torch.library.custom_op("nightgrid::attend_apart_backward", mutates_args=())
+def _attended_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attended: torch.Tensor,
+    sums: torch.Tensor,
+    places: torch.Tensor,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value."""
+    of_inputs = tuple(
+        each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key, value)
+    )
+    by_heads = [each.transpose(1, 2) for each in (gradient, attended, sums)]
+    with _in_fp32():
+        for own in _samples(places):
+            of_output, output, own_sums = (each[:, :, own] for each in by_heads)
+            found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                of_output,
+                *(each[:, :, own] for each in (query, key, value)),
+                *(output, own_sums, 0.0, True),
+                scale=scaling,
+            )
+            for into, made in zip(of_inputs, found, strict=True):
+                into[:, :, own] = made
+    return of_inputs  # type: ignore[return-value]
+
+
+@_attended.register_fake
+def _(query: Any, key: Any, value: Any, places: Any, scaling: float) -> Any:
+    _, heads, positions, width = query.shape
+    return (
+        query.new_empty(1, positions, heads, width),
+        query.new_empty(1, positions, heads, dtype=torch.float32),
+    )
+
+
+@_attended_backward.register_fake
+def _(gradient: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
+    return tuple(
+        each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key, value)
+    )
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    *tensors, ctx.scaling = inputs
+    ctx.save_for_backward(*tensors[:3], *output, tensors[3])
+
+
+def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    return (*_attended_backward(gradient, *ctx.saved_tensors, ctx.scaling), None, None)
+
+
+_attended.register_autograd(_backward, setup_context=_remember)
+
+
+@contextlib.contextmanager
+def _in_fp32() -> Iterator[None]:
+    """Multiply exactly: where ``matmul_precision`` has oneDNN take bf16, its products of small
+    tiles are several times slower than those in fp32."""
+    products: Any = getattr(torch.backends.mkldnn, "matmul", None)  # since torch 2.9
+    if products is None:
+        yield
+        return
+    before, products.fp32_precision = products.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def _samples(places: torch.Tensor) -> Iterator[slice]:
+    """The positions of each sample."""
+    end = 0
+    for length in _lengths(places):
+        yield slice(end, end := end + length)
+
+
+def _lengths(places: torch.Tensor) -> list[int]:
     """Tokens of each sample, row after row."""
-    starts: list[int] = (position_ids.flatten() == 0).nonzero().flatten().tolist()
-    ends = [*starts[1:], position_ids.numel()]
+    starts: list[int] = (places == 0).nonzero().flatten().tolist()
+    ends = [*starts[1:], places.numel()]
     return [end - start for start, end in zip(starts, ends, strict=True)]
 
 

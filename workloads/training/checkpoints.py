@@ -5,7 +5,9 @@ the next attempt there goes on from it; an attempt without a name has one of its
 it. Each rank writes ``step-S.rank-R.pt``, aside and then renamed, when its part of a step is whole.
 Ranks of a gang may be killed between two of those, so a gang keeps as many steps as surely have one
 that all ranks have written. ``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache,
-such as one that nodes share; a folder is made there for them.
+such as one that nodes share; a folder of this user is made there for them. Where they share it, an
+attempt that a driver has given up may still write on a node that was cut off: each rank holds a
+lock on its part, and who does not get it begins anew, in a directory that ends with the attempt.
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.cache import cache_root
+from workloads.cache import cache_root, try_lock
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 
 #: A directory that has the folder of checkpoints, instead of the node's cache.
 VARIABLE = "NIGHTGRID_CHECKPOINTS"
 #: Days after which checkpoints of jobs that nobody tried again are removed by the next training.
 KEPT_DAYS = 14
+#: Seconds for the processes of an attempt that was killed to be gone, and their locks with them.
+DYING_S = 10.0
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
-_FOLDER_ELSEWHERE = "nightgrid-checkpoints"
+_FOLDER_ELSEWHERE = "nightgrid-checkpoints-{user}"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
 #: All that a job's directory may hold: whatever else is there is somebody else's.
-_OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts")
+_OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
 
 
 def checkpoint_root() -> Path:
@@ -44,7 +48,8 @@ def checkpoint_root() -> Path:
         DataMissing: the cache cannot be written to.
     """
     chosen = os.environ.get(VARIABLE)
-    root = Path(chosen).expanduser() / _FOLDER_ELSEWHERE if chosen else cache_root() / _FOLDER
+    elsewhere = _FOLDER_ELSEWHERE.format(user=os.geteuid())  # the same on all nodes
+    root = Path(chosen).expanduser() / elsewhere if chosen else cache_root() / _FOLDER
     root.mkdir(parents=True, exist_ok=True)
     return root
 
@@ -56,6 +61,7 @@ class Checkpoints:
     directory: Path
     rank: int
     steps_kept: int = 1
+    held: Path | None = None  # the job's directory, where another attempt still writes to it
 
     def path(self, step: int) -> Path:
         """File of this rank's part of a step."""
@@ -133,22 +139,32 @@ def open_checkpoints(
         OSError: the directory cannot be made, or others may write in it.
     """
     if not kept_as:
-        root = cache_root()
-        for left in abandoned_directories(_PREFIX, root):
-            left.remove()  # of killed processes here; those of other hosts are left alone
-        owned = make_owned_directory(_PREFIX, root)
-        ending(owned.remove)
-        return Checkpoints(directory=owned.path, rank=rank, steps_kept=steps_kept)
+        return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept)
     root = checkpoint_root()
     directory = root / kept_as
     directory.mkdir(mode=0o700, exist_ok=True)
     _verify_own(directory)
     os.utime(directory)
     _remove_old(root, directory)
+    lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
+    if lock is None:
+        own = _own(ending)
+        return Checkpoints(directory=own, rank=rank, steps_kept=steps_kept, held=directory)
+    ending(lock.close)
     checkpoints = Checkpoints(directory=directory, rank=rank, steps_kept=steps_kept)
     for aside in directory.glob(f"*.rank-{rank}.part"):
         aside.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
     return checkpoints
+
+
+def _own(ending: Callable[[Callable[[], object]], object]) -> Path:
+    """A directory that ends with the attempt."""
+    root = cache_root()
+    for left in abandoned_directories(_PREFIX, root):
+        left.remove()  # of killed processes here; those of other hosts are left alone
+    owned = make_owned_directory(_PREFIX, root)
+    ending(owned.remove)
+    return owned.path
 
 
 def write_state(state: Any, target: Path) -> None:
@@ -190,7 +206,8 @@ def _verify_own(directory: Path) -> None:
 def _remove_old(root: Path, used: Path) -> None:
     """Remove what nobody has gone on from for long; ages by the file system's own clock.
 
-    Only directories that hold checkpoints and nothing else: people may put their own there.
+    Only directories that hold checkpoints and nothing else: people may put their own there. None
+    that an attempt holds, which may save once in many days.
     """
     now = used.stat().st_mtime
     for directory in root.iterdir():
@@ -202,5 +219,11 @@ def _remove_old(root: Path, used: Path) -> None:
             names = os.listdir(directory)
         except OSError:  # removed by another job in the same moment, or not to be read
             continue
-        if names and all(map(_OURS.fullmatch, names)):
-            shutil.rmtree(directory, ignore_errors=True)
+        if not names or not all(map(_OURS.fullmatch, names)):
+            continue
+        with contextlib.ExitStack() as held:
+            locks = [try_lock(path) for path in directory.glob("held.rank-*")]
+            for lock in filter(None, locks):
+                held.callback(lock.close)
+            if None not in locks:
+                shutil.rmtree(directory, ignore_errors=True)

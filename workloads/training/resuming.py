@@ -22,6 +22,8 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
     state: dict[str, Any] = {}
     if training.begins_anew:
         problem = training.begins_anew
+    elif checkpoints.held is not None:
+        problem = f"another attempt still writes to {checkpoints.held}"
     elif step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
     elif training.steps - (step + 1) < training.least_steps:
