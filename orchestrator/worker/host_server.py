@@ -45,6 +45,7 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
 _END_S = 10.0
+_LISTENS_S = 5.0  # a server listens before it imports anything large
 
 
 def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
@@ -85,12 +86,22 @@ class SharedServer:
     pid: int  # of its guardian, a child of the driver
 
     def serves(self, hostname: str) -> bool:
-        """Return whether it is there for agents on this host; to be asked by the driver."""
-        running = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with contextlib.suppress(ChildProcessError):
-            ended = os.waitid(os.P_PID, self.pid, running) is not None
-            return not ended and hostname == socket.gethostname()
-        return False
+        """Return whether it listens to agents on this host; to be asked by the driver, which may
+        have started it just now."""
+        if hostname != socket.gethostname():
+            return False
+        until = time.monotonic() + _LISTENS_S
+        while not os.path.exists(self.path) and time.monotonic() < until and self._runs:
+            time.sleep(0.01)
+        return os.path.exists(self.path) and self._runs
+
+    @property
+    def _runs(self) -> bool:
+        """Return whether its guardian has not ended."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
 
 def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
