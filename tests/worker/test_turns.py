@@ -374,3 +374,25 @@ def test_whoever_leaves_wakes_the_first_of_the_queue(
         holder = each
     for each in others:
         each.end()
+
+
+def test_one_turn_that_ends_makes_room_for_two(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes one of the cores that a wide job gave back wakes the next, which finds the gate
+    open. Nobody would look by itself within a minute."""
+    monkeypatch.setattr(turns, "FIRST_LOOK_S", 60.0)
+    monkeypatch.setattr(turns, "QUEUE_LOOK_S", 60.0)
+    wide, one, two = takers = [Taker(directory / "room.lock") for _ in range(3)]
+    for _ in range(5):
+        wide.queue(3)
+        assert has_turn(wide)
+        for each in (one, two):
+            each.queue(1)
+        assert waits(one) and not two.look(0)
+        wide.leave()
+        assert has_turn(one) and has_turn(two)
+        one.leave()
+        two.leave()
+    for each in takers:
+        each.end()
