@@ -188,14 +188,18 @@ class RowWriter:
         if self._writing is not None:
             if not self._writing.done():
                 return
-            unrun = [row for row, _ in self._unwritten[: self._in_it] if row.attempt is None]
-            self._write_next()
-            self._tell_unrun(unrun)
+            self._finish_file()
         if self._unwritten and self.held is None:
             rows = self._unwritten[:MOST_TOGETHER]
             measurements = [measurement for _, measurement in rows]
             self._writing = self.thread.submit(self.store.append, *measurements)
             self._in_it = len(rows)
+
+    def _finish_file(self) -> None:
+        """Make the rows safe that are being written."""
+        unrun = [row for row, _ in self._unwritten[: self._in_it] if row.attempt is None]
+        self._write_next()
+        self._tell_unrun(unrun)
 
     def _write_next(self) -> None:
         """Make the next rows safe: those that are being written, if any are."""
@@ -272,7 +276,7 @@ class RowWriter:
         asked for the end, or room does not come for ``patience.limit_s``.
         """
         if self._writing is not None:
-            self._write_next()
+            self._finish_file()
         held, now = self.held, self.clock()
         if held is None or now < self._look_at:
             return []

@@ -206,12 +206,14 @@ class Place:
                 if len(free) >= needed:
                     self._taken = tuple(filter(None, map(self._lane, free[: self._wanted])))
                     locks.unlock(self._place)
-                    if len(free) > needed:  # there may be room for another
-                        self._wake_first()
-                    return True
-                ahead = busy
+                else:
+                    ahead = busy
             finally:
                 locks.unlock(_GATE)
+            if ahead is None:
+                if len(free) > needed:  # there may be room for another, whom the gate lets in now
+                    self._wake_first()
+                return True
         if ahead != self._ahead:
             self._ahead, self._moved_at = ahead, self._clock()
         return False

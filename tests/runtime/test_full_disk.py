@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 from measurements import row
 from small_disks import FILLER, fill, small_disk
-from test_driver import Lines
+from test_driver import Lines, Rows
 
-from orchestrator.domain.events import RunAttempt, StartWorker
+from orchestrator.domain.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.domain.job import State
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Notes
+from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
+from orchestrator.runtime.row_writer import Patience, RowWriter
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimate
@@ -327,3 +328,33 @@ def test_a_spilled_row_whose_renaming_was_lost_comes_home(
         assert store.rescued == (not torn) == len(store.measurements())
         assert (store.quarantine_path / spilled.name).exists() == torn
     assert not elsewhere.exists()
+
+
+def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() -> None:
+    """Their rows are being written when a note finds no room."""
+    clock, view = FakeClock(), Lines()
+    one, other = job(1), job(2)
+
+    class FullForNotes(Rows):
+        def begin(self, *notes: Note) -> None:
+            raise StoreFull("no space left")
+
+    writer = RowWriter(
+        store=FullForNotes(),
+        to_measurement=lambda record: measurement_of(
+            record, run="night", invocation_id="i", recorded_at=clock()
+        ),
+        notes=Notes(run="night", invocation_id="i"),
+        board=Board(run="night", plan=plan(one, other), started_at=MOMENT),
+        view=view,
+        patience=Patience(view=view, stop=StopSignal(), clock=clock, sleep=clock.sleep),
+        clock=clock,
+        wall=clock,
+        thread=Later(9),
+    )
+    writer.take(RecordRow(job=one, state=State.NOT_STARTED, reason="no time is left", final=True))
+    writer.write_soon()
+    writer.begin([attempt(other, node().cards[0])])
+    assert writer.writing and writer.held is not None
+    writer.look_for_room()
+    assert not writer.writing and any("no time is left" in line for line in view.lines)

@@ -358,9 +358,9 @@ def test_nobody_waits_for_ever(directory: Path) -> None:
 def test_whoever_leaves_wakes_the_first_of_the_queue(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that would look again only after a minute hand turns on, in order, at once."""
-    monkeypatch.setattr(turns, "FIRST_LOOK_S", 60.0)
-    monkeypatch.setattr(turns, "QUEUE_LOOK_S", 60.0)
+    """Processes that would look again only after an hour hand turns on, in order, at once."""
+    monkeypatch.setattr(turns, "FIRST_LOOK_S", 3600.0)
+    monkeypatch.setattr(turns, "QUEUE_LOOK_S", 3600.0)
     path = directory / "woken.lock"
     holder, *others = (Taker(path, (0, 1)) for _ in range(4))
     holder.queue(1)
@@ -373,4 +373,30 @@ def test_whoever_leaves_wakes_the_first_of_the_queue(
         assert has_turn(each)
         holder = each
     for each in others:
+        each.end()
+
+
+def test_one_turn_that_ends_makes_room_for_two(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes one of the cores that a wide job gave back wakes the next, which finds the gate
+    open however long the waking takes. Nobody would look by itself within an hour."""
+    wake = turns.wake
+
+    def slowly(name: str) -> None:
+        wake(name)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(turns, "wake", slowly)
+    monkeypatch.setattr(turns, "FIRST_LOOK_S", 3600.0)
+    monkeypatch.setattr(turns, "QUEUE_LOOK_S", 3600.0)
+    wide, *others = takers = [Taker(directory / "room.lock") for _ in range(3)]
+    wide.queue(3)
+    assert has_turn(wide)
+    for each in others:
+        each.queue(1)
+        assert waits(each)
+    wide.leave()
+    assert all(map(has_turn, others))
+    for each in takers:
         each.end()
