@@ -55,7 +55,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             environment=environment(),
         )
         told = both.turn()
-    return _lines(told["attempts"], told["script"], told["imports_s"]), {
+    return lines_of(told["attempts"], told["script"], told["imports_s"]), {
         "model": model,
         "jobs on a warm worker, and on a process of their own": jobs,
         "prompts": PROMPTS,
@@ -65,11 +65,12 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     }
 
 
-def _lines(
+def lines_of(
     attempts: Sequence[Mapping[str, Any]],
     script: Sequence[Mapping[str, float]],
     imports_s: float,
 ) -> list[Line]:
+    """Lines of attempts, each between two turns of the script."""
     neighbours = [
         {name: mean(turn[name] for turn in turns) for name in script[0]}
         for turns in pairwise(script)
@@ -106,6 +107,7 @@ def _lines(
 
     in_grid = speed("in the grid, a process that just started", cold)
     warm_in_grid = speed("in the grid, a warm worker", warm)
+    pairs_of_both = min(len(cold), len(warm))
     return [
         in_grid,
         warm_in_grid,
@@ -113,8 +115,10 @@ def _lines(
             what="in the grid, a warm worker, as a share of the script's speed",
             against="a fresh process, as a share of it",
             unit="×",
-            ours=(warm_in_grid.ratio,),  # of medians: no job of one kind has a turn with the other
-            theirs=(in_grid.ratio,),
+            # No job of one kind has a turn with the other: the first of both are a pair, and so on.
+            ours=warm_in_grid.ratios[:pairs_of_both],
+            theirs=in_grid.ratios[:pairs_of_both],
+            goal=_THE_SAME,
         ),
         Line(
             what="the script itself, by the same method",

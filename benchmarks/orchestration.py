@@ -12,7 +12,7 @@ Warm stands beside warm: jobs/s after as many jobs as there are workers; a job o
 when its row is safe. Cold stands beside cold: seconds from the start of a command, with the start
 of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
 `nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
-runs as many jobs as the other.
+runs as many jobs as the other. Each has the host for itself.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     lines = _lines(turns)
     if tune:
         lines.append(_beside(beside_tune, _REAL, _TUNE, Goal(kind="at least", value=10.0)))
-    cold = {**_turns(setting, size, hydra, turns=1), **beside_tune}
-    lines += [_cold(setting, name, cold[name][0], size) for name in (_TUNE, _HYDRA) if name in cold]
+    few = {} if setting.quick else {name: (*tune[name][:2], swept, ()) for name in tune}
+    for name, program in (few | hydra).items():  # each alone on the host, and so is ours
+        told = _turns(setting, size, {name: program}, turns=1)[name][0]
+        lines.append(_cold(setting, name, told, size))
     return lines, {
         "jobs": jobs,
         "servers, cards of each": [nodes, cards],

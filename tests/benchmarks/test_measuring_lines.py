@@ -1,0 +1,36 @@
+"""Jobs of the grid beside a script: the lines follow from the attempts and the script's turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.measuring import lines_of
+
+SHARE = "in the grid, a warm worker, as a share of the script's speed"
+SCRIPT: dict[str, float] = {
+    "tokens_per_s": 1.0,
+    "tokens_per_cpu_s": 1.0,
+    "load_s": 1.0,
+    "peak_mib": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "warm", "fresh", "met"),
+    [
+        (6, 1.0, 1.0, True),
+        (6, 0.95, 0.95, True),  # both lose alike
+        (6, 0.95, 1.0, False),
+        (5, 1.0, 1.0, None),  # too few for an interval
+    ],
+)
+def test_warm_and_fresh_workers_are_compared_by_an_interval(
+    jobs: int, warm: float, fresh: float, met: bool | None
+) -> None:
+    """A warm worker's share of the script's speed is to be a fresh one's, within 2 %."""
+    attempts: list[dict[str, float | None]] = [
+        {**SCRIPT, "start_s": start_s, "tokens_per_s": speed}
+        for start_s, speed in [(1.0, fresh), (None, warm)] * jobs
+    ]
+    found = lines_of(attempts, [SCRIPT] * (2 * jobs + 1), 1.0)
+    assert {line.what: line.met for line in found}[SHARE] is met
