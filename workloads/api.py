@@ -45,6 +45,9 @@ class Request:
     probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
     #: Name of the run and the job, for what outlives an attempt of it; "": nothing does.
     kept_as: str = ""
+    #: Ids of the run and of the grid's job as RUN-JOB, whatever batch size a search has found, for
+    #: the note of what the job saves under a name; "": no run is known.
+    saved_by: str = ""
     attempt: int = 1  # number of this try at the job
 
 

@@ -67,8 +67,9 @@ _DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
 _QUANTIZED = ("fp8", "int8", "int4")
 
 
-def support(precision: str, device: str, engine: str = "") -> Support:
-    """Support of ``precision`` on a device, given by name, with an engine or the default one.
+def support(precision: str, device: str, engine: str = "", ability: str | None = None) -> Support:
+    """Support of ``precision`` on a device, given by name, with an engine or the default one. Where
+    there is none, the reason names the engines with this ability that have it.
 
     Raises:
         BadConfiguration: there is no such precision or device.
@@ -76,11 +77,12 @@ def support(precision: str, device: str, engine: str = "") -> Support:
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
     entry = _declared(precision, device, engine)
-    others = [] if entry.supported else _engines_that_do(precision, device, engine)
+    others = [] if entry.supported else _engines_that_do(precision, device, engine, ability)
     if not others:
         return entry
     plural = "s" if len(others) > 1 else ""
-    does = f"the engine{plural} {' and '.join(others)} generate{'' if plural else 's'} in it there"
+    verb = "generate" if ability == "generate" else "work"
+    does = f"the engine{plural} {' and '.join(others)} {verb}{'' if plural else 's'} in it there"
     return replace(entry, reason=f"{entry.reason}; {does}")
 
 
@@ -91,16 +93,16 @@ def _declared(precision: str, device: str, engine: str) -> Support:
     return own or device_spec(device).precision(precision)
 
 
-def _engines_that_do(precision: str, device: str, engine: str) -> list[str]:
-    """The engines that generate in a precision on a device, the default first; none beside an
-    engine that does not generate."""
+def _engines_that_do(precision: str, device: str, engine: str, ability: str | None) -> list[str]:
+    """The engines with an ability in a precision on a device, the default first; none beside an
+    engine without the ability."""
     asked = ENGINES.get(engine)
-    if asked is not None and "generate" not in asked.abilities:
+    if asked is not None and ability not in asked.abilities:
         return []
     return [
         spec.name
         for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)
-        if "generate" in spec.abilities
+        if ability in spec.abilities
         and spec.runs_on(device)
         and _declared(precision, device, spec.name).supported
     ]
@@ -114,7 +116,7 @@ def table() -> tuple[TableRow, ...]:
         for device in DEVICES:
             own = [name for name in engines if (precision, device) in ENGINES[name].precisions]
             rows += [
-                _row(precision, device, support(precision, device, name), name)
+                _row(precision, device, support(precision, device, name, "generate"), name)
                 for name in ("", *own)
             ]
     return tuple(rows)

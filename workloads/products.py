@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from workloads.models.saved import ORIGIN, models_root
+from workloads.models.saved import ORIGIN, SAVED_BY, models_root, origin_of
 from workloads.onnx_graphs.calibrations import calibrations_root
 from workloads.training.adapters import adapters_root
 
@@ -32,3 +32,9 @@ def made_at(kind: str, name: object) -> float | None:
         return os.stat(os.path.join(_ROOTS[kind](), os.path.expanduser(name), ORIGIN)).st_mtime
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def saved_by(kind: str, name: str) -> str:
+    """Ids of the run and the job that saved what has a name now (``Request.saved_by``); "" where
+    its note does not say, as those of older versions, or none can be read here."""
+    return str(origin_of(_ROOTS[kind]() / name).get(SAVED_BY, "")) if kind in _ROOTS else ""

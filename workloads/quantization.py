@@ -25,7 +25,7 @@ from workloads.data.catalog import load_dataset
 from workloads.data.examples import Example, text_of
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
-from workloads.models.saved import save_trained
+from workloads.models.saved import origin_by, save_trained
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals, task_for
 from workloads.static_activations import NOTED, forget_ranges, measure_ranges, use_ranges
@@ -128,7 +128,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
         origin = {
-            "model": request.model,
+            **origin_by(request),
             "quantization": details["quantization"],
             "precision": PRECISION[parameters.numbers],
             **({NOTED: ranges} if ranges else {}),

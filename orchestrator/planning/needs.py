@@ -10,7 +10,7 @@ saves must exist already. What runs in a precision that needs a calibration wait
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
@@ -135,11 +135,11 @@ def measured_again(
     began: Callable[[Job], float | None],
     made_at: Callable[[Thing], float | None],
     estimate_s: Callable[[Job], float],
-    ended: Callable[[Job], float | None] = lambda job: None,
+    of_another: Callable[[Job, Thing], bool] = lambda job, thing: False,
 ) -> list[PlannedJob]:
     """The plan in which a job that was measured runs once more where a name that it takes stands
     for something else than it did: it was made anew since, or this run makes it anew. So does a job
-    that saves what others take, where another run has saved its own under the name since. One that
+    that saves what others take, where another has saved its own under the name since. One that
     needs what this run cannot make keeps its row, which an attempt that never starts would replace.
 
     Args:
@@ -147,7 +147,7 @@ def measured_again(
         began: when the attempt began that measured a job.
         made_at: when the thing was made that has a name now.
         estimate_s: how long a job takes.
-        ended: when that attempt ended.
+        of_another: tells if another job or run than a job's own saved what has a name now.
     """
     blocked = _blocked(planned)
     reusable = [
@@ -161,9 +161,8 @@ def measured_again(
     taken = {job_id for item in planned for job_id in item.needs}
     makers = [item.job for item in reusable if item.job.job_id in taken]
     for job, _, (kind, name) in things(makers, "produces"):
-        made, over = made_at((kind, name)), ended(job)
-        if made is not None and over is not None and over + CLOCKS_APART_S < made:
-            reasons[job.job_id] = f"another run has saved its own {kind} {name} since"
+        if of_another(job, (kind, name)):
+            reasons[job.job_id] = f"another job or run has saved its own {kind} {name} since"
     made_by = {
         item.job.job_id
         for item in planned
@@ -185,6 +184,20 @@ def measured_again(
         else item
         for item in planned
     ]
+
+
+def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
+    """Tell if another than this job of this run saved a thing. By identity, not by moments, which
+    clocks and copies make wrong: a training of hours would be run again.
+
+    Args:
+        saved_by: ids of run and job (``Request.saved_by``); "" where they are not known, which
+            counts as its own.
+        job: a job that saves under the name.
+        run_ids: the id of its run, and those that the run had before; empty: any run.
+    """
+    run_id, _, job_id = saved_by.rpartition("-")
+    return bool(saved_by) and (job_id != job.job_id or bool(run_ids and run_id not in run_ids))
 
 
 def _blocked(planned: Sequence[PlannedJob]) -> set[str]:

@@ -12,7 +12,7 @@ workload's rules call wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from orchestrator.errors import ClusterError, GridError, Problem
 from orchestrator.planning.duration import Startup, duration
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.implied_jobs import with_implied
-from orchestrator.planning.needs import Thing, measured_again, with_needs
+from orchestrator.planning.needs import Thing, measured_again, saved_by_another, with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
@@ -48,6 +48,8 @@ def make_plan(
     estimator: Estimator | None = None,
     startup: Startup | None = None,
     made_at: Callable[[Thing], float | None] = lambda thing: None,
+    saved_by: Callable[[Thing], str] = lambda thing: "",
+    run_ids: Collection[str] = (),
 ) -> Plan:
     """Decide what becomes of every job of the grid.
 
@@ -60,6 +62,8 @@ def make_plan(
         estimator: how long a job takes; made from ``history`` by default.
         startup: what is known of the time to the first job.
         made_at: the moment at which a job made the thing that has a name now, where it is known.
+        saved_by: ids of the run and the job that saved it, where they are known.
+        run_ids: the id of this run, and those that it had before.
 
     Raises:
         GridError: a job asks for a number of cards that these nodes can never give it.
@@ -80,7 +84,7 @@ def make_plan(
         planner.began,
         made_at,
         lambda job: estimator.estimate(job).total_s,
-        planner.ended,
+        lambda job, thing: saved_by_another(saved_by(thing), job, run_ids),
     )
     if any(job.replicate > 1 for job in grid.jobs()):
         from orchestrator.planning.replicates import with_fresh_processes
@@ -200,13 +204,6 @@ class _Planner:
         row = self.past.get((job.job_id, self.cards(job).emulated))
         return row.started_at if row is not None else None
 
-    def ended(self, job: Job) -> float | None:
-        """The moment at which that attempt ended."""
-        row = self.past.get((job.job_id, self.cards(job).emulated))
-        if row is None or row.started_at is None or row.busy_s is None:
-            return None
-        return row.started_at + row.busy_s
-
     def cards(self, job: Job) -> _Cards:
         """The cluster's cards for jobs of this kind and count."""
         key = (job.accelerator, job.cards)
@@ -225,11 +222,12 @@ class _Planner:
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
         """Reason why a precision cannot run, on the device itself or on the CPU that emulates
         it."""
-        key = (job.precision, job.engine, devices)
+        ability = find_workload(job.workload).ability
+        key = (job.precision, job.engine, ability, devices)
         if key not in self._unsupported:
             reason = ""
             for device in devices:
-                entry = support(job.precision, device, job.engine)
+                entry = support(job.precision, device, job.engine, ability)
                 if not entry.supported and not reason:
                     where = device if device == devices[0] else f"{device}, which emulates here"
                     reason = f"{job.precision} on {where}: {entry.reason}"

@@ -224,10 +224,16 @@ def _original_is_there(record: _Record, here: Place) -> bool:
 
 def id_at(directory: Path) -> str | None:
     """The id in a directory; None where there is none."""
+    return next(iter(ids_at(directory)), None)
+
+
+def ids_at(directory: Path) -> tuple[str, ...]:
+    """The id in a directory, then those that it had before; empty where there is none."""
     try:
-        return _parse(disk.read(directory / paths.RUN_ID, _MOST_BYTES, follow=False)).run_id
+        record = _parse(disk.read(directory / paths.RUN_ID, _MOST_BYTES, follow=False))
     except (OSError, ValueError):
-        return None
+        return ()
+    return record.run_id, *(each.run_id for each in record.former)
 
 
 def _names(directory: Path) -> list[str]:

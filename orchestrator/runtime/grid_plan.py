@@ -50,7 +50,8 @@ def plan_grid(
         StoreError: earlier rows cannot be read.
     """
     from orchestrator.planning.planner import make_plan
-    from workloads.products import made_at
+    from orchestrator.results.identity import ids_at
+    from workloads.products import made_at, saved_by
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
@@ -71,6 +72,8 @@ def plan_grid(
         force=options.force,
         startup=startup_of(options),
         made_at=cache(lambda thing: made_at(*thing)),
+        saved_by=lambda thing: saved_by(*thing),
+        run_ids=ids_at(options.results / (options.name or grid.name)),
     )
     return plan, history
 
@@ -196,7 +199,8 @@ def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
 def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
-    from workloads.products import made_at
+    from orchestrator.results.identity import ids_at
+    from workloads.products import made_at, saved_by
 
     history = history_of(store)
     retry_failed, force = options.retry_failed, options.force
@@ -220,6 +224,8 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
         estimator=estimator_for(history, session.nodes),
         startup=startup_of(options),
         made_at=cache(lambda thing: made_at(*thing)),
+        saved_by=lambda thing: saved_by(*thing),
+        run_ids=ids_at(store.path),
     )
 
 

@@ -42,6 +42,7 @@ def request_of(attempt: Attempt) -> Request:
         measure=measure,
         probe=attempt.purpose == "probe",
         kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
+        saved_by=f"{owner.run_id}-{attempt.job_id}" if owner is not None else "",
         attempt=attempt.number,
     )
 

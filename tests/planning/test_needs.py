@@ -20,7 +20,7 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
-from orchestrator.planning.needs import measured_again, needs_of, with_needs
+from orchestrator.planning.needs import measured_again, needs_of, saved_by_another, with_needs
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduling.schedule import ScheduleSettings
@@ -87,23 +87,40 @@ def test_what_cannot_be_measured_again_keeps_its_row(action: Action) -> None:
     assert actions == [Action.RUN, Action.RUN, Action.RUN, Action.REUSE]
 
 
-@pytest.mark.parametrize(("made_at_s", "again"), [(150.0, False), (200.0, True)])
-def test_a_name_that_another_run_took_over_is_saved_again(made_at_s: float, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("saved_by", "run_ids", "again"),
+    [
+        (f"here-{SAVER.job_id}", ("here",), False),
+        (f"before-{SAVER.job_id}", ("here", "before"), False),  # results that were copied
+        (f"there-{SAVER.job_id}", (), False),  # the run's id cannot be read
+        ("", ("here",), False),  # an older version's note
+        (f"there-{SAVER.job_id}", ("here",), True),
+        (f"here-{OTHER.job_id}", ("here",), True),
+        (f"there-{OTHER.job_id}", (), True),
+    ],
+)
+@pytest.mark.parametrize("made_at_s", [None, 50.0, 1e9])  # no clock makes a training run again
+def test_a_name_that_another_run_took_over_is_saved_again(
+    saved_by: str, run_ids: tuple[str, ...], again: bool, made_at_s: float | None
+) -> None:
     """One grid saves a name, then another grid, then the first is run again: what takes the name
     there is measured on its own grid's product. Where nobody takes it, nothing is done."""
     user = PlannedJob(job=USER, action=Action.REUSE, needs=(SAVER.job_id,))
     saver = PlannedJob(job=SAVER, action=Action.REUSE)
-    made = {("adapter", "advert"): made_at_s}
 
     def planned(*plan: PlannedJob) -> dict[str, Action]:
         found = measured_again(
-            list(plan), lambda job: 100.0, made.get, lambda job: 9.0, lambda job: 150.0
+            list(plan),
+            lambda job: 100.0,
+            {("adapter", "advert"): made_at_s}.get,
+            lambda job: 9.0,
+            lambda job, thing: saved_by_another(saved_by, job, run_ids),
         )
         return {item.job.job_id: item.action for item in found}
 
     done = planned(user, saver)
     assert done[SAVER.job_id] is (Action.RUN if again else Action.REUSE)
-    assert done[USER.job_id] is Action.RUN
+    assert done[USER.job_id] is (Action.RUN if again or made_at_s == 1e9 else Action.REUSE)
     assert planned(saver)[SAVER.job_id] is Action.REUSE
 
 

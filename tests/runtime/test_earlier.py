@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,17 @@ import pytest
 from grid_cases import grid
 from measurements import row
 
+from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.store import Store
-from orchestrator.runtime.earlier import cards_before
+from orchestrator.runtime.earlier import cards_before, owner_of
 from orchestrator.runtime.grid_plan import plan_grid
 from orchestrator.runtime.options import RunOptions
-from workloads.models.saved import ORIGIN
+from orchestrator.worker.requests import request_of
+from workloads.models.saved import ORIGIN, origin_by, write_origin
 
 
 def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
@@ -69,3 +72,51 @@ def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
         os.utime(tmp_path / "tuned" / ORIGIN, (made, made))
         actions += [each.action for each in plan_grid(tmp_path / "g.yaml", options)[0].jobs]
     assert actions == [Action.REUSE, Action.RUN]
+
+
+def test_a_measured_training_is_run_again_only_where_another_took_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the saved adapter's note says, which a worker has written: a clock that is wrong, a
+    copy of the results and an older version's note change nothing."""
+    monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path / "adapters"))
+    common = {"model": "tiny-chatglm3", "accelerator": "HPU"}
+    saver = common | {
+        "name": "a",
+        "workload": "finetuning",
+        "save_adapter": "advert",
+        "batch_size": "max",
+    }
+    user = common | {"name": "b", "workload": "text-generation", "adapter": "advert"}
+    file = tmp_path / "g.yaml"
+    file.write_text(json.dumps({"name": "night", "experiments": [saver, user]}))
+    options = RunOptions(results=tmp_path / "results", results_named=True, emulate="1x1:HPU")
+    first, _ = plan_grid(file, options)[0].jobs
+    attempt = Attempt(
+        attempt_id=f"{first.job.job_id}-1",
+        job_id=first.job.job_id,
+        number=1,
+        job=replace(first.job, batch_size=4),  # as a search has found it
+        cards=(),
+    )
+    adapter = tmp_path / "adapters" / "advert"
+    adapter.mkdir(parents=True)
+
+    def action(place: RunOptions = options) -> Action:
+        return plan_grid(file, place)[0].jobs[0].action
+
+    store = Store.open(tmp_path / "results", "night")
+    with store, owner_of(store).marks_this_process():
+        write_origin(adapter, origin_by(request_of(attempt)))
+        store.append(replace(row(), job_id=first.job.job_id, started_at=500.0))
+    assert action() is Action.REUSE  # the note's time is years after the row's
+    shutil.copytree(tmp_path / "results", tmp_path / "copy")
+    copied = replace(options, results=tmp_path / "copy")
+    with Store.open(tmp_path / "copy", "night") as other:
+        assert other.run_id != store.run_id
+        assert action(copied) is Action.REUSE
+        with owner_of(other).marks_this_process():
+            write_origin(adapter, origin_by(request_of(attempt)))
+    assert (action(), action(copied)) == (Action.RUN, Action.REUSE)
+    write_origin(adapter, {"model": "tiny-chatglm3"})
+    assert action() is Action.REUSE

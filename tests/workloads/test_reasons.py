@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -118,7 +119,7 @@ def test_reasons_of_precisions_name_the_engines_that_do_them() -> None:
                 if ENGINES[name].runs_on(device) and support(precision, device, name).supported
             }
             for name in ("", *engines_for("generate")):
-                entry = support(precision, device, name)
+                entry = support(precision, device, name, "generate")
                 if entry.supported:
                     continue
                 told = {each for each in able if re.search(rf"\b{each}\b", entry.reason)}
@@ -126,3 +127,22 @@ def test_reasons_of_precisions_name_the_engines_that_do_them() -> None:
                 assert not (able and re.search(r"\bno engine\b", entry.reason)), entry.reason
                 for other in re.findall(r"\bwrite (\w+)", entry.reason):
                     assert support(other, device, name).supported, entry.reason
+
+
+@pytest.mark.parametrize(
+    "ability", sorted({a for name in engines_for(None) for a in ENGINES[name].abilities} | {"none"})
+)
+def test_reasons_of_precisions_name_only_engines_with_the_ability(ability: str) -> None:
+    """A job that encodes texts or makes images is not sent to an engine that only generates."""
+    for precision, device, name in product(PRECISIONS, DEVICES.own, ("", *engines_for(ability))):
+        plain = support(precision, device, name)
+        reason = support(precision, device, name, ability).reason
+        assert reason.startswith(plain.reason)
+        told = re.findall(r"[\w-]+", reason.removeprefix(plain.reason))
+        named = {each for each in engines_for(None) if each in told}
+        able = {
+            each
+            for each in engines_for(ability)
+            if ENGINES[each].runs_on(device) and support(precision, device, each).supported
+        }
+        assert named == (set() if plain.supported else able), reason

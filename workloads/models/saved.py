@@ -22,10 +22,12 @@ from workloads.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.errors import DataMissing
 
 if TYPE_CHECKING:
+    from workloads.api import Request
     from workloads.models.loading import ModelSource
 
-#: Says of a saved model, or of an adapter, what it was made from.
+#: Says of a saved model, an adapter or a calibration what it was made from, and by whom.
 ORIGIN = "nightgrid.json"
+SAVED_BY = "saved_by"
 
 #: Files that go with a tokenizer, whatever library wrote them.
 _BESIDE_WEIGHTS = frozenset({".json", ".model", ".txt", ".jinja"})
@@ -56,6 +58,13 @@ def origin_of(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def origin_by(request: Request) -> dict[str, Any]:
+    """The beginning of a product's note: the model it is made from, and the run and job that save
+    it, where a run is known."""
+    saver = {SAVED_BY: request.saved_by} if request.saved_by else {}
+    return {"model": request.model, **saver}
 
 
 def save_trained(

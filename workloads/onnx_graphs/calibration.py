@@ -20,7 +20,7 @@ from workloads.api import JobContext, Request, Result, Sample
 from workloads.cache import cache_root
 from workloads.data.catalog import Dataset, load_dataset
 from workloads.models.catalog import find_model
-from workloads.models.saved import keep, write_origin
+from workloads.models.saved import keep, origin_by, write_origin
 from workloads.one_pass import Prompt, encoded_prompts, result_of
 from workloads.onnx_graphs import decoder, encoder
 from workloads.onnx_graphs.calibrations import RANGES, calibrations_root
@@ -86,7 +86,7 @@ def _keep(
     def fill(directory: Path) -> None:
         shutil.copyfile(ranges, directory / RANGES)
         origin = {
-            "model": request.model,
+            **origin_by(request),
             "measured": facts_of(engine.directory)[IDENTITY],
             "dataset": request.dataset,
             "prompts": parameters.prompts,

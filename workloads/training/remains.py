@@ -9,7 +9,7 @@ from typing import Any
 from workloads.api import JobContext, Request, Sample
 from workloads.finetuning_method import MethodParameters
 from workloads.models.loading import ModelSource
-from workloads.models.saved import save_trained
+from workloads.models.saved import origin_by, save_trained
 from workloads.techniques.base import Training
 from workloads.training import adapters, methods
 from workloads.training.step import Steps
@@ -53,7 +53,7 @@ def finish(
     details: dict[str, str] = {}
     metrics: dict[str, float] = {}
     origin = {
-        "model": request.model,
+        **origin_by(request),
         "method": method.method,
         "precision": request.precision,
         "dataset": request.dataset,

@@ -35,6 +35,7 @@ from workloads.engines.optimum_habana import SPEC
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.saved import origin_by
 from workloads.registry import task_for
 from workloads.tasks.base import TaskSpec
 from workloads.training import adapters, methods
@@ -197,7 +198,7 @@ def _run(request: Request, context: JobContext) -> Result:
     if not after < before:
         details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
     if method.save_adapter and not request.probe and rank == 0:
-        origin = {"model": request.model, "method": method.method, "dataset": request.dataset}
+        origin = {**origin_by(request), "method": method.method, "dataset": request.dataset}
         details["saved_adapter"] = str(
             adapters.save_adapter(applied.model, method.save_adapter, origin)
         )
