@@ -250,19 +250,16 @@ class Claims:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self.by_node[node.node_id] = claim
-        shared = self._shared if node.computes_on_host else None
-        if shared is not None and not shared.serves(ray_node["NodeManagerHostname"]):
-            shared = None
         serve = (
             str(ray_node["NodeManagerAddress"]),
             node.accelerator.value,
             self._preload if node.computes_on_host else (),
             cards_on_host,
             str(self._log_dir.resolve()) if self._log_dir else None,
-            shared,
+            self._shared if node.computes_on_host else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, ray_node, serve, lean=shared is not None),
+            lambda: start_agent(self._run, node, ray_node, serve),
             lambda value: self._opened(claim, value),
         )
 

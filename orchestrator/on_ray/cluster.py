@@ -74,13 +74,6 @@ class RayCluster:
 
         return nodes_of(ray.nodes())
 
-    def nodes_here(self) -> list[Node]:
-        """Those of ``nodes`` that are on this host."""
-        import ray
-
-        here = socket.gethostname()
-        return nodes_of(node for node in ray.nodes() if node["NodeManagerHostname"] == here)
-
 
 @dataclass(slots=True, kw_only=True)
 class EmulatedCluster(RayCluster):

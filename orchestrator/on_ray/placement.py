@@ -26,17 +26,10 @@ class Opened:
 
 
 def start_agent(
-    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any], *, lean: bool
+    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any]
 ) -> Opened | None:
     """Claim a node's free cards, and start the agent that holds them; None if none is free.
-
-    Args:
-        ray_node: the node as Ray describes it.
-        serve: arguments of ``NodeAgent.serve``.
-        lean: the agent starts no processes, and needs no variables for them: Ray starts two
-            interpreters, one after the other, for an actor that has variables of its own, and may
-            have a process ready for one that has not.
-    """
+    ``ray_node`` is the node as Ray describes it."""
     from ray.util import placement_group
 
     ray_id = ray_node["NodeID"]
@@ -50,7 +43,7 @@ def start_agent(
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    environment = {} if lean else environment_of(ray_node, _variables())
+    environment = environment_of(ray_node, _variables())
     agent = _agent_in(group, node.accelerator.spec, bundle, owned(name), environment)
     return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
 

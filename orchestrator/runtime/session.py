@@ -179,24 +179,19 @@ def cluster_session(
             kinds=tuple(kind.value for kind in accelerators or Accelerator),
             options=place,
         )
-        preload = preload_with(modules)
-        wanted = [node for node in here if not accelerators or node.accelerator in accelerators]
-        with _server_of(wanted, preload, log_dir) as shared:
-            opening = RayExecutor(
-                run=run,
-                accelerators=accelerators,
-                preload=preload,
-                queue=queue,
-                shared=shared,
-                label=label,
-            )
-            with contextlib.closing(opening) as opened:
-                yield opened
+        opening = RayExecutor(
+            run=run,
+            accelerators=accelerators,
+            preload=preload_with(modules),
+            queue=queue,
+            label=label,
+        )
+        with contextlib.closing(opening) as opened:
+            yield opened
 
     from orchestrator.on_ray.node_software import with_packages
 
     with connect(address) as cluster:
-        here = cluster.nodes_here()
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
             nodes=tuple(cluster.nodes()),

@@ -2,9 +2,9 @@
 emulated nodes.
 
 Ray needs seconds before there is an agent, and the imports of the workers need as many. So a driver
-some of whose nodes compute on this machine starts the server first, and their agents use that one.
-Each holds it: what an agent has asked for ends with the agent, and an agent whose server is gone
-reports its node as lost and, claimed anew, starts one of its own.
+whose nodes compute on this machine starts the server first, and its agents use that one. Each holds
+it: what an agent has asked for ends with the agent, and an agent whose server is gone reports its
+node as lost and, claimed anew, starts one of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
 _END_S = 10.0
-_LISTENS_S = 5.0  # a server listens before it imports anything large
 
 
 def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
@@ -83,25 +82,6 @@ class SharedServer:
 
     path: str  # its socket
     threads: int
-    pid: int  # of its guardian, a child of the driver
-
-    def serves(self, hostname: str) -> bool:
-        """Return whether it listens to agents on this host; to be asked by the driver, which may
-        have started it just now."""
-        if hostname != socket.gethostname():
-            return False
-        until = time.monotonic() + _LISTENS_S
-        while not os.path.exists(self.path) and time.monotonic() < until and self._runs:
-            time.sleep(0.01)
-        return os.path.exists(self.path) and self._runs
-
-    @property
-    def _runs(self) -> bool:
-        """Return whether its guardian has not ended."""
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
 
 
 def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
@@ -161,7 +141,7 @@ def shared_server(
             yield None
             return
         stack.callback(end_server, server)
-        yield SharedServer(path=path, threads=threads, pid=server.pid)
+        yield SharedServer(path=path, threads=threads)
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from patience import until
 from source_tree import ROOT
 
-from orchestrator.worker.host_server import end_server, shared_server, start_server
+from orchestrator.worker.host_server import end_server, start_server
 from orchestrator.worker.process_table import processes
 from orchestrator.worker.served_process import end_process
 
@@ -67,16 +66,6 @@ def test_a_server_that_imports_ends_with_its_guardian(
     guardian, (server, _), _ = loading
     guardian.kill()
     assert until(lambda: server not in processes(), 5)
-
-
-def test_a_shared_server_serves_this_host_while_it_runs(tmp_path: Path) -> None:
-    """An agent elsewhere, or after its end, starts one of its own."""
-    with shared_server((), threads=1, log_dir=tmp_path) as shared:
-        assert shared is not None
-        assert shared.serves(socket.gethostname())
-        assert not shared.serves("elsewhere")
-        os.kill(shared.pid, signal.SIGKILL)
-        assert until(lambda: not shared.serves(socket.gethostname()), 5)
 
 
 _DRIVER = """
