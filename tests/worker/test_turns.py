@@ -31,7 +31,7 @@ def _take_turns(path: Path, cores: tuple[int, ...], channel: Connection) -> None
         while threads := channel.recv():
             place = Place(locks, cores, threads)
             channel.send("queued")
-            while not place.wait(60):
+            while not place.wait(3600):
                 pass
             channel.send("turn")
             channel.recv()
