@@ -110,7 +110,9 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     facts: dict[str, Any] = {}
     in_bf16 = _multiplies_in_bf16()
     facts["fp32 products in bf16 on this processor"] = in_bf16
-    for number, comparison in enumerate(COMPARISONS[: 1 if setting.smoke else None]):
+    for number, comparison in enumerate(
+        setting.sized(COMPARISONS, COMPARISONS[1:2], COMPARISONS[:1])
+    ):
         if comparison.bf16 and not in_bf16:
             continue
         turns, told = _compare(setting, comparison, setting.scratch / f"samples-{number}")

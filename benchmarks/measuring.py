@@ -36,7 +36,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
     # Many short jobs: what the processor's speed does within seconds is shared by neighbours.
-    jobs, output_tokens, repeats = setting.sized((36, 3, 1), (6, 3, 1), (1, 2, 1))
+    jobs, output_tokens, repeats = setting.sized((30, 3, 1), (6, 3, 1), (1, 2, 1))
     source = open_model(model)
     tokenizer = load_tokenizer(source)
     texts = [example.content for example in load_examples("english-prompts")[:PROMPTS]]
