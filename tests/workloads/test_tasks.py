@@ -166,7 +166,11 @@ def test_the_workload_that_fits_is_named(tmp_path: Path) -> None:
     """Each message names the workloads that take such a model."""
     bert, llama = write(tmp_path / "bert", BERT), write(tmp_path / "llama", LLAMA)
     for model, workload, fits in (
-        (bert, "text-generation", "write workload: pretraining or text-encoding"),
+        (
+            bert,
+            "text-generation",
+            "write workload: onnx-calibration or pretraining or text-encoding",
+        ),
         (
             llama,
             "pretraining",
