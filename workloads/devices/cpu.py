@@ -75,7 +75,7 @@ BF16 = "cpu_bf16"
 
 
 def versions_of(cpuinfo: str) -> dict[str, str]:
-    """What a CPU's description says of the types that it multiplies."""
+    """The types that a CPU multiplies by instructions of its own, as its description says."""
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     known = {"amx_bf16", "avx512_bf16"} & set(flags[1].split() if flags else ())
     return {BF16: " ".join(sorted(known))} if known else {}
