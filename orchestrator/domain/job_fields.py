@@ -95,8 +95,8 @@ class JobFields(Settings):
         role="choice",
         loads=True,
         always_in_id=True,
-        description="The library that runs the model. Left out: transformers; on Gaudi the plan "
-        "chooses by what the nodes have (docs/gaudi.md).",
+        description="The library that runs the model. Left out: transformers; on Gaudi and on CPUs "
+        "the plan chooses by what the nodes have (docs/gaudi.md, docs/deployment.md).",
     )
     isolation: Literal["warm", "process"] = setting(
         "warm",

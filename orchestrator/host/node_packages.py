@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.domain.topology import Node
+from workloads.devices import device_spec
 from workloads.engines import packages_on
 
 
 def packages_here(device: str) -> tuple[tuple[str, str], ...]:
-    """Versions of the packages that engines need on a device, on this very host. They come
-    from package metadata: nothing is imported, no card is acquired."""
+    """Versions of the packages that engines need on a device, and of the device's other software,
+    on this very host. They come from package metadata: nothing is imported, no card is acquired."""
     from orchestrator.host.environment import versions  # a plan that asks nobody needs it not
 
     found = versions()
-    return tuple((name, found[name]) for name in packages_on(device) if name in found)
+    names = (*packages_on(device), *device_spec(device).versions())
+    return tuple((name, found[name]) for name in names if name in found)
 
 
 def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.domain.topology import Node
 from orchestrator.host.node_packages import packages_here
+from workloads.devices import host_device
 from workloads.engines import choice_packages
 
 #: For all nodes together: starting a process takes seconds, on a cold disk more.
@@ -26,7 +27,8 @@ def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
     asked: dict[Any, Node] = {}
     for node in nodes:
-        if choice_packages(node.device):
+        processor = node.emulated and node.device == host_device().name  # it has no choice
+        if choice_packages(node.device) and not processor:
             strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
             task: Any = ray.remote(num_cpus=0, max_retries=0)(packages_here)
             asked[task.options(scheduling_strategy=strategy).remote(node.device)] = node

@@ -82,7 +82,13 @@ def with_engines(
             chosen[index] = job
     unique = {job.job_id: job for job in reversed(chosen)}
     kept = tuple(job for job in chosen if unique.get(job.job_id) is job)
-    return kept, tuple(chooser.notes(kept, unnamed))
+    moved = {now.accelerator for was, now in zip(jobs, chosen, strict=True) if _differ(was, now)}
+    return kept, tuple(chooser.notes(kept, unnamed, moved))
+
+
+def _differ(was: Job, now: Job) -> bool:
+    """Tell if a job got another engine or other settings than it had."""
+    return now is not was and (now.engine, now.parameters) != (was.engine, was.parameters)
 
 
 class _Chooser:
@@ -123,7 +129,14 @@ class _Chooser:
             return []
         able = [spec for spec in ENGINES.known() if workload.takes_engine(spec.name)]
         able = [spec for spec in able if all(map(spec.runs_on, software.devices))]
-        preferred = [spec for spec in able if device in spec.preferred]
+        preferred = [
+            spec
+            for spec in able
+            if device in spec.preferred
+            and all(
+                spec.preferred_for(job.model, job.precision, has) for has in software.nodes.values()
+            )
+        ]
         preferred.sort(key=lambda spec: spec.preferred[device])
         if not software.nodes:  # the device's usual image is assumed, which has the first
             preferred = [spec for spec in preferred if spec.in_images][:1]
@@ -180,13 +193,15 @@ class _Chooser:
             known = self._parameters[key] = (job.parameters, made)
         return known[1]
 
-    def notes(self, jobs: Iterable[Job], unnamed: Collection[str]) -> Iterator[str]:
-        """Sentences on what was chosen, and on nodes of one kind that differ."""
+    def notes(
+        self, jobs: Iterable[Job], unnamed: Collection[str], moved: Collection[Accelerator]
+    ) -> Iterator[str]:
+        """Sentences on what was chosen, for kinds of card where it changed a job."""
         open_jobs = [job for job in jobs if job.experiment in unnamed]
         for kind, software in self.software.items():
             counts = Counter(_words(job) for job in open_jobs if job.accelerator is kind)
             told = ", ".join(f"{words} for {_jobs(number)}" for words, number in counts.items())
-            if told:
+            if told and kind in moved:
                 asked = "" if software.nodes else "; assumed, since no node was asked what it has"
                 yield f"where the grid names no engine: on {kind} {told}{asked}"
 

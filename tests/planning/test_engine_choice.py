@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from grid_cases import HEAD, grid, one
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node, assumed_servers, parse_emulation
-from orchestrator.planning import engine_choice
 from orchestrator.planning.engine_choice import with_engines
 from orchestrator.planning.plan import Action, Plan
 from orchestrator.planning.planner import make_plan
@@ -224,30 +222,71 @@ def test_what_is_chosen_is_there(nodes: list[dict[str, str]], case: tuple[str, s
     assert with_engines(jobs, made.open_engines, servers)[0] == jobs
 
 
-def test_an_engine_may_be_the_default_of_processors_that_have_it(
-    monkeypatch: pytest.MonkeyPatch,
+#: A processor's node with OpenVINO GenAI, which multiplies in bfloat16.
+PROCESSOR = {
+    "transformers": "5.23",
+    "openvino": "2026.4.1",
+    "openvino-genai": "2026.4.1",
+    "cpu_bf16": "amx_bf16",
+}
+
+
+def planned(body: str, *has: Mapping[str, str] | None, nodes: str = "") -> tuple[set[str], Plan]:
+    """Precisions and engines of an experiment on a node for each set of packages, and the plan."""
+    (node,) = parse_emulation(nodes, []) if nodes else assumed_servers([Accelerator.CPU])
+    servers = [
+        replace(node, name=f"n{n}", packages=None if found is None else tuple(found.items()))
+        for n, found in enumerate(has)
+    ]
+    model = "" if "model:" in body else "model: smollm2-135m-instruct\n"
+    plan = make_plan(one(f"{model}accelerator: CPU\n{body}"), servers, [])
+    return {f"{item.job.precision} {item.job.engine}" for item in plan.jobs}, plan
+
+
+def test_processors_that_have_openvino_run_it_where_it_is_faster() -> None:
+    """fp32, and bf16 with instructions for it; quantised jobs are another format with it."""
+    every = "axes: {precision: [fp32, bf16, fp16, int8, int4]}"
+    rest = {f"{precision} transformers" for precision in ("fp16", "int8", "int4")}
+    found, plan = planned(every, PROCESSOR)
+    assert found == {"fp32 openvino", "bf16 openvino"} | rest
+    assert any("on CPU openvino for 2 jobs, transformers for 3 jobs" in note for note in plan.notes)
+    older = {name: version for name, version in PROCESSOR.items() if name != "cpu_bf16"}
+    assert planned(every, PROCESSOR, older)[0] == {"fp32 openvino", "bf16 transformers"} | rest
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "packed_weights: true",
+        "axes: {packed_weights: [false, true]}",
+        "torch_compile: true",
+        "attention: eager",
+        "profile: true",
+        "model: tiny-chatglm3",
+        "workload: finetuning",
+    ],
+)
+def test_what_openvino_lacks_keeps_transformers(body: str) -> None:
+    """For all jobs that are compared, under the ids that they had, and without a word."""
+    found, plan = planned(f"precision: fp32\n{body}", PROCESSOR)
+    assert found == {"fp32 transformers"}
+    assert not any("names no engine" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("has", "nodes"),
+    [
+        ([{"transformers": "5.23"}], ""),
+        ([PROCESSOR, {"transformers": "5.23"}], ""),
+        ([None], ""),
+        ([PROCESSOR], "1x2:CPU"),
+    ],
+)
+def test_processors_without_openvino_plan_what_they_did(
+    has: list[Mapping[str, str] | None], nodes: str
 ) -> None:
-    """By its declaration alone: where a node has its packages and it takes the job's settings;
-    never assumed, and never on emulated cards."""
-    spec = replace(ENGINES["openvino"], preferred={"cpu": 1})
-    known = (spec, *(other for other in ENGINES.known() if other.name != spec.name))
-    monkeypatch.setattr(engine_choice, "ENGINES", SimpleNamespace(known=lambda: known))
-    monkeypatch.setattr(engine_choice, "has_a_choice", lambda device: True)
-    has = {"transformers": "5.23", "openvino": "2026.4.1", "openvino-genai": "2026.4.1"}
-    (server,) = assumed_servers([Accelerator.CPU])
-    (emulated,) = parse_emulation("1x2:CPU", [])
-    asked = "axes: {precision: [fp32, bf16, fp16]}"
-
-    def engines(node: Node, body: str, packages: Mapping[str, str] | None) -> set[str]:
-        told = None if packages is None else tuple(packages.items())
-        made = make_plan(one(f"accelerator: CPU\n{body}"), [replace(node, packages=told)], [])
-        return {f"{job.precision} {job.engine}" for job in (item.job for item in made.jobs)}
-
-    assert engines(server, asked, has) == {"fp32 openvino", "bf16 openvino", "fp16 transformers"}
-    for node, body, packages in (
-        (server, "attention: eager\naxes: {precision: [fp32]}", has),
-        (server, "axes: {precision: [fp32]}", {"transformers": "5.23"}),
-        (server, "axes: {precision: [fp32]}", None),
-        (emulated, "axes: {precision: [fp32]}", has),
-    ):
-        assert engines(node, body, packages) == {"fp32 transformers"}
+    """Where a node lacks it, where none was asked, and on emulated cards: ids of old rows hold."""
+    _, open_plan = planned("precision: bf16", *has, nodes=nodes)
+    _, named = planned("precision: bf16\nengine: transformers", *has, nodes=nodes)
+    assert [i.job.job_id for i in open_plan.jobs] == [i.job.job_id for i in named.jobs]
+    assert open_plan.notes == named.notes

@@ -65,12 +65,27 @@ def _glibc() -> Any | None:
 
 def processor() -> str:
     """The model of the host's processor, e.g. ``AMD EPYC 9B14``."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    pattern = r"^(?:model name|Model|cpu model)\s*:\s*(.+)$"
+    match = re.search(pattern, _cpuinfo(), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+#: Among a CPU's versions: its x86 instructions for products in bfloat16; left out without any.
+BF16 = "cpu_bf16"
+
+
+def versions_of(cpuinfo: str) -> dict[str, str]:
+    """The types that a CPU multiplies by instructions of its own, as its description says."""
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    known = {"amx_bf16", "avx512_bf16"} & set(flags[1].split() if flags else ())
+    return {BF16: " ".join(sorted(known))} if known else {}
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 SPEC = DeviceSpec(
@@ -86,7 +101,7 @@ SPEC = DeviceSpec(
     ray_option="num_cpus",
     variables=_variables,
     spare_cores=1,
-    versions=lambda: {"cpu": processor()},
+    versions=lambda: {"cpu": processor(), **versions_of(_cpuinfo())},
     precisions={
         "fp32": supported("float32 weights and products"),
         "fp16": supported("float16 weights and products; most CPUs convert, so slower than fp32"),

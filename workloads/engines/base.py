@@ -105,6 +105,10 @@ class EngineSpec:
     default: bool = False  # of jobs whose grid names no engine; one engine is
     #: Devices on which it is chosen before the default, where nodes have it: name -> its place.
     preferred: Mapping[str, int] = field(default_factory=dict)
+    #: Whether it is, for a model in a precision on a node with these versions of packages.
+    preferred_for: Callable[[str, str, Mapping[str, str]], bool] = lambda model, precision, has: (
+        True
+    )
     #: Whether the usual images of these devices have it.
     in_images: bool = True
     #: Whether it changes its process in ways that no other engine may meet.

@@ -7,8 +7,9 @@ type that the job computes in: the library's default, 8 bits, computes something
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from workloads.devices.cpu import BF16
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.engines.onnxruntime import EXPORT
 from workloads.metrics import Metric
@@ -33,6 +34,29 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
             hint="leave attention out",
             unsupported=True,
         )
+    if parameters.get("profile"):
+        yield Refusal(
+            setting="profile",
+            reason="torch's profiler sees no operators of OpenVINO",
+            hint="leave profile out, or use the engine transformers",
+            unsupported=True,
+        )
+
+
+#: Where it was measured beside the packed matrices of the default engine, and was faster.
+_FASTER_WITH = frozenset({"LlamaForCausalLM"})
+_FASTER_IN = frozenset({"fp32", "bf16"})
+
+
+def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
+    """Tell if it is the better choice: its int8 and int4 are other formats than the default
+    engine's, and without instructions for bfloat16 it would refuse the job when it runs."""
+    if precision not in _FASTER_IN or (precision == "bf16" and BF16 not in versions):
+        return False
+    from workloads.models.catalog import checkpoint_kind  # it knows tasks, which know engines
+
+    kind = checkpoint_kind(model)
+    return kind is not None and kind.architecture in _FASTER_WITH
 
 
 _COMPUTES = "products and key/value cache in bfloat16, where the CPU has instructions for it"
@@ -54,7 +78,8 @@ SPEC = EngineSpec(
         Package(name="openvino", module="openvino"),
         Package(name="openvino-genai", module="openvino_genai"),
     ),
-    preferred={},  # {"cpu": 1} makes it the default of nodes that have it, never of emulated ones
+    preferred={"cpu": 1},
+    preferred_for=_faster,
     in_images=False,
     features=frozenset({"continuous_batching"}),
     counts_compilations=False,  # kernels are made inside the library, which counts none
