@@ -29,6 +29,7 @@ JOBS_A_CARD = 5
 #: With the goal for our makespan over that of the best known schedule.
 SIGMAS = {0.0: 1.01, 0.2: None, 1.0: 1.10}
 APART = 10_000  # numbers between the first jobs of two seeds
+FIRST_SEED = 100  # those below 60 were looked at when the schedule's `urgency` was chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,15 @@ class Turn:
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    sizes = setting.sized({4: 10_000, 16: 1_000}, {4: 2_000}, {1: 50})  # nodes: tries of the search
-    seeds = setting.sized(4, 4, 1)
+    sizes = setting.sized({4: 5_000, 16: 500}, {4: 2_000}, {1: 50})  # nodes: tries of the search
+    seeds = setting.sized(8, 4, 1)
     lines = []
     for nodes, tries in sizes.items():
         for sigma, wanted in SIGMAS.items():
-            turns = [simulated(nodes, sigma, seed, tries) for seed in range(seeds)]
+            turns = [
+                simulated(nodes, sigma, seed, tries)
+                for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+            ]
             lines += _lines(nodes, sigma, wanted, turns)
     return lines, {
         "jobs": {f"{nodes} servers": nodes * CARDS * JOBS_A_CARD for nodes in sizes},

@@ -434,7 +434,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=399,
+        first=218,
         without="left no row",
         take_away=_of(begun, "read_begun", lambda _: ([], "")),
         on_disk=True,

@@ -25,7 +25,7 @@ from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
 from stores import DiskStore, MemoryStore, Promises, row_of
 
-from clusters import NightCluster, NightExecutor
+from clusters import URGENCY, NightCluster, NightExecutor
 from orchestrator.domain.events import NodeJoined
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
@@ -356,10 +356,12 @@ class Night:
 
     def _settings(self) -> ScheduleSettings:
         if self.shape.ends_after_s is None:
-            return ScheduleSettings()
+            return ScheduleSettings(urgency=URGENCY)
         begins = self.wall() if self.shape.budget else EPOCH_S
         return ScheduleSettings(
-            work_until=begins + self.shape.ends_after_s, follow_clock=not self.shape.budget
+            urgency=URGENCY,
+            work_until=begins + self.shape.ends_after_s,
+            follow_clock=not self.shape.budget,
         )
 
     def attempts_before(self, known: dict[str, int]) -> dict[str, int]:
