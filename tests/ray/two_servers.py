@@ -29,7 +29,8 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
-SINGLES, SINGLE_S, GANG_S = 60, 1.0, 0.7
+#: As long as each other: longer jobs may go before wider ones while little else is left.
+SINGLES, SINGLE_S, GANG_S = 60, 1.0, 1.0
 WIDTHS = (8, 4, 2)
 
 
