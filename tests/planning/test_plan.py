@@ -160,10 +160,10 @@ def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.Monkey
     """What the CPU cannot do is unsupported on emulated nodes only."""
     from orchestrator.planning import planner as planning
 
-    def table(precision: str, device: str, engine: str) -> object:
+    def table(precision: str, device: str, *asked: str) -> object:
         if device == "cpu":
             return replace(support("fp32", "cpu"), supported=False, reason="no such cpu path")
-        return support(precision, device, engine)
+        return support(precision, device, *asked)
 
     monkeypatch.setattr(planning, "support", table)
     made = one("precision: bf16")

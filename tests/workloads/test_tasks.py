@@ -219,11 +219,14 @@ def _source(module: str) -> str:
 
 
 def _sources(module: str) -> list[str]:
-    """The module, and those of its own folder that it calls: either may hand the loading over."""
+    """The module, those of its own folder that it calls, and those that export a graph for them:
+    each may hand the loading over."""
     source = _source(module)
     folder = re.escape(module.rpartition(".")[0])
     others = set(re.findall(rf"from ({folder}\.\w+) import", source))
     others |= set(re.findall(r"from (\S+) import load\b", source))
+    for other in sorted(others):
+        others |= set(re.findall(r"from (\S+\.export) import", _source(other)))
     return [source, *map(_source, sorted(others - {module}))]
 
 
