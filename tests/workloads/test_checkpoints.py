@@ -7,7 +7,9 @@ import dataclasses
 import errno
 import itertools
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from workloads.api import MeasureSettings
 from workloads.cache import try_lock
 from workloads.compilations import Compilations
 from workloads.devices.cpu import CpuDevice
+from workloads.parallel.layout import Layout
 from workloads.techniques.base import Training
 from workloads.techniques.saving import Saving
 from workloads.techniques.sparsity import Pruned
@@ -161,10 +164,38 @@ def test_two_attempts_never_write_to_one_directory(
         half.touch()
         with attempt(2) as training:
             told = training.details["resumed"]
-        assert told == f"no, began with step 0: another attempt still writes to {root / NAME}"
+        assert told.endswith(f"step 0: another attempt still writes to {root / NAME} as rank 0")
         assert half.exists() and saved(root / NAME) == ["step-00000001.rank-0.pt"]
     with attempt(3) as training:
         assert training.details["resumed"] == "from step 2 of 5" and not half.exists()
+
+
+def test_a_gang_moves_aside_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a gang that was cut off one rank lives on: no rank of the next one writes beside it, each
+    says as which rank it writes, and the locks that the next one got are free again."""
+    monkeypatch.setattr(on_disk, "DYING_S", 0.1)
+    met, parts = threading.Barrier(2), [None, None]
+    because = f"no, began with step 0: another attempt still writes to {root / NAME} as rank 1"
+
+    def trained(rank: int) -> tuple[str, bool]:
+        def gather(value: Any) -> list[Any]:
+            met.wait(60)
+            parts[rank] = value
+            met.wait(60)
+            return list(parts)
+
+        saver, layout = Saving(save_every=1), Layout(rank=rank, world_size=2)
+        with attempt(1, saving=saver, layout=layout, cards=2, gather=gather) as training:
+            saver.after_step(training, 0)
+            with try_lock(root / NAME / f"held.rank-{rank}") or contextlib.nullcontext() as free:
+                return training.details["resumed"], free is not None
+
+    (root / NAME).mkdir(parents=True, mode=0o700)
+    lock = try_lock(root / NAME / "held.rank-1")
+    assert lock is not None
+    with lock, ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(trained, range(2))) == [(because, True), (because, False)]
+    assert saved(root / NAME) == []
 
 
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:

@@ -7,7 +7,8 @@ Ranks of a gang may be killed between two of those, so a gang keeps as many step
 that all ranks have written. ``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache,
 such as one that nodes share; a folder of this user is made there for them. Where they share it, an
 attempt that a driver has given up may still write on a node that was cut off: each rank holds a
-lock on its part, and who does not get it begins anew, in a directory that ends with the attempt.
+lock on its part, and where one does not get it all of them begin anew, in directories that end with
+the attempt.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Checkpoints:
     directory: Path
     rank: int
     steps_kept: int = 1
-    held: Path | None = None  # the job's directory, where another attempt still writes to it
+    held: str = ""  # the job's directory and a rank as which another attempt still writes to it
 
     def path(self, step: int) -> Path:
         """File of this rank's part of a step."""
@@ -125,7 +126,12 @@ class Checkpoints:
 
 
 def open_checkpoints(
-    kept_as: str, *, rank: int, steps_kept: int, ending: Callable[[Callable[[], object]], object]
+    kept_as: str,
+    *,
+    rank: int,
+    steps_kept: int,
+    ending: Callable[[Callable[[], object]], object],
+    gather: Callable[[Any], list[Any]],
 ) -> Checkpoints:
     """The checkpoints under a name; without one, of a directory that ends with the job.
 
@@ -134,6 +140,7 @@ def open_checkpoints(
         rank: whose parts.
         steps_kept: so many of the last steps stay on the disk.
         ending: is given what has to be called at the job's end.
+        gather: every rank's value on every rank; all ranks call this function together.
 
     Raises:
         OSError: the directory cannot be made, or others may write in it.
@@ -146,11 +153,15 @@ def open_checkpoints(
     _verify_own(directory)
     os.utime(directory)
     _remove_old(root, directory)
-    lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
-    if lock is None:
-        own = _own(ending)
-        return Checkpoints(directory=own, rank=rank, steps_kept=steps_kept, held=directory)
-    ending(lock.close)
+    with contextlib.ExitStack() as locked:
+        lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
+        if lock is not None:
+            locked.enter_context(lock)
+        # Ranks that went apart would mix this attempt's parts with those of the other one.
+        held = next(filter(None, gather("" if lock else f"{directory} as rank {rank}")), "")
+        if held:
+            return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept, held=held)
+        ending(locked.pop_all().close)
     checkpoints = Checkpoints(directory=directory, rank=rank, steps_kept=steps_kept)
     for aside in directory.glob(f"*.rank-{rank}.part"):
         aside.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
