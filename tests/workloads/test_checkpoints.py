@@ -7,11 +7,12 @@ import dataclasses
 import errno
 import itertools
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -225,6 +226,25 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
         left = {place.name for place in places if place.exists()}
         assert left == {"young", "mixed", "foreign", "empty", "held", "beside"}
         assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
+
+
+def test_two_ranks_may_remove_the_same_old_checkpoints(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is done between this one's look into the directory and its lock there."""
+    old = root / "old"
+    old.mkdir(parents=True)
+    (old / "held.rank-0").touch()
+    then = old.stat().st_mtime - (KEPT_DAYS + 1) * 86_400
+    os.utime(old, (then, then))
+
+    def beaten(path: Path, patience_s: float = 0.0) -> IO[str] | None:
+        shutil.rmtree(old, ignore_errors=True)
+        return try_lock(path, patience_s)
+
+    monkeypatch.setattr(on_disk, "try_lock", beaten)
+    with attempt(1) as training:
+        assert training.kept_as == NAME and not old.exists()
 
 
 def test_without_room_a_job_fails_before_its_first_step(

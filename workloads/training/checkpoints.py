@@ -228,13 +228,13 @@ def _remove_old(root: Path, used: Path) -> None:
             if not own or now - found.st_mtime <= KEPT_DAYS * 86_400:
                 continue
             names = os.listdir(directory)
+            if not names or not all(map(_OURS.fullmatch, names)):
+                continue
+            with contextlib.ExitStack() as held:
+                locks = [try_lock(path) for path in directory.glob("held.rank-*")]
+                for lock in filter(None, locks):
+                    held.callback(lock.close)
+                if None not in locks:
+                    shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # removed by another job in the same moment, or not to be read
             continue
-        if not names or not all(map(_OURS.fullmatch, names)):
-            continue
-        with contextlib.ExitStack() as held:
-            locks = [try_lock(path) for path in directory.glob("held.rank-*")]
-            for lock in filter(None, locks):
-                held.callback(lock.close)
-            if None not in locks:
-                shutil.rmtree(directory, ignore_errors=True)
