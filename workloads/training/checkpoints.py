@@ -36,6 +36,8 @@ DYING_S = 10.0
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
 _FOLDER_ELSEWHERE = "nightgrid-checkpoints-{user}"
+#: Its name in earlier versions, for all users: what is old there is still removed.
+_FOLDER_BEFORE = "nightgrid-checkpoints"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
 #: All that a job's directory may hold: whatever else is there is somebody else's.
 _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
@@ -152,7 +154,8 @@ def open_checkpoints(
     directory.mkdir(mode=0o700, exist_ok=True)
     _verify_own(directory)
     os.utime(directory)
-    _remove_old(root, directory)
+    for folder in (root, root.with_name(_FOLDER_BEFORE)):
+        _remove_old(folder, directory)
     with contextlib.ExitStack() as locked:
         lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
         if lock is not None:
@@ -221,7 +224,10 @@ def _remove_old(root: Path, used: Path) -> None:
     that an attempt holds, which may save once in many days.
     """
     now = used.stat().st_mtime
-    for directory in root.iterdir():
+    directories: list[Path] = []
+    with contextlib.suppress(OSError):  # no such folder, or not to be read
+        directories.extend(root.iterdir())
+    for directory in directories:
         try:
             found = directory.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
