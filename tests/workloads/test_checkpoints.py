@@ -7,9 +7,12 @@ import dataclasses
 import errno
 import itertools
 import os
+import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from workloads.api import MeasureSettings
 from workloads.cache import try_lock
 from workloads.compilations import Compilations
 from workloads.devices.cpu import CpuDevice
+from workloads.parallel.layout import Layout
 from workloads.techniques.base import Training
 from workloads.techniques.saving import Saving
 from workloads.techniques.sparsity import Pruned
@@ -161,15 +165,43 @@ def test_two_attempts_never_write_to_one_directory(
         half.touch()
         with attempt(2) as training:
             told = training.details["resumed"]
-        assert told == f"no, began with step 0: another attempt still writes to {root / NAME}"
+        assert told.endswith(f"step 0: another attempt still writes to {root / NAME} as rank 0")
         assert half.exists() and saved(root / NAME) == ["step-00000001.rank-0.pt"]
     with attempt(3) as training:
         assert training.details["resumed"] == "from step 2 of 5" and not half.exists()
 
 
+def test_a_gang_moves_aside_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a gang that was cut off one rank lives on: no rank of the next one writes beside it, each
+    says as which rank it writes, and the locks that the next one got are free again."""
+    monkeypatch.setattr(on_disk, "DYING_S", 0.1)
+    met, parts = threading.Barrier(2), [None, None]
+    because = f"no, began with step 0: another attempt still writes to {root / NAME} as rank 1"
+
+    def trained(rank: int) -> tuple[str, bool]:
+        def gather(value: Any) -> list[Any]:
+            met.wait(60)
+            parts[rank] = value
+            met.wait(60)
+            return list(parts)
+
+        saver, layout = Saving(save_every=1), Layout(rank=rank, world_size=2)
+        with attempt(1, saving=saver, layout=layout, cards=2, gather=gather) as training:
+            saver.after_step(training, 0)
+            with try_lock(root / NAME / f"held.rank-{rank}") or contextlib.nullcontext() as free:
+                return training.details["resumed"], free is not None
+
+    (root / NAME).mkdir(parents=True, mode=0o700)
+    lock = try_lock(root / NAME / "held.rank-1")
+    assert lock is not None
+    with lock, ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(trained, range(2))) == [(because, True), (because, False)]
+    assert saved(root / NAME) == []
+
+
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
     """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
-    our folder and beside it."""
+    our folder, beside it, and in the one that earlier versions had."""
     ours = ["step-00000003.rank-0.pt", "step-00000003.parts/weights", "frozen.rank-0.pt"]
     places: dict[Path, tuple[int, list[str]]] = {
         root / "old": (KEPT_DAYS + 1, ours),
@@ -180,6 +212,8 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
         root / "held": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
         root / "left": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
         root.parent / "beside": (KEPT_DAYS + 1, ["step-00000003.rank-0.pt"]),
+        root.parent / "nightgrid-checkpoints" / "old before": (KEPT_DAYS + 1, ours),
+        root.parent / "nightgrid-checkpoints" / "young before": (KEPT_DAYS - 1, ours),
     }
     for place, (days, names) in places.items():
         place.mkdir(parents=True)
@@ -192,8 +226,27 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
     assert lock is not None
     with lock, attempt(1):
         left = {place.name for place in places if place.exists()}
-        assert left == {"young", "mixed", "foreign", "empty", "held", "beside"}
+        assert left == {"young", "mixed", "foreign", "empty", "held", "beside", "young before"}
         assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
+
+
+def test_two_ranks_may_remove_the_same_old_checkpoints(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is done between this one's look into the directory and its lock there."""
+    old = root / "old"
+    old.mkdir(parents=True)
+    (old / "held.rank-0").touch()
+    then = old.stat().st_mtime - (KEPT_DAYS + 1) * 86_400
+    os.utime(old, (then, then))
+
+    def beaten(path: Path, patience_s: float = 0.0) -> IO[str] | None:
+        shutil.rmtree(old, ignore_errors=True)
+        return try_lock(path, patience_s)
+
+    monkeypatch.setattr(on_disk, "try_lock", beaten)
+    with attempt(1) as training:
+        assert training.kept_as == NAME and not old.exists()
 
 
 def test_without_room_a_job_fails_before_its_first_step(

@@ -118,6 +118,7 @@ class Saving(Technique):
             rank=training.layout.rank,
             steps_kept=of_gang if training.cards > 1 else 1,
             ending=training.ending.callback,
+            gather=training.gather,
         )
         saver = Saver(checkpoints, mode)
         saver.require_room(training)

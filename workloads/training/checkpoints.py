@@ -7,7 +7,8 @@ Ranks of a gang may be killed between two of those, so a gang keeps as many step
 that all ranks have written. ``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache,
 such as one that nodes share; a folder of this user is made there for them. Where they share it, an
 attempt that a driver has given up may still write on a node that was cut off: each rank holds a
-lock on its part, and who does not get it begins anew, in a directory that ends with the attempt.
+lock on its part, and where one does not get it all of them begin anew, in directories that end with
+the attempt.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ DYING_S = 10.0
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
 _FOLDER_ELSEWHERE = "nightgrid-checkpoints-{user}"
+#: Its name in earlier versions, for all users: what is old there is still removed.
+_FOLDER_BEFORE = "nightgrid-checkpoints"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
 #: All that a job's directory may hold: whatever else is there is somebody else's.
 _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
@@ -61,7 +64,7 @@ class Checkpoints:
     directory: Path
     rank: int
     steps_kept: int = 1
-    held: Path | None = None  # the job's directory, where another attempt still writes to it
+    held: str = ""  # the job's directory and a rank as which another attempt still writes to it
 
     def path(self, step: int) -> Path:
         """File of this rank's part of a step."""
@@ -125,7 +128,12 @@ class Checkpoints:
 
 
 def open_checkpoints(
-    kept_as: str, *, rank: int, steps_kept: int, ending: Callable[[Callable[[], object]], object]
+    kept_as: str,
+    *,
+    rank: int,
+    steps_kept: int,
+    ending: Callable[[Callable[[], object]], object],
+    gather: Callable[[Any], list[Any]],
 ) -> Checkpoints:
     """The checkpoints under a name; without one, of a directory that ends with the job.
 
@@ -134,6 +142,7 @@ def open_checkpoints(
         rank: whose parts.
         steps_kept: so many of the last steps stay on the disk.
         ending: is given what has to be called at the job's end.
+        gather: every rank's value on every rank; all ranks call this function together.
 
     Raises:
         OSError: the directory cannot be made, or others may write in it.
@@ -145,12 +154,17 @@ def open_checkpoints(
     directory.mkdir(mode=0o700, exist_ok=True)
     _verify_own(directory)
     os.utime(directory)
-    _remove_old(root, directory)
-    lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
-    if lock is None:
-        own = _own(ending)
-        return Checkpoints(directory=own, rank=rank, steps_kept=steps_kept, held=directory)
-    ending(lock.close)
+    for folder in (root, root.with_name(_FOLDER_BEFORE)):
+        _remove_old(folder, directory)
+    with contextlib.ExitStack() as locked:
+        lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
+        if lock is not None:
+            locked.enter_context(lock)
+        # Ranks that went apart would mix this attempt's parts with those of the other one.
+        held = next(filter(None, gather("" if lock else f"{directory} as rank {rank}")), "")
+        if held:
+            return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept, held=held)
+        ending(locked.pop_all().close)
     checkpoints = Checkpoints(directory=directory, rank=rank, steps_kept=steps_kept)
     for aside in directory.glob(f"*.rank-{rank}.part"):
         aside.unlink(missing_ok=True)  # of an attempt that was killed while it wrote
@@ -210,20 +224,23 @@ def _remove_old(root: Path, used: Path) -> None:
     that an attempt holds, which may save once in many days.
     """
     now = used.stat().st_mtime
-    for directory in root.iterdir():
+    directories: list[Path] = []
+    with contextlib.suppress(OSError):  # no such folder, or not to be read
+        directories.extend(root.iterdir())
+    for directory in directories:
         try:
             found = directory.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
             if not own or now - found.st_mtime <= KEPT_DAYS * 86_400:
                 continue
             names = os.listdir(directory)
+            if not names or not all(map(_OURS.fullmatch, names)):
+                continue
+            with contextlib.ExitStack() as held:
+                locks = [try_lock(path) for path in directory.glob("held.rank-*")]
+                for lock in filter(None, locks):
+                    held.callback(lock.close)
+                if None not in locks:
+                    shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # removed by another job in the same moment, or not to be read
             continue
-        if not names or not all(map(_OURS.fullmatch, names)):
-            continue
-        with contextlib.ExitStack() as held:
-            locks = [try_lock(path) for path in directory.glob("held.rank-*")]
-            for lock in filter(None, locks):
-                held.callback(lock.close)
-            if None not in locks:
-                shutil.rmtree(directory, ignore_errors=True)

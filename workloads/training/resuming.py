@@ -22,7 +22,7 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
     state: dict[str, Any] = {}
     if training.begins_anew:
         problem = training.begins_anew
-    elif checkpoints.held is not None:
+    elif checkpoints.held:
         problem = f"another attempt still writes to {checkpoints.held}"
     elif step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
@@ -35,7 +35,7 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
         state, problem = _read(training, checkpoints, writer, step)
     problem = next(filter(None, training.gather(problem)), "")
     if step is None or problem:
-        if step is not None or training.attempt > 1:
+        if step is not None or checkpoints.held or training.attempt > 1:
             training.details["resumed"] = f"no, began with step 0: {problem}"
         return
     _restore(training, checkpoints, state, step)
