@@ -368,6 +368,7 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
     ("changes", "setting"),
     [
         ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
+        ({"device": "cuda", "parameters": {"torch_compile": True}}, "torch_compile"),
         ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
         ({"parameters": {"attention": "eager"}}, "attention"),
         ({"parameters": {"adapter": "x"}}, "adapter"),
@@ -388,3 +389,18 @@ def test_what_it_cannot_do_is_said_in_the_plan(changes, setting) -> None:
     }
     (refusal,) = engine_refusals(Asked(**(fields | changes)), "generate")
     assert refusal.setting == setting and refusal.unsupported
+
+
+def test_a_cpu_compiles_where_a_job_asks_for_it() -> None:
+    """There a step is compiled for that reason alone."""
+    job = Asked(
+        model="tiny-chatglm3",
+        dataset="advertisegen-synthetic",
+        precision="bf16",
+        device="cpu",
+        batch_size=1,
+        cards=1,
+        parameters={"torch_compile": True},
+        engine="graph",
+    )
+    assert not list(engine_refusals(job, "generate"))
