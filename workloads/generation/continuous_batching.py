@@ -107,6 +107,7 @@ class Completed:
 
     tokens: list[list[int]]  # up to and including the end of sequence
     computed_tokens: int  # positions the device worked on
+    steps_apart: bool = True  # False: steps launched together, which have no times of their own
 
 
 def check_model(model: Any) -> None:
