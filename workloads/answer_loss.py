@@ -39,8 +39,8 @@ def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answ
     for one in islice(found, ANSWERS):
         prompt = engine.encode(one.content, one.earlier)
         answer = engine.encode_answer(one.content, one.summary, one.earlier)
-        room = engine.context_length
-        if room is not None:
+        limits = [each for each in (engine.context_length, engine.window) if each is not None]
+        if room := min(limits, default=None):
             answer = answer[: max(room - len(prompt), 0)]
         if answer:
             texts.append(Answered(tuple(prompt), tuple(answer)))

@@ -23,7 +23,7 @@ from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
@@ -289,12 +289,17 @@ def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple
 def _check_length(
     longest: int, parameters: TextGenerationParameters, engine: GenerationEngine
 ) -> None:
-    room = engine.context_length
-    if room is not None and longest + parameters.output_tokens > room:
+    asked = f"the longest prompt has {longest} tokens and {parameters.output_tokens} are to be "
+    total, room, window = longest + parameters.output_tokens, engine.context_length, engine.window
+    if window is not None and total > window:
+        raise Unsupported(
+            f"{asked}generated, but layers of the model see {window} positions only, and those of "
+            "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
+        )
+    if room is not None and total > room:
         raise BadConfiguration(
-            f"the longest prompt has {longest} tokens and {parameters.output_tokens} are to be "
-            f"generated, which is more than the model's {room} positions; lower output_tokens "
-            "or set input_tokens"
+            f"{asked}generated, which is more than the model's {room} positions; lower "
+            "output_tokens or set input_tokens"
         )
 
 

@@ -5,6 +5,7 @@ All of it runs on a CPU, where a launch is the step itself; a card adds ``Device
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -32,7 +33,11 @@ from workloads.decoding import engine as graph
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
 from workloads.errors import Unsupported
+from workloads.generation.continuous_generation import ContinuousGeneration
+from workloads.generation.static_shapes import graph_limits
 from workloads.refusal import Asked
+from workloads.text_generation import Prompt
+from workloads.workloads.text_generation import TextGenerationParameters
 
 _SIZES = {
     "vocab_size": 96,
@@ -179,6 +184,72 @@ def test_slots_that_take_the_next_prompt_change_no_text(
     assert told == [len(text) for text in expected] and not open_texts
 
 
+class Compiling(type(device_for("cpu"))):
+    """A device whose compiler runs the graphs that torch cuts."""
+
+    compile_backend = "aot_eager"
+
+
+@pytest.mark.parametrize("batching", ["static", "continuous"])
+def test_every_shape_has_a_graph(batching) -> None:
+    """Beyond torch's own limit of graphs too, here none but one; afterwards that holds again."""
+    read = description.read(make(num_hidden_layers=1), positions=512)
+    mine = decoder.Generator(read, Compiling(), pad=0, ends=2, compiled=True)
+    name, _ = limits = tuple(graph_limits())
+    torch.compiler.reset()
+    try:
+        with torch._dynamo.config.patch(dict.fromkeys(limits, 1)):
+            for rows in (2, 1):
+                prompts = [[3, 4]] * rows
+                if batching == "static":
+                    mine.generate(
+                        mine.prepare(prompts), output_tokens=2, ends=(), on_step=lambda: None
+                    )
+                else:
+                    told: list = []
+                    asked = {"output_tokens": 2, "ends": (), "on_admit": told.append}
+                    with torch.inference_mode():
+                        continuous.Batch(
+                            mine, prompts, places=rows, on_step=told.append, **asked
+                        ).run()
+            assert getattr(torch._dynamo.config, name) == 1
+    finally:
+        torch.compiler.reset()
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_only_steps_launched_one_by_one_have_times(records) -> None:
+    """Tokens of a launch are told all at once: between their moments lies no time of a step."""
+
+    class Several(type(device_for("cpu"))):
+        """A card whose launches are the work itself."""
+
+    Several.records = records
+    seconds = itertools.count()
+
+    class Engine:
+        """As much of the engine as the timed loop uses."""
+
+        end_token_ids = frozenset(_ENDS)
+        decode = staticmethod(str)
+        generate_continuously = graph.GraphEngine.generate_continuously
+        generator = decoder.Generator(
+            description.read(make(), positions=512), Several(), pad=0, ends=2, compiled=False
+        )
+
+    generation = ContinuousGeneration(
+        Engine(),
+        [Prompt(index=index, ids=(3, 4 + index)) for index in range(3)],
+        2,
+        TextGenerationParameters(output_tokens=11, ignore_eos=True),
+        lambda: float(next(seconds)),
+        lambda: None,
+    )
+    found = generation.run_batch(0, 0)()
+    assert found.output_tokens == 33 and found.ttft_s == 1.0
+    assert len(found.step_s) == (0 if records else 2 * 10)  # of two texts, then of the third
+
+
 @given(st.sets(st.integers(0, 40)))
 def test_runs_are_neighbours(numbers) -> None:
     """All of them, in order, and as few runs as there are gaps."""
@@ -219,12 +290,6 @@ def test_other_decoders_are_read_alike(kind) -> None:
     """Biases of queries, keys and values; norms of single heads, and before sums; half of a head
     turned, by neighbours (ChatGLM3). The same as torch compiles it, over the same buffers."""
     prompts = [[3, 4, 5, 6], [7, 8]]
-
-    class Compiling(type(device_for("cpu"))):
-        """A device whose compiler runs the graphs that torch cuts."""
-
-        compile_backend = "aot_eager"
-
     read = description.read(make(kind), positions=512)
     compiled = decoder.Generator(read, Compiling(), pad=0, ends=2, compiled=True)
     tokens, _, _ = compiled.generate(
@@ -368,6 +433,7 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
     ("changes", "setting"),
     [
         ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
+        ({"device": "cuda", "parameters": {"torch_compile": True}}, "torch_compile"),
         ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
         ({"parameters": {"attention": "eager"}}, "attention"),
         ({"parameters": {"adapter": "x"}}, "adapter"),
@@ -388,3 +454,18 @@ def test_what_it_cannot_do_is_said_in_the_plan(changes, setting) -> None:
     }
     (refusal,) = engine_refusals(Asked(**(fields | changes)), "generate")
     assert refusal.setting == setting and refusal.unsupported
+
+
+def test_a_cpu_compiles_where_a_job_asks_for_it() -> None:
+    """There a step is compiled for that reason alone."""
+    job = Asked(
+        model="tiny-chatglm3",
+        dataset="advertisegen-synthetic",
+        precision="bf16",
+        device="cpu",
+        batch_size=1,
+        cards=1,
+        parameters={"torch_compile": True},
+        engine="graph",
+    )
+    assert not list(engine_refusals(job, "generate"))

@@ -237,6 +237,19 @@ def test_what_cannot_run_says_why(
         fresh.run(dataset, **changes)
 
 
+def test_an_engine_without_the_model_s_window_writes_up_to_it(
+    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does what the model does as long as prompt and answer fit; a longer job is refused."""
+    asked = {"input_tokens": 20, "prompts": 2}
+    worker.run(dataset, output_tokens=10, **asked)
+    for resident in worker.loaded.values():
+        monkeypatch.setattr(type(resident.engine), "window", 30)
+    worker.run(dataset, output_tokens=10, **asked)
+    with pytest.raises(Unsupported, match="layers of the model see 30 positions only"):
+        worker.run(dataset, output_tokens=11, **asked)
+
+
 # ------------------------------------------------------------------ logic, without a model
 
 

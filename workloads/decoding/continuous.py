@@ -51,28 +51,33 @@ class Batch:
         self._running: dict[int, int] = {}  # the prompt in a slot
         self._found: list[list[int]] = [[] for _ in prompts]
         self._computed = 0
+        self._steps_apart = True
         longest = max(len(prompt) for prompt in prompts)
         self._state = generator.ready(self._places, longest + output_tokens)
         self._state.set_ends(ends)
         counts = (1, STEPS) if generator.device.records else (1,)
         capacity = self._state.capacity
         lengths = {slots.length_for(p, capacity) for p in range(1, longest + output_tokens + 1)}
-        for length in sorted(lengths):
-            for count in counts:
-                generator.launch(self._state, length, count)
+        with generator.room():
+            for length in sorted(lengths):
+                for count in counts:
+                    generator.launch(self._state, length, count)
 
     def run(self) -> Completed:
         """Generate all texts."""
         self._state.done.fill_(1)
-        while self._running or self._next < len(self._prompts):
-            free = [slot for slot in range(self._places) if slot not in self._running]
-            waiting = len(self._prompts) - self._next
-            if waiting and len(free) >= min(self._together, waiting):
-                for run in runs(free):
-                    self._admit(run)
-            else:
-                self._step()
-        return Completed(tokens=self._found, computed_tokens=self._computed)
+        with self._generator.room():
+            while self._running or self._next < len(self._prompts):
+                free = [slot for slot in range(self._places) if slot not in self._running]
+                waiting = len(self._prompts) - self._next
+                if waiting and len(free) >= min(self._together, waiting):
+                    for run in runs(free):
+                        self._admit(run)
+                else:
+                    self._step()
+        return Completed(
+            tokens=self._found, computed_tokens=self._computed, steps_apart=self._steps_apart
+        )
 
     def _admit(self, free: range) -> None:
         """Read the next prompts into neighbouring slots, as many as are read well together."""
@@ -105,6 +110,7 @@ class Batch:
         count = STEPS if several and max(lengths) + STEPS - 1 <= length else 1
         self._rest(state)
         self._generator.launch(state, length, count)()
+        self._steps_apart &= count == 1
         self._computed += state.rows * count
         rows = torch.tensor(list(running), device=state.chosen.device)
         first = torch.tensor([len(self._found[i]) for i in running.values()], device=rows.device)

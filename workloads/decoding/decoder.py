@@ -11,6 +11,7 @@ the very same steps run one by one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from workloads.decoding.layers import Product
 from workloads.decoding.parts import Decoder
 from workloads.decoding.slots import Slots
 from workloads.devices.base import Device
+from workloads.generation.static_shapes import room_for_graphs
 
 #: Steps of a launch. Whether all texts have ended is asked once in so many.
 STEPS = 8
@@ -89,6 +91,10 @@ class Generator:
 
             self._product, self._expanded = few_rows.product, few_rows.expanded
 
+    def room(self) -> contextlib.AbstractContextManager[Any]:
+        """Room for a graph of each number of rows and positions, to be entered once a batch."""
+        return room_for_graphs() if self._compiled else contextlib.nullcontext()
+
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         """Prompts on the card."""
         longest = max(len(prompt) for prompt in prompts)
@@ -121,22 +127,23 @@ class Generator:
         plan = list(launches(prompts.longest, output_tokens - 1, state.capacity))
         if keep_logits:
             plan = [(length, 1) for length, count in plan for _ in range(count)]
-        replays = [self.launch(state, length, count) for length, count in plan]
-        read = self._read(state, prompts)
-        state.done.zero_()
-        state.done[prompts.rows :] = 1
-        read()
-        on_step()
-        logits = [state.logits[: prompts.rows].clone()] if keep_logits else []
-        steps = 1
-        for replay, (_, count) in zip(replays, plan, strict=True):
-            if ends and bool(state.done.all()):
-                break
-            replay()
-            steps += count
-            if keep_logits:
-                logits.append(state.logits[: prompts.rows].clone())
-        on_step()
+        with self.room():
+            replays = [self.launch(state, length, count) for length, count in plan]
+            read = self._read(state, prompts)
+            state.done.zero_()
+            state.done[prompts.rows :] = 1
+            read()
+            on_step()
+            logits = [state.logits[: prompts.rows].clone()] if keep_logits else []
+            steps = 1
+            for replay, (_, count) in zip(replays, plan, strict=True):
+                if ends and bool(state.done.all()):
+                    break
+                replay()
+                steps += count
+                if keep_logits:
+                    logits.append(state.logits[: prompts.rows].clone())
+            on_step()
         return whole.chosen[:steps, : prompts.rows].t(), logits, steps
 
     @torch.inference_mode()

@@ -20,9 +20,8 @@ from workloads.decoding import packing
 from workloads.decoding.packing import Matrix
 from workloads.decoding.parts import Decoder, Layer
 from workloads.errors import Unsupported
+from workloads.models import reach
 
-#: Kinds of rotary positions whose angles do not depend on the text's length.
-_STEADY = ("default", "linear", "llama3", "yarn")
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 #: Norms of GLM-4, between a part's output and the sum with what went in.
 _BEFORE_SUMS = ("post_mlp_layernorm", "post_self_attn_layernorm")
@@ -54,10 +53,9 @@ def misfit(model: Any) -> str | None:
     config = model.config
     if getattr(config, "hidden_act", None) not in ("silu", "swish"):
         return f"{name} has the activation {getattr(config, 'hidden_act', None)}"
-    if getattr(inner.rotary_emb, "rope_type", "default") not in _STEADY:
+    if reach.moving_rotation(inner.rotary_emb):
         return f"rotary positions of {name} depend on the text's length"
-    windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if windows or getattr(config, "use_sliding_window", getattr(config, "sliding_window", None)):
+    if reach.narrow_layers(config):
         return f"{name} has layers that see a part of the text only"
     return None
 

@@ -247,6 +247,11 @@ class GenerationEngine(Protocol):
         """Most positions the model was made for; None if it does not say."""
 
     @property
+    def window(self) -> int | None:
+        """Most positions of a text where the model has a sliding window and the engine has none:
+        up to there both see all that stands before. None: any number."""
+
+    @property
     def source(self) -> ModelSource:
         """The model that was loaded."""
 

@@ -43,7 +43,8 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
             hint="use the engine transformers",
             unsupported=True,
         )
-    if asked.parameters.get("torch_compile") and not asked.on.can("dynamic_shapes"):
+    always = asked.on.can("graphs") or not asked.on.can("dynamic_shapes")
+    if asked.parameters.get("torch_compile") and always:
         yield Refusal(
             setting="torch_compile",
             reason=f"on {asked.on.title} the engine graph compiles its step always",

@@ -21,6 +21,7 @@ import torch
 
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
+from workloads.models import reach
 
 #: Prompts are read together up to so many tokens: products gain nothing from more, and their
 #: activations take memory.
@@ -107,6 +108,7 @@ class Completed:
 
     tokens: list[list[int]]  # up to and including the end of sequence
     computed_tokens: int  # positions the device worked on
+    steps_apart: bool = True  # False: steps launched together, which have no times of their own
 
 
 def check_model(model: Any) -> None:
@@ -115,15 +117,13 @@ def check_model(model: Any) -> None:
     Raises:
         Unsupported: it cannot; says why.
     """
-    config = model.config
     if not getattr(model, "_supports_attention_backend", False):
         raise Unsupported(
             f"batching continuous: {type(model).__name__} does not call transformers' attention "
             "interface; use batching static or sorted"
         )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds or getattr(config, "sliding_window", None):
-        named = ", ".join(sorted(kinds)) or "sliding_window"
+    if narrow := reach.narrow_layers(model.config):
+        named = ", ".join(narrow)
         raise Unsupported(f"batching continuous: the model has layers of another kind ({named})")
 
 

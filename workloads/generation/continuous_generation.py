@@ -3,6 +3,8 @@
 A prompt's times begin when it is read, as in a static batch; the wait for a free slot before that
 is the queue's, which is no property of the device. The time of a decoding step runs from the end of
 the one before: where prompts were read in between, the texts being written waited for that too.
+Steps that are launched together, as the engine graph does on CUDA cards, have no times: a row then
+tells none.
 """
 
 from __future__ import annotations
@@ -99,5 +101,7 @@ class ContinuousGeneration:
             output_tokens=sum(item.output_tokens for item in items),
             computed_tokens=generated.computed_tokens,
             ttft_s=sum(item.ttft_s or 0.0 for item in items) / len(items),
-            step_s=tuple(after - before for before, after in pairwise(steps)),
+            step_s=tuple(after - before for before, after in pairwise(steps))
+            if generated.steps_apart
+            else (),
         )

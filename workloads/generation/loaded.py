@@ -24,6 +24,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     context_length: int | None
     details: Mapping[str, str]
+    window: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
 
     @property

@@ -233,6 +233,7 @@ def load(request: Request, device: Device) -> OpenVinoEngine:
         weights=_weights(facts, request.precision, means),
         end_token_ids=frozenset(facts["end_token_ids"]),
         context_length=facts["positions"],
+        window=facts["window"],
         details={
             "attention": "paged",
             "architecture": facts["architecture"],

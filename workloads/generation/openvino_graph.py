@@ -6,7 +6,8 @@ recognises attention and puts paged attention in its place. The mask is handed t
 all four axes, so that nothing of transformers' own making of masks is traced.
 
 Every graph is compared with torch before it is kept: a text that is read in two parts gives the
-logits of the same text read at once.
+logits of the same text read at once. That proof is short: parts of a model that depend on a text's
+length are asked for, and limit the texts or are refused.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from workloads.cache import cached_directory
 from workloads.engines.openvino import SPEC
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.transformers_engine import end_token_ids_of
+from workloads.models import reach
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import ModelSource
 from workloads.onnx_graphs import proof
@@ -40,7 +42,7 @@ from workloads.onnx_graphs.export import drawn_ids, in_fp32
 
 GRAPH, FACTS = "openvino_model.xml", "facts.json"
 #: Raise when conversions become something else: it is in the cache's keys.
-_RECIPE = 1
+_RECIPE = 2
 _PACKAGES = ("torch", "transformers", *(package.name for package in SPEC.packages))
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 _PROOF_TOKENS, _PROOF_FIRST = 9, 5
@@ -179,6 +181,7 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
     """Write a model's graph, and return what is to be known of it."""
     import openvino
 
+    window = window_of(model)
     (ids,) = drawn_ids(model, (_PROOF_TOKENS,))
     graph = _traced(model, ids)
     openvino.save_model(graph, directory / GRAPH, compress_to_fp16=False)
@@ -193,9 +196,31 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
         "architecture": type(model).__name__,
         "parameter_count": sum(each.numel() for each in model.parameters()),
         "positions": getattr(model.config, "max_position_embeddings", None),
+        "window": window,
         "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
         **_stored(graph),
     }
+
+
+def window_of(model: Any) -> int | None:
+    """Positions of a text up to which the graph, that attends to all, does what the model does;
+    None: any number.
+
+    Raises:
+        Unsupported: there is no such number.
+    """
+    name, narrow = type(model).__name__, reach.narrow_layers(model.config)
+    if kind := reach.moving_rotation(model):
+        raise Unsupported(
+            f"{name} cannot become a graph of OpenVINO: its rotary positions ({kind}) depend on "
+            "the text's length"
+        )
+    if not all(narrow.values()):
+        raise Unsupported(
+            f"{name} cannot become a graph of OpenVINO: it has layers that see a part of the text "
+            f"only ({', '.join(narrow)})"
+        )
+    return min(narrow.values(), default=None)
 
 
 def _traced(model: Any, ids: Sequence[int]) -> Any:

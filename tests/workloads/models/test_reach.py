@@ -1,0 +1,118 @@
+"""Parts of decoders that depend on a text's length, held against what transformers computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from workloads.decoding import description
+from workloads.errors import Unsupported
+from workloads.generation.continuous_batching import check_model
+from workloads.generation.openvino_graph import window_of
+from workloads.models import reach
+
+_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+_LONG = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+def make(kind: Any, config: Any, **changes: Any) -> Any:
+    torch.manual_seed(3)
+    return kind(config(**(_SIZES | changes))).eval()
+
+
+@torch.inference_mode()
+def sees_all(model: Any, length: int) -> bool:
+    """Tell if attention to all that stands before gives the model's own logits."""
+    ids = torch.arange(length)[None] * 7 % 96
+    mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+    return torch.allclose(
+        model(input_ids=ids).logits,
+        model(input_ids=ids, attention_mask=mask).logits,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "changes", "window"),
+    [
+        (MistralForCausalLM, MistralConfig, {"sliding_window": 12}, 12),
+        (MistralForCausalLM, MistralConfig, {"sliding_window": None}, None),
+        (Gemma2ForCausalLM, Gemma2Config, {"sliding_window": 12}, 12),
+        (Qwen2ForCausalLM, Qwen2Config, {"sliding_window": 12}, None),
+        (
+            Qwen2ForCausalLM,
+            Qwen2Config,
+            {"sliding_window": 12, "use_sliding_window": True, "max_window_layers": 1},
+            12,
+        ),
+        (LlamaForCausalLM, LlamaConfig, {}, None),
+    ],
+)
+def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> None:
+    """And a token beyond it not: a graph that attends to all would compute something else there.
+    Engines with attention of their own refuse just those models."""
+    model = make(kind, config, **changes)
+    assert window_of(model) == window
+    assert sees_all(model, window or 40)
+    assert sees_all(model, (window or 40) + 1) == (window is None)
+    if window is None:
+        check_model(model)
+    else:
+        with pytest.raises(Unsupported, match="sliding_attention"):
+            check_model(model)
+        assert description.misfit(model)
+
+
+def test_layers_without_a_number_of_positions_become_no_graph() -> None:
+    """There is no length up to which they see all."""
+    model = make(LlamaForCausalLM, LlamaConfig)
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(Unsupported, match=r"see a part of the text only \(linear_attention\)"):
+        window_of(model)
+
+
+@pytest.mark.parametrize(
+    ("rope", "moves"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, True),
+        ({"rope_type": "longrope", **_LONG, **_FACTORS}, True),
+        ({"rope_type": "yarn", **_LONG}, False),
+        ({"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}, False),
+        ({"rope_type": "default", "rope_theta": 10000.0}, False),
+    ],
+)
+@torch.inference_mode()
+def test_angles_that_depend_on_the_length_are_refused(rope, moves) -> None:
+    """The angles of the first positions, in a short text and in one beyond the model's own."""
+    model = make(LlamaForCausalLM, LlamaConfig, rope_parameters=rope)
+    table = [model.model.rotary_emb(torch.zeros(1), torch.arange(n)[None])[0] for n in (9, 90)]
+    assert torch.allclose(table[0], table[1][:, :9]) != moves
+    assert (reach.moving_rotation(model) == rope["rope_type"]) == moves
+    if moves:
+        for refuse in (window_of, lambda one: description.read(one, positions=64)):
+            with pytest.raises(Unsupported, match="rotary positions"):
+                refuse(model)
+    else:
+        assert window_of(model) is None
