@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -220,6 +221,48 @@ def test_a_gated_layer_with_another_activation_stays_as_it_is() -> None:
     expected = model(inputs)
     assert pack(model) == "3 layers" and isinstance(model[0], Gated)
     torch.testing.assert_close(model(inputs), expected)
+
+
+class AnotherGated(Gated):
+    """Layers of the same names, computed from other inputs."""
+
+    def forward(self, inputs: torch.Tensor, scale: float) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs) * scale
+
+
+class InAPair(Gated):
+    """The same layer, whose output comes with something else."""
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return super().forward(inputs), None
+
+
+@pytest.mark.parametrize("kind", [AnotherGated, InAPair])
+def test_a_gated_layer_called_in_another_way_stays_as_it_is(kind: type[Gated]) -> None:
+    """A forward that cannot be asked the usual way must not end the load."""
+    model = torch.nn.Sequential(kind(torch.nn.SiLU(), together=False, bias=False))
+    assert pack(model) == "3 layers" and isinstance(model[0], kind)
+
+
+def test_plain_matrices_are_freed_while_others_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain and packed matrices together are never many more than the model has."""
+    layers = [torch.nn.Linear(96, 96) for _ in range(5)]
+    model = torch.nn.Sequential(*layers, *(Gated(torch.nn.SiLU(), False, False) for _ in range(5)))
+    plain = [weakref.ref(each) for each in model.parameters() if each.dim() == 2]
+    packed, most = 0, 0
+
+    class Counted(PackedLinear):
+        def __init__(self, linear: torch.nn.Linear) -> None:
+            nonlocal packed, most
+            super().__init__(linear)
+            packed += 1
+            most = max(most, packed + sum(each() is not None for each in plain))
+
+    del layers
+    monkeypatch.setattr("workloads.generation.packed.PackedLinear", Counted)
+    pack(model)
+    assert packed == len(plain) == 20
+    assert most <= len(plain) + 6  # a gated layer has three matrices; the one before may be held
 
 
 @pytest.mark.parametrize("bias", [False, True])
