@@ -14,7 +14,7 @@ from workloads.errors import Unsupported
 from workloads.generation import kv_cache
 from workloads.training import apart
 
-WORK = kv_cache.Decode(kv_cache.KVCache([(1, 4)]), [[0]], torch.float32, torch.device("cpu"))
+WORK = kv_cache.Decode(kv_cache.KVCache(1, 4), [(0, [0])], torch.float32, torch.device("cpu"))
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "KV cache": (kv_cache.attend, {"cache_pass": WORK}),
     "apart": (apart.attend, {"position_ids": torch.tensor([[0]])}),
