@@ -14,7 +14,7 @@ from workloads.errors import Unsupported
 from workloads.generation import kv_cache
 from workloads.training import apart
 
-WORK = kv_cache.Decode(kv_cache.KVCache([(1, 4)]), [[0]], torch.float32, torch.device("cpu"))
+WORK = kv_cache.Decode(kv_cache.KVCache(1, 4), [(0, [0])], torch.float32, torch.device("cpu"))
 OURS: dict[str, tuple[Any, dict[str, Any]]] = {
     "KV cache": (kv_cache.attend, {"cache_pass": WORK}),
     "apart": (apart.attend, {"position_ids": torch.tensor([[0]])}),
@@ -62,3 +62,18 @@ def test_apart_is_causal_attention_of_each_sample(lengths: list[int], groups: in
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     expected_gradients = torch.autograd.grad((expected * weights).sum(), heads)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_apart_under_autocast_is_that_of_the_rounded_heads(kind: torch.dtype) -> None:
+    """Rotary embeddings leave query and key in fp32, beside a value from a product in 16 bits."""
+    rounded = [each.to(kind) for each in torch.randn(3, 1, 2, 9, 8).unbind()]
+    query, key, value = rounded[0].float(), rounded[1].float(), rounded[2]
+    query.requires_grad_()
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with torch.autocast("cpu", dtype=kind):
+        found, _ = apart.attend(torch.nn.Module(), query, key, value, None, position_ids=places)
+    expected, _ = apart.attend(torch.nn.Module(), *rounded, None, position_ids=places)
+    assert found.dtype is kind and torch.equal(found, expected)
+    (gradient,) = torch.autograd.grad(found.float().sum(), query)
+    assert gradient.dtype is torch.float32 and gradient.isfinite().all()

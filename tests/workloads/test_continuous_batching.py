@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +22,8 @@ from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
-from workloads.generation.continuous_batching import Admission, Text, best_tokens
-from workloads.generation.kv_cache import KVCache, region_sizes
+from workloads.generation.continuous_batching import Admission, Move, best_tokens, generate
+from workloads.generation.kv_cache import KVCache, length_classes
 from workloads.generation.packed import GatedProduct, Int8Linear, LeftLinear, PackedLinear, pack
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
@@ -105,9 +108,9 @@ def test_the_kv_cache_has_no_slot_without_a_prompt(
     """A batch size beyond the prompts takes no memory for those that are not there."""
     made: list[int] = []
 
-    def noted(sizes: list[tuple[int, int]]) -> KVCache:
-        made.extend(slots for slots, _ in sizes)
-        return KVCache(sizes)
+    def noted(slot_count: int, capacity: int) -> KVCache:
+        made.append(slot_count)
+        return KVCache(slot_count, capacity)
 
     monkeypatch.setattr(kv_cache, "KVCache", noted)
     result = worker.run(dataset, batch_size=slots, batching="continuous")
@@ -222,6 +225,48 @@ def test_a_gated_layer_with_another_activation_stays_as_it_is() -> None:
     torch.testing.assert_close(model(inputs), expected)
 
 
+class AnotherGated(Gated):
+    """Layers of the same names, computed from other inputs."""
+
+    def forward(self, inputs: torch.Tensor, scale: float) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs) * scale
+
+
+class InAPair(Gated):
+    """The same layer, whose output comes with something else."""
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return super().forward(inputs), None
+
+
+@pytest.mark.parametrize("kind", [AnotherGated, InAPair])
+def test_a_gated_layer_called_in_another_way_stays_as_it_is(kind: type[Gated]) -> None:
+    """A forward that cannot be asked the usual way must not end the load."""
+    model = torch.nn.Sequential(kind(torch.nn.SiLU(), together=False, bias=False))
+    assert pack(model) == "3 layers" and isinstance(model[0], kind)
+
+
+def test_plain_matrices_are_freed_while_others_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain and packed matrices together are never many more than the model has."""
+    layers = [torch.nn.Linear(96, 96) for _ in range(5)]
+    model = torch.nn.Sequential(*layers, *(Gated(torch.nn.SiLU(), False, False) for _ in range(5)))
+    plain = [weakref.ref(each) for each in model.parameters() if each.dim() == 2]
+    packed, most = 0, 0
+
+    class Counted(PackedLinear):
+        def __init__(self, linear: torch.nn.Linear) -> None:
+            nonlocal packed, most
+            super().__init__(linear)
+            packed += 1
+            most = max(most, packed + sum(each() is not None for each in plain))
+
+    del layers
+    monkeypatch.setattr("workloads.generation.packed.PackedLinear", Counted)
+    pack(model)
+    assert packed == len(plain) == 20
+    assert most <= len(plain) + 6  # a gated layer has three matrices; the one before may be held
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @torch.inference_mode()
 def test_int8_weights_multiply_int8_activations(bias: bool) -> None:
@@ -245,48 +290,93 @@ def test_a_slot_takes_memory_where_it_is_written() -> None:
     """Attention reads beyond the ends of shorter slots; that must not bring their memory in."""
     like = torch.zeros(1, 4, 1, 64)
     before = resident_bytes()
-    cache = KVCache([(16, 1 << 14)])
-    keys, values = (cache.slots(held, 0, 4) for held in cache.layer(0, like, like))  # 256 MiB each
+    cache = KVCache(16, 1 << 14)
+    keys, values = (cache.slots(held) for held in cache.layer(0, like, like))  # 256 MiB each
     keys[:, :, :16] = values[:, :, :16] = 1.0
     assert keys.sum() == values.sum() == 16 * 4 * 16 * 64
     assert resident_bytes() - before < 64 << 20
 
 
-@given(totals=st.lists(st.integers(1, 2000), min_size=1, max_size=40), slot_count=st.integers(1, 9))
+@given(totals=st.lists(st.integers(1, 2000), min_size=1, max_size=40))
 @examples(deadline=None, max_examples=40)
-def test_every_text_has_room_in_a_region_of_its_length(totals: list[int], slot_count: int) -> None:
-    """Regions are ordered, have no more slots than texts, and waste at most a third of a slot."""
-    sizes = region_sizes(totals, slot_count, torch.device("cpu"))
-    capacities = [capacity for _, capacity in sizes]
-    assert capacities == sorted(set(capacities)) and capacities[-1] == max(totals)
-    for number, (slots, capacity) in enumerate(sizes):
-        below = capacities[number - 1] if number else 0
-        own = [total for total in totals if below < total <= capacity]
-        assert slots == min(slot_count, len(own))
-        assert capacity <= max(kv_cache.SHORTEST, 1.5 * min(own) + 1)
-    assert region_sizes(totals, slot_count, torch.device("meta")) == [
-        (min(slot_count, len(totals)), max(totals))
-    ]
+def test_a_class_of_lengths_wastes_at_most_a_third(totals: list[int]) -> None:
+    """Classes follow lengths, and beyond the first its longest text has half as much more."""
+    classes = length_classes(totals, torch.device("cpu"))
+    assert [c for _, c in sorted(zip(totals, classes, strict=True))] == sorted(classes)
+    for each in set(classes):
+        own = [total for total, c in zip(totals, classes, strict=True) if c == each]
+        assert max(own) <= max(kv_cache.SHORTEST, 1.5 * min(own) + 1)
+    assert set(length_classes(totals, torch.device("meta"))) == {0}
+
+
+class Echo(torch.nn.Module):
+    """A model of one layer of attention, for the counting of memory; continues with token 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.register_buffer("layer_idx", torch.tensor(0))
+        self.caches: set[KVCache] = set()
+
+    dtype = torch.float32
+
+    def forward(self, input_ids: torch.Tensor, cache_pass: Any, **others: Any) -> Any:
+        rows, positions = input_ids.shape
+        heads = torch.ones(rows, 1, positions, 2)
+        kv_cache.attend(self, heads, heads, heads, None, cache_pass=cache_pass)
+        self.caches.add(cache_pass.cache)
+        last = others.get("logits_to_keep")  # in a prefill
+        count = (rows, 1) if last is None else (1, len(last))
+        return SimpleNamespace(logits=torch.tensor([0.0, 1.0]).expand(*count, 2))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 900), min_size=1, max_size=12),
+    slot_count=st.integers(1, 6),
+    output_tokens=st.integers(1, 5),
+)
+@examples(deadline=None, max_examples=20)
+def test_no_more_memory_than_slots_of_the_longest_text(
+    lengths: list[int], slot_count: int, output_tokens: int
+) -> None:
+    """An emulated card's limit counts memory that is asked for, be it used or not; texts of
+    unlike lengths must not have some for each kind."""
+    model = Echo()
+    done = generate(
+        model,
+        [[0] * length for length in lengths],
+        slot_count=slot_count,
+        output_tokens=output_tokens,
+        end_token_ids=frozenset(),
+        on_admit=lambda _: None,
+        on_step=lambda _: None,
+    )
+    assert done.tokens == [[1] * output_tokens] * len(lengths)
+    (cache,) = model.caches
+    one = torch.zeros(1, 1, 1, 2)
+    most = slot_count * (max(lengths) + output_tokens)
+    assert all(held.numel() <= most * 2 for held in cache.layer(0, one, one))
 
 
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=8), heads=st.sampled_from([1, 3]))
 @examples(deadline=None, max_examples=25)
 def test_a_token_attends_to_its_own_text_alone(lengths: list[int], heads: int) -> None:
-    """Texts of several regions: each row's result is attention over its own keys and values."""
+    """Texts in groups, with free slots between: each row's result is attention over its own keys
+    and values."""
     torch.manual_seed(len(lengths))
     ordered = sorted(lengths)
-    cache = KVCache(region_sizes(ordered, len(ordered), torch.device("cpu")))
+    cache = KVCache(2 * len(ordered), ordered[-1])
     query = torch.randn(len(ordered), 2 * heads, 1, 8)
     key, value = torch.randn(2, len(ordered), heads, 1, 8).unbind()
     held = cache.layer(0, key, value)
-    positions: list[list[int]] = [[] for _ in cache.regions]
+    groups: dict[int, tuple[int, list[int]]] = {}
     expected = []
     for row, length in enumerate(ordered):
-        region = next(n for n, each in enumerate(cache.regions) if each.capacity >= length)
+        first, positions = groups.setdefault(length // 50, (row + len(groups), []))
         past = torch.randn(2, heads, length - 1, 8)
         for part, own in zip(held, past, strict=True):
-            cache.slots(part, region, heads)[len(positions[region]), :, : length - 1] = own
-        positions[region].append(length - 1)
+            cache.slots(part)[first + len(positions), :, : length - 1] = own
+        positions.append(length - 1)
         keys, values = (
             torch.cat([own, new[row]], 1)[None] for own, new in zip(past, (key, value), strict=True)
         )
@@ -295,7 +385,7 @@ def test_a_token_attends_to_its_own_text_alone(lengths: list[int], heads: int) -
                 query[row : row + 1], keys, values, enable_gqa=True
             )
         )
-    work = kv_cache.Decode(cache, positions, torch.float32, torch.device("cpu"))
+    work = kv_cache.Decode(cache, [*groups.values()], torch.float32, torch.device("cpu"))
     layer = torch.nn.Module()
     layer.register_buffer("layer_idx", torch.tensor(0))
     found, _ = kv_cache.attend(layer, query, key, value, None, cache_pass=work)
@@ -387,25 +477,38 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
 def test_every_prompt_gets_a_slot_once_and_slots_stay_together(
     lengths: list[int], slot_count: int, chance: Random
 ) -> None:
-    """Whatever ends when: no slot holds two texts, moves follow texts, and all prompts are read."""
-    regions = [length // 250 for length in lengths]
-    admission = Admission(lengths, slot_count, regions)
-    slots: dict[tuple[int, int], Text] = {}  # what a slot's memory holds
+    """Whatever ends when: no slot holds two texts, moves follow texts, those of a class stand side
+    by side, and all prompts are read."""
+    classes = [length // 150 for length in lengths]
+    admission = Admission(lengths, slot_count, classes)
+    memory: dict[int, int] = {}  # of each slot whose text it holds
     read: list[int] = []
+
+    def carry_out(moves: list[Move]) -> None:
+        for text, source, target in moves:
+            assert memory.pop(source) == text.index and target not in memory
+            memory[target] = text.index
+
     while not admission.over:
-        for text in admission.admit():
-            slots[text.region, text.slot] = text
+        admitted, moves = admission.admit()
+        carry_out(moves)
+        for text in admitted:
+            assert text.slot not in memory
+            memory[text.slot] = text.index
+            text.ids.append(0)
             read.append(text.index)
         running = [text for texts in admission.running for text in texts]
         assert running, "nothing runs, and nothing was admitted"
-        assert len(running) <= slot_count
         ended = {text.index for text in running if chance.random() < 0.3}
-        for text, source in admission.remove(lambda text: text.index in ended):  # noqa: B023
-            assert slots[text.region, source] is text
-            slots[text.region, text.slot] = text
-        for region, texts in enumerate(admission.running):
-            for slot, text in enumerate(texts):
-                assert slots[region, slot] is text
-                assert (text.region, text.slot) == (region, slot) == (regions[text.index], slot)
-                assert text.index not in ended
+        moves = admission.remove(lambda text: text.index in ended)  # noqa: B023
+        memory = {slot: index for slot, index in memory.items() if index not in ended}
+        carry_out(moves)
+        own = [texts[0].length_class for texts in admission.running]
+        assert own == sorted(set(own))
+        for texts in admission.running:
+            first = texts[0].slot
+            assert [text.slot for text in texts] == list(range(first, first + len(texts)))
+            assert {text.length_class for text in texts} == {classes[texts[0].index]}
+        assert memory == {text.slot: text.index for texts in admission.running for text in texts}
+        assert all(0 <= slot < slot_count for slot in memory)
     assert read == list(range(len(lengths)))

@@ -11,11 +11,11 @@ Decisions (which prompts when, which slot) are those of ``Admission``, which kno
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +36,8 @@ class Text:
 
     index: int  # of the prompt
     prompt_tokens: int
-    region: int  # of the KV cache
-    slot: int  # of the region
+    length_class: int
+    slot: int
     ids: list[int] = field(default_factory=list)  # generated
 
     @property
@@ -46,60 +46,122 @@ class Text:
         return self.prompt_tokens + len(self.ids) - 1
 
 
+class Move(NamedTuple):
+    """A text goes to a slot that is free by then; moves are carried out one after the other."""
+
+    text: Text
+    source: int
+    target: int
+
+
 class Admission:
-    """Assigns prompts that wait to slots that are free; in each region those in use come first.
+    """Assigns prompts that wait to slots that are free.
+
+    Texts of one class of lengths are in slots side by side, classes in ascending order, with free
+    slots anywhere between classes. To make room in a class, those between it and a free slot each
+    send one text from one side to the other.
 
     Args:
         lengths: tokens of each prompt.
         slot_count: texts that are worked on at a time.
-        regions: of each prompt the region of the KV cache in which it has room.
+        length_classes: of each prompt with its text.
     """
 
-    def __init__(self, lengths: Sequence[int], slot_count: int, regions: Sequence[int]) -> None:
+    def __init__(
+        self, lengths: Sequence[int], slot_count: int, length_classes: Sequence[int]
+    ) -> None:
         self._lengths = lengths
-        self._slots = slot_count
-        self._regions = regions
+        self._classes = length_classes
         self._next = 0
-        self.running: list[list[Text]] = [[] for _ in range(max(regions) + 1)]
+        self._slots: list[Text | None] = [None] * slot_count
         # Reading a prompt costs a pass of its own; a few slots may wait for company.
         self._together = max(1, slot_count // 8)
 
     @property
     def over(self) -> bool:
-        return self._next == len(self._lengths) and not any(self.running)
+        return self._next == len(self._lengths) and not any(self._slots)
 
-    def admit(self) -> list[Text]:
-        """The prompts to read now, if any; each takes the slot behind those in use."""
-        free = self._slots - sum(map(len, self.running))
+    @property
+    def running(self) -> list[list[Text]]:
+        """The texts of each class that has any, in the order of their slots."""
+        texts = [text for text in self._slots if text]
+        return [list(own) for _, own in groupby(texts, lambda text: text.length_class)]
+
+    def admit(self) -> tuple[list[Text], list[Move]]:
+        """The prompts to read now, if any, in their slots, and the moves that made room before."""
+        free = self._slots.count(None)
         waiting = len(self._lengths) - self._next
-        if not waiting or free < min(self._together, waiting):
-            return []
         admitted: list[Text] = []
+        moves: list[Move] = []
+        if not waiting or free < min(self._together, waiting):
+            return admitted, moves
         tokens = 0
         while self._next < len(self._lengths) and len(admitted) < free:
-            length, region = self._lengths[self._next], self._regions[self._next]
+            length, own = self._lengths[self._next], self._classes[self._next]
             if admitted and tokens + length > PREFILL_TOKENS:
                 break
-            slot = len(self.running[region])
-            text = Text(index=self._next, prompt_tokens=length, region=region, slot=slot)
-            self.running[region].append(text)
+            slot, made_room = self._make_room(own)
+            # One that is yet to be read has nothing in its slot.
+            moves += [move for move in made_room if move.text.ids]
+            text = Text(index=self._next, prompt_tokens=length, length_class=own, slot=slot)
+            self._slots[slot] = text
             admitted.append(text)
             tokens += length
             self._next += 1
-        return admitted
+        return admitted, moves
 
-    def remove(self, ended: Callable[[Text], bool]) -> list[tuple[Text, int]]:
-        """Take ended texts out; texts moved to close the gaps, with the slot that each left."""
+    def remove(self, ended: Callable[[Text], bool]) -> list[Move]:
+        """Take ended texts out; the last ones of their class close the gaps."""
         moves = []
         for texts in self.running:
-            for slot in range(len(texts)):
+            first = texts[0].slot
+            self._slots[first : first + len(texts)] = [None] * len(texts)
+            for at in range(len(texts)):
                 while texts and ended(texts[-1]):
                     texts.pop()
-                if slot < len(texts) and ended(texts[slot]):
-                    texts[slot] = texts.pop()
-                    moves.append((texts[slot], texts[slot].slot))
-                    texts[slot].slot = slot
+                if at < len(texts) and ended(texts[at]):
+                    text = texts[at] = texts.pop()
+                    moves.append(Move(text, text.slot, first + at))
+                    text.slot = first + at
+            self._slots[first : first + len(texts)] = texts
         return moves
+
+    def _make_room(self, length_class: int) -> tuple[int, list[Move]]:
+        """A free slot at an end of the class, in the direction in which fewer texts move."""
+        texts = [text for text in self._slots if text]
+        above = 1 + max((t.slot for t in texts if t.length_class <= length_class), default=-1)
+        below = -1 + min(
+            (t.slot for t in texts if t.length_class >= length_class), default=len(self._slots)
+        )
+        free = [slot for slot, text in enumerate(self._slots) if not text]
+        ways = [(above, self._way(slot, above)) for slot in free if slot >= above][:1]
+        ways += [(below, self._way(slot, below)) for slot in free if slot <= below][-1:]
+        made, way = min(ways, key=lambda each: len(each[1]))
+        moves = []
+        for source, target in way:
+            text = self._slots[source]
+            assert text
+            self._slots[source], self._slots[target], text.slot = None, text, target
+            moves.append(Move(text, source, target))
+        return made, moves
+
+    def _way(self, free: int, to: int) -> list[tuple[int, int]]:
+        """From which slot to which texts move until the slot ``to`` is free instead of ``free``,
+        with all between them in use."""
+        step = 1 if to > free else -1
+        way = []
+        while free != to:
+            far = free + step
+            own = self._class_in(far)
+            while far != to and self._class_in(far + step) == own:
+                far += step
+            way.append((far, free))
+            free = far
+        return way
+
+    def _class_in(self, slot: int) -> int | None:
+        text = self._slots[slot]
+        return text.length_class if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,13 +228,9 @@ def generate(
     lengths = [len(prompt) for prompt in prompts]
     totals = [length + output_tokens for length in lengths]
     device = next(model.parameters()).device
-    cache = kv_cache.KVCache(kv_cache.region_sizes(totals, slot_count, device))
-    capacities = [region.capacity for region in cache.regions]
-    admission = Admission(
-        lengths,
-        min(slot_count, len(prompts)),
-        [bisect.bisect_left(capacities, total) for total in totals],
-    )
+    slot_count = min(slot_count, len(prompts))
+    cache = kv_cache.KVCache(slot_count, max(totals))
+    admission = Admission(lengths, slot_count, kv_cache.length_classes(totals, device))
     found: list[list[int]] = [[] for _ in prompts]
     computed = 0
 
@@ -184,18 +242,24 @@ def generate(
             text.ids.append(token)
             found[text.index] = text.ids
         on_step([text.index for text in texts])
-        for text, source in admission.remove(ended):
-            cache.move(text.region, source, text.slot, text.length)
+        carry_out(admission.remove(ended))
+
+    def carry_out(moves: Sequence[Move]) -> None:
+        for text, source, target in moves:
+            cache.move(source, target, text.length)
 
     while not admission.over:
-        if admitted := admission.admit():
+        admitted, moves = admission.admit()
+        carry_out(moves)
+        if admitted:
             on_admit([text.index for text in admitted])
             take(admitted, _read(model, cache, prompts, admitted, device))
             computed += sum(text.prompt_tokens for text in admitted)
         else:
-            texts = [text for region in admission.running for text in region]
+            running = admission.running
+            texts = [text for own in running for text in own]
             computed += len(texts)
-            take(texts, _decode(model, cache, admission.running, device))
+            take(texts, _decode(model, cache, running, device))
     return Completed(tokens=found, computed_tokens=computed)
 
 
@@ -211,7 +275,7 @@ def _read(
     positions: list[int] = []
     segments = []
     for text in admitted:
-        segments.append(kv_cache.Segment(text.region, text.slot, len(ids), text.prompt_tokens))
+        segments.append(kv_cache.Segment(text.slot, len(ids), text.prompt_tokens))
         ids += prompts[text.index]
         positions += range(text.prompt_tokens)
     last = torch.tensor([s.start + s.length - 1 for s in segments], device=device)
@@ -231,9 +295,9 @@ def _decode(
     running: Sequence[Sequence[Text]],
     device: torch.device,
 ) -> list[int]:
-    """One more token of each text, region by region."""
-    positions = [[text.length for text in texts] for texts in running]
-    work = kv_cache.Decode(cache, positions, model.dtype, device)
+    """One more token of each text, class by class."""
+    groups = [(texts[0].slot, [text.length for text in texts]) for texts in running]
+    work = kv_cache.Decode(cache, groups, model.dtype, device)
     tokens = [[text.ids[-1]] for texts in running for text in texts]
     logits = model(
         input_ids=torch.tensor(tokens, device=device),

@@ -9,7 +9,7 @@ its own and its memory is taken once. A pass over the model is one of two kinds:
     decode    one token for each slot, [slots, 1]; each attends to its own slot
 
 A decoding step waits for memory: it reads all keys and values. One call of attention reads every
-row up to the longest, so slots come in regions of like capacity, and each region has a call.
+row up to the longest, so texts of like length stand side by side, and each such group has a call.
 
 Models reach this through transformers' attention interface, under the name ``NAME``: whatever
 architecture calls it with its keys and values works here, and its cache stays unused.
@@ -17,6 +17,7 @@ architecture calls it with its keys and values works here, and its cache stays u
 
 from __future__ import annotations
 
+import bisect
 import math
 import mmap
 from collections.abc import Sequence
@@ -32,24 +33,14 @@ from workloads.errors import Unsupported
 
 #: The name of the attention function in transformers' registry.
 NAME = "nightgrid_kv_cache"
-#: Positions of a slot in the first region; each further region has half as many more.
+#: Most positions of a text in the first class of lengths; each further class has half as many more.
 SHORTEST = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Slots of one capacity, one behind the other in the memory of each layer."""
-
-    slots: int
-    capacity: int  # positions of a slot
-    start: int  # positions of the regions before it
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One prompt within a prefill: where its tokens stand, and which slot keeps them."""
 
-    region: int
     slot: int
     start: int
     length: int
@@ -65,20 +56,21 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of a decoding step that are in one region: its first slots, in order."""
+    """The rows of a decoding step whose texts are of like length, in slots side by side."""
 
-    region: int
+    slots: slice
     rows: slice
     longest: int  # positions that any of them attends to
     mask: torch.Tensor  # [rows, 1, 1, longest], added to the scores: 0 or -inf
 
 
 class Decode:
-    """A pass over one token for each slot in use, region by region.
+    """A pass over one token for each slot in use, group by group.
 
     Args:
         cache: of the texts.
-        positions: of the tokens, in each slot from 0: for each region those of its first slots.
+        groups: of each the first slot, and for this and those behind it the positions of the
+            tokens, in each slot from 0.
         dtype: of the model.
         device: of the model.
     """
@@ -86,38 +78,33 @@ class Decode:
     def __init__(
         self,
         cache: KVCache,
-        positions: Sequence[Sequence[int]],
+        groups: Sequence[tuple[int, Sequence[int]]],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.cache = cache
         self.groups: list[Group] = []
-        starts: list[int] = []
-        capacities: list[int] = []
-        for number, (region, own) in enumerate(zip(cache.regions, positions, strict=True)):
-            if not own:
-                continue
+        slots: list[int] = []
+        for first, own in groups:
             longest = max(own) + 1
             beyond = torch.arange(longest)[None, :] > torch.tensor(own)[:, None]
             mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))
-            rows = slice(len(starts), len(starts) + len(own))
-            mask = mask[:, None, None, :].to(device)
-            self.groups.append(Group(number, rows, longest, mask))
-            starts += [region.start + slot * region.capacity for slot in range(len(own))]
-            capacities += [region.capacity] * len(own)
+            rows = slice(len(slots), len(slots) + len(own))
+            at = slice(first, first + len(own))
+            self.groups.append(Group(at, rows, longest, mask[:, None, None, :].to(device)))
+            slots += range(at.start, at.stop)
         self.positions = torch.tensor(
-            [position for own in positions for position in own], device=device
+            [position for _, own in groups for position in own], device=device
         )
-        self._starts = torch.tensor(starts, device=device)
-        self._capacities = torch.tensor(capacities, device=device)
+        self._slots = torch.tensor(slots, device=device)
         self._cells: dict[int, torch.Tensor] = {}
 
     def cells(self, heads: int) -> torch.Tensor:
         """Place for what the tokens add to a layer of so many heads: row by row, head by head."""
         if heads not in self._cells:
-            head = torch.arange(heads, device=self._starts.device)
-            starts = (self._starts * heads + self.positions)[:, None]
-            self._cells[heads] = (starts + head * self._capacities[:, None]).view(-1)
+            head = torch.arange(heads, device=self._slots.device)
+            rows = self._slots[:, None] * heads + head
+            self._cells[heads] = (rows * self.cache.capacity + self.positions[:, None]).view(-1)
         return self._cells[heads]
 
 
@@ -131,16 +118,13 @@ class KVCache:
     byte of it is.
 
     Args:
-        sizes: of each region its slots and their capacity.
+        slot_count: texts that have room at a time.
+        capacity: positions of each.
     """
 
-    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        regions, start = [], 0
-        for slots, capacity in sizes:
-            regions.append(Region(slots, capacity, start))
-            start += slots * capacity
-        self.regions: Sequence[Region] = regions
-        self.positions = start
+    def __init__(self, slot_count: int, capacity: int) -> None:
+        self.slot_count = slot_count
+        self.capacity = capacity
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def layer(
@@ -151,15 +135,12 @@ class KVCache:
             self._layers[index] = (self._zeros(key), self._zeros(value))
         return self._layers[index]
 
-    def slots(self, held: torch.Tensor, region: int, heads: int) -> torch.Tensor:
-        """A region of a layer's keys or values: [slots, heads, capacity, width]."""
-        at = self.regions[region]
-        size = at.slots * at.capacity * heads
-        part = held[at.start * heads : at.start * heads + size]
-        return part.view(at.slots, heads, at.capacity, -1)
+    def slots(self, held: torch.Tensor) -> torch.Tensor:
+        """A layer's keys or values: [slots, heads, capacity, width]."""
+        return held.view(self.slot_count, -1, self.capacity, held.shape[1])
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self.positions * like.shape[1], like.shape[3])
+        shape = (self.slot_count * self.capacity * like.shape[1], like.shape[3])
         if like.device.type != "cpu":
             return like.new_zeros(shape)
         # Zeros of torch are written one by one, those of numpy lie in large pages.
@@ -170,33 +151,25 @@ class KVCache:
                 memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
-    def move(self, region: int, source: int, target: int, length: int) -> None:
+    def move(self, source: int, target: int, length: int) -> None:
         """Copy the first positions of one slot into another, whose own text is gone."""
         for layer in self._layers.values():
             for held in layer:
-                heads = held.shape[0] // self.positions
-                slots = self.slots(held, region, heads)
+                slots = self.slots(held)
                 slots[target, :, :length] = slots[source, :, :length]
 
 
-def region_sizes(
-    totals: Sequence[int], slot_count: int, device: torch.device
-) -> list[tuple[int, int]]:
-    """Slots and capacity of each region, shortest first, for texts of these lengths at most.
+def length_classes(totals: Sequence[int], device: torch.device) -> list[int]:
+    """The class of each text, by its length at most; those of one class are attended to together.
 
-    Elsewhere than on a CPU memory that is asked for is taken, so there is one region.
+    Elsewhere than on a CPU there is one class: a layer has one call, and no text makes room.
     """
     if device.type != "cpu":
-        return [(min(slot_count, len(totals)), max(totals))]
-    sizes: list[tuple[int, int]] = []
-    bound, left = SHORTEST, sorted(totals)
-    while left:
-        own = [total for total in left if total <= bound]
-        if own:
-            sizes.append((min(slot_count, len(own)), own[-1]))
-        left = left[len(own) :]
-        bound = bound * 3 // 2
-    return sizes
+        return [0] * len(totals)
+    bounds = [SHORTEST]
+    while bounds[-1] < max(totals):
+        bounds.append(bounds[-1] * 3 // 2)
+    return [bisect.bisect_left(bounds, total) for total in totals]
 
 
 def attend(
@@ -248,8 +221,7 @@ def _prefill(
         here = slice(segment.start, segment.start + segment.length)
         own_key, own_value = key[:, :, here], value[:, :, here]
         for held, own in ((keys, own_key), (values, own_value)):
-            slots = work.cache.slots(held, segment.region, own.shape[1])
-            slots[segment.slot, :, : segment.length] = own[0]
+            work.cache.slots(held)[segment.slot, :, : segment.length] = own[0]
         parts.append(
             scaled_dot_product_attention(
                 query[:, :, here],
@@ -279,14 +251,14 @@ def _decode(
     values.index_put_((cells,), value.reshape(-1, value.shape[3]))
     # Heads that share keys stand side by side as if they were positions: nothing is repeated.
     grouped = query.view(count, kept, heads // kept, width)
+    all_keys, all_values = work.cache.slots(keys), work.cache.slots(values)
     parts = []
     for group in work.groups:
-        slots = slice(group.rows.stop - group.rows.start)
         parts.append(
             scaled_dot_product_attention(
                 grouped[group.rows],
-                work.cache.slots(keys, group.region, kept)[slots, :, : group.longest],
-                work.cache.slots(values, group.region, kept)[slots, :, : group.longest],
+                all_keys[group.slots, :, : group.longest],
+                all_values[group.slots, :, : group.longest],
                 attn_mask=group.mask,
                 scale=scaling,
             )

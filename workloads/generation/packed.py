@@ -16,8 +16,8 @@ activation and the gate, where they would have gone through memory twice more.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -136,35 +136,49 @@ def pack(model: torch.nn.Module) -> str:
     """
     if not torch.backends.mkldnn.is_available():
         raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
+    holders = Counter(
+        id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
+    )
     with torch.no_grad():
-        gated = [_fuse(*each) for each in list(_children(model))]
-        found = [
-            (module, name, child)
-            for module, name, child in _children(model)
-            if type(child) is torch.nn.Linear
-            and child.weight.device.type == "cpu"
-            and (_plain(child) or _int8_weight_only(child))
-        ]
-        if not found and not any(gated):
-            raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
-        holders = Counter(
-            id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
-        )
-        in_int8, rows_of = 0, defaultdict[torch.nn.Module, Rows8](Rows8)
-        for module, name, child in found:
-            layer: torch.nn.Module
-            if not _plain(child):
-                layer, in_int8 = Int8Linear(child, rows_of[module]), in_int8 + 1
-            else:
-                layer = (LeftLinear if holders[id(child.weight)] > 1 else PackedLinear)(child)
-            setattr(module, name, layer)
-            del child
-    parts = [f"{len(found) + 3 * sum(gated)} layers"]
-    if in_int8:
-        parts.append(f"{in_int8} with activations in int8, a scale for each row")
-    if any(gated):
-        parts.append(f"{sum(gated)} gated feed-forward layers in one piece")
+        done = _pack_children(model, holders)
+    layers = done[PackedLinear] + done[LeftLinear] + done[Int8Linear]
+    if not done.total():
+        raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
+    parts = [f"{layers + 3 * done[GatedProduct]} layers"]
+    if done[Int8Linear]:
+        parts.append(f"{done[Int8Linear]} with activations in int8, a scale for each row")
+    if done[GatedProduct]:
+        parts.append(f"{done[GatedProduct]} gated feed-forward layers in one piece")
     return ", ".join(parts)
+
+
+def _pack_children(module: torch.nn.Module, holders: Mapping[int, int]) -> Counter[type]:
+    """Replace what can be packed within a module; how many of each kind.
+
+    Goes by names and keeps no list of modules, so that each matrix is freed when it is packed.
+
+    Args:
+        module: whose children are replaced, and theirs.
+        holders: of each matrix, by id, how many modules have it.
+    """
+    done, rows = Counter[type](), Rows8()
+    for name in [name for name, _ in module.named_children()]:
+        child = module.get_submodule(name)
+        layer: torch.nn.Module | None
+        if type(child) is not torch.nn.Linear:
+            layer = _fused(child)
+        elif child.weight.device.type != "cpu":
+            layer = None
+        elif _plain(child):
+            layer = (LeftLinear if holders[id(child.weight)] > 1 else PackedLinear)(child)
+        else:
+            layer = Int8Linear(child, rows) if _int8_weight_only(child) else None
+        if layer is None:
+            done += _pack_children(child, holders)
+        else:
+            setattr(module, name, layer)
+            done[type(layer)] += 1
+    return done
 
 
 def _plain(linear: torch.nn.Linear) -> bool:
@@ -186,33 +200,28 @@ def _int8_weight_only(linear: torch.nn.Linear) -> bool:
     )
 
 
-def _children(
-    model: torch.nn.Module,
-) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
-    """Each module's own children, by name."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            yield module, name, child
-
-
-def _fuse(module: torch.nn.Module, name: str, child: torch.nn.Module) -> bool:
-    """Replace a child that computes what ``GatedProduct`` does; tell if it was one.
+def _fused(module: torch.nn.Module) -> GatedProduct | None:
+    """What computes the same as a gated feed-forward layer, if the module is one.
 
     Its layers have the names that most models give them, and what comes out must be
-    alike: a model may compute something else with layers of these names.
+    alike: a model may compute something else with layers of these names, from other inputs too.
     """
-    layers = _gate_up_down(child)
+    layers = _gate_up_down(module)
     if layers is None or any(each.weight.device.type != "cpu" for each in layers):
-        return False
-    fused = GatedProduct(*layers)
-    width = fused.gate.in_features
+        return None
+    width = layers[0].in_features
     inputs = torch.arange(4 * width).sin().view(4, width).to(layers[0].weight.dtype)
-    expected, got = child(inputs), fused(inputs)
+    try:
+        expected, fused = module(inputs), GatedProduct(*layers)
+        got = fused(inputs)
+    except Exception:  # whatever a forward of another kind makes of these inputs
+        return None
+    if not isinstance(expected, torch.Tensor) or expected.shape != got.shape:
+        return None
     off = torch.linalg.vector_norm((got - expected).float())
     if off > _ALIKE[inputs.dtype] * torch.linalg.vector_norm(expected.float()):
-        return False
-    setattr(module, name, fused)
-    return True
+        return None
+    return fused
 
 
 def _gate_up_down(module: torch.nn.Module) -> tuple[torch.nn.Linear, ...] | None:

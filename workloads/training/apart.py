@@ -66,6 +66,8 @@ def attend(
     flat = [_in_one_row(tensor) for tensor in (query, key, value)]
     places = position_ids.expand(rows, -1).flatten()
     if query.device.type == "cpu" and not dropout and value.shape[3] == width:
+        if torch.is_autocast_enabled("cpu"):  # knows torch's own operators only
+            flat = [each.to(torch.get_autocast_dtype("cpu")) for each in flat]
         flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
         whole = _attended(*flat, places, width**-0.5 if scaling is None else scaling)[0]
     else:
