@@ -54,7 +54,7 @@ def test_the_table_covers_every_precision_on_every_device() -> None:
         (p, d) for p in precision.PRECISIONS for d in DEVICES
     ]
     for row in rows:
-        entry = precision.support(row.precision, row.device)
+        entry = precision.support(row.precision, row.device, ability="generate")
         assert bool(entry.means) == entry.supported and bool(entry.reason) != entry.supported
         assert row.text == (entry.means or entry.reason)
 
