@@ -201,7 +201,7 @@ def _int8_weight_only(linear: torch.nn.Linear) -> bool:
 
 
 def _fused(module: torch.nn.Module) -> GatedProduct | None:
-    """What computes the same as a gated feed-forward layer, if the module is one.
+    """A layer in one piece that computes the same as a gated feed-forward module, if it is one.
 
     Its layers have the names that most models give them, and what comes out must be
     alike: a model may compute something else with layers of these names, from other inputs too.
