@@ -29,7 +29,7 @@ class Software:
 
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     nodes: Mapping[str, Mapping[str, str]]  # of those that were asked, by name
-    emulated: bool = False
+    emulated: bool = False  # on the host's own device
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
         """Name what an engine lacks, by the nodes on which it lacks something."""
@@ -44,7 +44,7 @@ def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
     return Software(
         devices=tuple(devices),
         nodes={node.name: dict(node.packages) for node in of_kind if node.packages is not None},
-        emulated=any(node.emulated for node in of_kind),
+        emulated=any(node.emulated and node.computes_on_host for node in of_kind),
     )
 
 
