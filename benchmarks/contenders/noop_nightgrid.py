@@ -38,6 +38,7 @@ from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import row_thread
 from orchestrator.runtime.session import with_memory
 from orchestrator.runtime.watchdog import Watchdog
+from orchestrator.scheduling.ahead import AHEAD_S
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
@@ -131,7 +132,9 @@ def main() -> None:
             timed = Timed(store, workers)
             board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
-                schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
+                schedule=Schedule(
+                    jobs, ScheduleSettings(ahead_s=AHEAD_S), estimator_for([], nodes)
+                ),
                 executor=executor,
                 store=timed,
                 to_measurement=to_measurement,

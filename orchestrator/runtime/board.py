@@ -52,6 +52,7 @@ class _Seat:
     since: float = 0.0
     job: str = ""
     attempt_id: str = ""
+    ahead: list[tuple[str, str]] = field(default_factory=list)  # jobs and attempts behind it
 
 
 @dataclass(slots=True)
@@ -148,9 +149,7 @@ class Board:
                 self._seats[held].worker_id = ""
         elif isinstance(event, AttemptEnded):
             self._attempts += 1
-            for seat in self._seats.values():
-                if seat.attempt_id == event.outcome.attempt_id:
-                    self._seat(seat.worker_id, "idle", event.at)
+            self._ended(event)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason
             self.stop_requests += 1
@@ -164,9 +163,13 @@ class Board:
             self._seat(command.worker_id, "starting", at)
         elif isinstance(command, RunAttempt):
             self._first_at = at if self._first_at is None else self._first_at
+            job, attempt_id = self.label(command.attempt.job), command.attempt.attempt_id
             for worker_id in command.worker_ids:
-                attempt = command.attempt
-                self._seat(worker_id, "start", at, self.label(attempt.job), attempt.attempt_id)
+                card = self._workers.get(worker_id)
+                if command.after and card in self._seats and self._seats[card].attempt_id:
+                    self._seats[card].ahead.append((job, attempt_id))
+                else:
+                    self._seat(worker_id, "start", at, job, attempt_id)
         elif isinstance(command, RecordRow) and command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
@@ -246,6 +249,21 @@ class Board:
             ),
             failure_counts=dict(self._failure_counts),
         )
+
+    def _ended(self, event: AttemptEnded) -> None:
+        """An attempt is over; after a success its worker goes on with what it was given ahead."""
+        attempt_id, succeeded = event.outcome.attempt_id, event.outcome.state is State.SUCCEEDED
+        for seat in self._seats.values():
+            if seat.attempt_id == attempt_id:
+                ahead, seat.ahead = seat.ahead, []
+                self._seat(seat.worker_id, "idle", event.at)
+                if succeeded and ahead:
+                    self._seat(seat.worker_id, "start", event.at, *ahead[0])
+                    seat.ahead = ahead[1:]
+            elif seat.ahead:
+                behind = [each for _, each in seat.ahead]
+                if attempt_id in behind:
+                    del seat.ahead[behind.index(attempt_id) :]
 
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""

@@ -55,6 +55,7 @@ class ScheduleSettings:
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
     seed: int = 0  # draws the order of replicates
     passports: bool = False  # whether the first attempt on each card begins with its passport
+    ahead_s: float = 0.0  # of short jobs that may wait behind one on its worker; 0: none may
 
 
 class Estimates(Protocol):

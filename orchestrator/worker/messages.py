@@ -47,6 +47,7 @@ class Run:
     worker_id: str
     order: Order
     card_index: int | None  # of a card whose energy can be read
+    after: str = ""  # given ahead: it begins when this attempt has succeeded, or never
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Listened:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the
-    process died; None if the worker was gone before the request came."""
+    process died; None if it never began: the worker was gone, or what went before it failed."""
 
     worker_id: str
     attempt_id: str
