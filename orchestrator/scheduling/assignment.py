@@ -234,18 +234,18 @@ class Assigner:
             return None
         if slot.reservation is not None or not slot.usable or worker.spoiled:
             return None
-        held = [lease.record, *(each.record for each in worker.ahead)]
-        left_s = self.gangs.left_s(now) - sum(record.duration for record in held)
+        pace, most_s = bucket.pace, self.settings.ahead_s
+        if lease.attempt.purpose != "measure" or pace.expected_s(lease.record.duration) > most_s:
+            return None
+        held_s = [each.record.duration for each in worker.ahead]
+        left_s = self.gangs.left_s(now) - lease.record.duration - sum(held_s)
         record = self.pending.next_of(bucket.queue, left_s, (slot.card,))
-        if record is None or record.search is not None or lease.attempt.purpose != "measure":
+        if record is None or record.search is not None or record.kind != lease.record.kind:
             return None
-        if record.job.process_kind != lease.record.job.process_kind:
-            return None
-        expected_s = [bucket.pace.expected_s(each.duration) for each in (*held, record)]
-        if expected_s[0] > self.settings.ahead_s or not may_wait_behind(
-            expected_s[-1],
-            expected_s[1:-1],
-            most_s=self.settings.ahead_s,
+        if not may_wait_behind(
+            pace.expected_s(record.duration),
+            [pace.expected_s(each_s) for each_s in held_s],
+            most_s=most_s,
             left=len(bucket.queue),
             workers=len(bucket.workers),
         ):

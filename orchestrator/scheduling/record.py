@@ -111,12 +111,14 @@ class JobRecord:
     token: int = 0  # of its newest entry in a queue; older ones are void
     reservation: Reservation | None = None
     key: str = field(init=False)
+    kind: str = field(init=False)  # of its process
     width: int = field(init=False)  # cards
     warm: bool = field(init=False)  # may use a worker that ran other jobs
     load_s: float = field(init=False)  # of its model, for a warm worker
     duration: float = field(init=False)  # what queues are sorted by; ``load_s`` is not in it
 
     def __post_init__(self) -> None:
+        self.kind = self.job.process_kind
         self.width = self.job.cards
         self.warm = not self.job.alone
         number = self.job.replicate

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import RankOutcome
@@ -142,7 +142,7 @@ class NodeWorkers:
             self._respond(worker, late, ())
 
     def _respond(
-        self, worker: _Worker, request: Listen | Run, behind: Iterable[Listen | Run | None]
+        self, worker: _Worker, request: Listen | Run, behind: Collection[Listen | Run | None]
     ) -> bool:
         """Carry out a request and respond; return whether the process is gone. What was given ahead
         of those ``behind`` it goes to the process at once."""
@@ -172,7 +172,8 @@ class NodeWorkers:
             if read.timed is not None:
                 energy = self._energy(request.card_index, *read.timed)
                 readings |= self._readings(request.card_index, *read.timed)
-        self._tell(Ended(worker.name, attempt_id, outcome, gone, energy, readings))
+        more = not gone and (bool(behind) or not worker.requests.empty())
+        self._tell(Ended(worker.name, attempt_id, outcome, gone, energy, readings, more))
         return gone
 
     # ------------------------------------------------------------ a stop's thread

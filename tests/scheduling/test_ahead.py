@@ -1,4 +1,4 @@
-"""Short jobs that a busy worker is given ahead: begun after a success, given back after all else."""
+"""Short jobs given to a busy worker ahead: begun after a success, given back after all else."""
 
 from __future__ import annotations
 
