@@ -90,7 +90,7 @@ class Verdicts:
         if succeeded:
             yield from pool.count_success(lease)
         for behind in unbegun:
-            yield from self._give_back(pool, behind, lease)
+            yield from self.give_back(pool, behind, lease)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
             if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
@@ -98,7 +98,7 @@ class Verdicts:
         if searching:
             yield from self._searches.proceed(pool, record, workers)
 
-    def _give_back(self, pool: Pool, lease: Lease, before: Lease) -> Iterator[Command]:
+    def give_back(self, pool: Pool, lease: Lease, before: Lease) -> Iterator[Command]:
         """An attempt that was given ahead never begins: its job waits for cards again, and nothing
         is held against it."""
         ended = before.attempt.attempt_id
