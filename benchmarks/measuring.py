@@ -21,9 +21,10 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line, values
 from benchmarks.night import THREADS, environment
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
 TITLE = "Measuring inside the grid and outside"
+TAKES_S = Takes(whole=150, quick=None)
 PROMPTS = 2
 _AS_MUCH = Goal(kind="at most", value=1.05)
 _THE_SAME = Goal(kind="within", value=0.02)

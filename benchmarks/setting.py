@@ -16,6 +16,19 @@ PROGRAMS = ROOT / "benchmarks" / "contenders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """Seconds of a benchmark on two quiet cores, in both sizes; ``quick`` is None where a small
+    size says nothing."""
+
+    whole: float
+    quick: float | None
+
+    def of(self, *, quick: bool) -> float:
+        """Seconds in this size; 0 where it is left out."""
+        return (self.quick or 0.0) if quick else self.whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One run of the benchmarks."""
 

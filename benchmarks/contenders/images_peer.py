@@ -44,6 +44,7 @@ def main() -> None:
             "work": len(images),
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
+            "threads": torch.get_num_threads(),
             "first": list(images[0].convert("RGB").tobytes()),
         }
 
