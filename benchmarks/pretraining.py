@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, rates
-from benchmarks.setting import Setting, Takes
+from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "BERT pretraining, chunks of 128 tokens"
 TAKES_S = Takes(whole=25, quick=17)
@@ -52,7 +52,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 *(MODEL, steps, LENGTH, BATCH, RATE),
             )
         )
-        turns = setting.turns_of(started, warm_ups=1)
+        turns = setting.turns_of(started, warm_ups=1, turns=max(MANY, setting.turns))
     return _lines(turns), {
         "threads of each": sorted({each["threads"] for told in turns.values() for each in told}),
         "model": MODEL,

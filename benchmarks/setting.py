@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from benchmarks.contender import ROOT, Contender, take_turns
 
 Size = TypeVar("Size")
+#: Turns with an interval of their median; for contenders whose turn takes a second or two.
+MANY = 6
 PROGRAMS = ROOT / "benchmarks" / "contenders"
 
 

@@ -48,6 +48,7 @@ def main() -> None:
             "first": list(images[0].convert("RGB").tobytes()),
         }
 
+    turn()  # as ours, which loads in one
     serve(turn)
 
 
