@@ -18,7 +18,7 @@ from benchmarks.figures import Goal, Line, cpu_ratio, rates
 from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "BERT pretraining, chunks of 128 tokens"
-TAKES_S = Takes(whole=25, quick=17)
+TAKES_S = Takes(whole=40, quick=17)
 MODEL, LENGTH, BATCH, RATE = "tiny-bert", 128, 8, 1e-3
 _OURS, _OWN, _GIVEN = "nightgrid", "Trainer, its own masks", "Trainer, our masks"
 _FAR = "greatest distance of a step's loss from the Trainer's with our masks"
