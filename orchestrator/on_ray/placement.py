@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import NodeAgent
 from orchestrator.on_ray.bare_nodes import WORKERS, environment_of
 from orchestrator.on_ray.predecessors import owned
+from orchestrator.worker.kept_imports import KEEP
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from workloads.devices import DeviceSpec
 
@@ -58,9 +60,10 @@ def end_agent(opened: Opened) -> None:
 
 def _variables() -> dict[str, str]:
     """Variables of an agent. What it starts can be told to be this driver's
-    (``worker/leftovers.py``)."""
-    owner = Owner.of_this_process()
-    return {**WORKERS, VARIABLE: str(owner)} if owner else dict(WORKERS)
+    (``worker/leftovers.py``), and may be kept (``worker/kept_imports.py``)."""
+    owner, keep = Owner.of_this_process(), os.environ.get(KEEP)
+    marked = {**WORKERS, VARIABLE: str(owner)} if owner else dict(WORKERS)
+    return {**marked, KEEP: keep} if keep else marked
 
 
 def _agent_in(
