@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,9 @@ import pytest
 from patience import until
 from test_card_process import alive
 
+from orchestrator.cli import main
+from orchestrator.doctor.facts import Level, NodeFacts, Probe
+from orchestrator.doctor.node_checks import check_kept_imports
 from orchestrator.domain.attempt import WorkerInfo
 from orchestrator.worker import kept_imports as kept
 from orchestrator.worker.card_process import CardProcess, Launch
@@ -211,6 +216,25 @@ def test_imports_are_kept_once_and_outlive_who_kept_them(one: KeptImports) -> No
     kept.keep_imports(MODULES, environment())
     assert [each.process.pid for each in kept.kept_imports()] == [one.process.pid]
     assert processes()[one.process.pid].parent != os.getpid()
+
+
+def test_they_are_listed_and_ended(one: KeptImports, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the doctor, with the command that ends them, which ends them."""
+    pid = one.process.pid
+    probe = Probe(
+        hostname="h",
+        python="3",
+        versions={},
+        import_errors={},
+        kept_imports=tuple(each.process.pid for each in kept.kept_imports()),
+    )
+    (note,) = check_kept_imports(NodeFacts(name="n", node_id="1"), probe)
+    assert f"process {pid} holds imports" in note.message and note.level is Level.NOTE
+    command = re.search(r"`nightgrid (stop [\w-]+)`", note.remedy)
+    assert command is not None
+    assert main([*command[1].split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ended": 1}
+    assert not one.process.runs() and not one.directory.path.exists()
 
 
 def test_a_forked_server_outlives_what_it_was_forked_from(
