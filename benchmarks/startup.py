@@ -29,11 +29,12 @@ from benchmarks.contender import ROOT
 from benchmarks.contenders.own_cluster import own_cluster_variables
 from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
-from benchmarks.setting import PROGRAMS, Setting
+from benchmarks.setting import PROGRAMS, Setting, Takes
 from orchestrator.results import paths
 from orchestrator.results.store import Store
 
 TITLE = "From the command to the first row"
+TAKES_S = Takes(whole=120, quick=42)
 NAME = "startup"
 CARDS = 8
 _MOST_S = 4.0

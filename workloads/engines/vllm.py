@@ -22,19 +22,12 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
-    """The core runs in the worker's own process, and so on its one card, with plain weights."""
+    """The core runs in the worker's own process, and so on its one card."""
     if asked.cards > 1:
         yield Refusal(
             setting="cards",
             reason=f"with the engine {asked.engine} this version runs on one card: its core is in "
             "the worker's own process",
-            unsupported=True,
-        )
-    if asked.parameters.get("adapter"):
-        yield Refusal(
-            setting="adapter",
-            reason=f"with the engine {asked.engine} this version puts on no adapters",
-            hint="use the engine transformers",
             unsupported=True,
         )
 
