@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator import __version__
 from orchestrator.domain.energy import Energy
@@ -38,6 +39,7 @@ from orchestrator.worker.kept_imports import ForkedServer
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.process_settings import raise_priority
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
@@ -82,6 +84,8 @@ class NodeAgent:
         cards_on_host: int,
         log_dir: str | None,
         shared: SharedServer | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        niceness: int | None = None,
     ) -> HostFacts:
         """Start the process server, unless there is one for this node.
 
@@ -90,11 +94,17 @@ class NodeAgent:
             preload: modules that it imports before it forks; none: each worker is a fresh
                 interpreter.
             shared: a server of this host that was started for its nodes.
+            variables: of the agent and of what it starts.
+            niceness: that it may have at most; None: Ray gave it the right one.
 
         Raises:
+            PermissionError: it may not have this niceness.
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
                 card.
         """
+        if niceness is not None:
+            raise_priority(niceness)
+        os.environ.update(variables)
         owner = Owner.of_this_process()
         if owner is not None:
             for each in end_leftovers(owner):

@@ -259,6 +259,7 @@ def main(argv: Sequence[str]) -> None:
         os.close(log)
         sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
         if process_server.preload(argv[2:]):
+            output.say(f"serving process servers, of {len(sys.modules)} modules")
             server = ForkServer(
                 listener=listener,
                 token=token,

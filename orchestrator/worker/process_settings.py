@@ -6,6 +6,7 @@ had started it: with the agent's priority, cores, limits and mark.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -18,6 +19,7 @@ from orchestrator.worker.leftovers import VARIABLE
 
 #: A fork server is started with this in the place of an owner's mark; it names no owner.
 NO_OWNER = "-" * 120
+_CAP_SYS_NICE = 23
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 
@@ -95,6 +97,25 @@ def take_mark(mark: str) -> None:
     ctypes.memmove(start + at, value.ljust(len(placeholder), b"\0"), len(placeholder))
     if value not in Path("/proc/self/environ").read_bytes().split(b"\0"):
         raise OSError("the owner's mark does not show")
+
+
+def may_raise_priority() -> bool:
+    """Return whether this process may have a lower niceness than it was started with."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        return bool(int(status_of_this_process()["CapEff"], 16) >> _CAP_SYS_NICE & 1)
+    return False
+
+
+def raise_priority(niceness: int) -> None:
+    """Give all threads of this process, and what it starts later, at most this niceness.
+
+    Raises:
+        PermissionError: they have more, and may not have less.
+    """
+    for name in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            if os.getpriority(os.PRIO_PROCESS, int(name)) > niceness:
+                os.setpriority(os.PRIO_PROCESS, int(name), niceness)
 
 
 def status_of_this_process() -> dict[str, str]:

@@ -25,7 +25,7 @@ from orchestrator.worker import kept_imports as kept
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.kept_imports import ForkedServer, KeptImports
 from orchestrator.worker.leftovers import VARIABLE, Owner, leftovers
-from orchestrator.worker.process_settings import ProcessSettings
+from orchestrator.worker.process_settings import ProcessSettings, may_raise_priority
 from orchestrator.worker.process_table import processes
 
 MODULES = ("scripted_worker", "imported_once")
@@ -109,6 +109,32 @@ def end(server: ForkedServer) -> None:
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a short name, for sockets."""
     return tmp_path_factory.mktemp("s")
+
+
+def test_every_thread_of_a_process_gets_the_priority_that_is_asked_for() -> None:
+    """The kernel keeps one for each, and one that is made later has its maker's."""
+    command = [sys.executable, "-c", _NICER]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    allowed = {"[19, 19] 19"} | ({"[3, 3] 3"} if may_raise_priority() else set())
+    assert done.stdout.strip() in allowed
+
+
+_NICER = """
+import os, threading
+from orchestrator.worker.process_settings import raise_priority
+os.setpriority(os.PRIO_PROCESS, 0, 19)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+try:
+    raise_priority(3)
+except PermissionError:
+    pass
+tasks = [os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir("/proc/self/task")]
+later = []
+thread = threading.Thread(target=lambda: later.append(os.getpriority(os.PRIO_PROCESS, 0)))
+thread.start()
+thread.join()
+print(tasks, *later)
+"""
 
 
 def test_a_process_server_is_forked_as_its_agent_would_start_it(
