@@ -34,7 +34,7 @@ from benchmarks.night import environment
 from benchmarks.setting import PROGRAMS, Setting, Takes
 from orchestrator.results import paths
 from orchestrator.results.store import Store
-from orchestrator.worker.kept_imports import kept_imports, log_of
+from orchestrator.worker.kept_imports import kept_imports
 
 TITLE = "From the command to the first row"
 TAKES_S = Takes(whole=120, quick=42)
@@ -73,12 +73,12 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             joined.append(_bare_start_s(variables, address))
             results = setting.scratch / f"running-{number}"
             running.append(_start(grid, results, variables, "--address", address))
-        with contextlib.closing(_KeptImports(variables)) as imports:
-            for number in range(turns + 1):
-                results = setting.scratch / f"kept-{number}"
-                options = ("--address", address, "--keep-imports")
-                kept.append(_start(grid, results, variables, *options))
-                imports.wait()
+        for number in range(turns + 1):
+            results = setting.scratch / f"kept-{number}"
+            kept.append(_start(grid, results, variables, "--address", address, "--keep-imports"))
+            _wait_for_kept_imports()
+        for each in kept_imports():
+            each.end()
     least = Goal(kind="at most", value=_MOST_S)
     lines = [
         Line(
@@ -132,31 +132,17 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     }
 
 
-class _KeptImports:
-    """The imports that runs in an environment keep."""
+def _wait_for_kept_imports() -> None:
+    """Wait until the imports that a run has kept are there for the next.
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = dict(variables)
-
-    def wait(self) -> None:
-        """Wait until they are imported.
-
-        Raises:
-            RuntimeError: nothing is kept.
-        """
-        until = time.monotonic() + _PATIENCE_S
-        while True:
-            there = kept_imports()
-            if any("serving" in log_of(each).read_text() for each in there):
-                return
-            if time.monotonic() > until:
-                raise RuntimeError("no imports are kept")
-            time.sleep(0.1)
-
-    def close(self) -> None:
-        """End what keeps them."""
-        command = [sys.executable, "-m", "orchestrator", "stop", "--kept-imports"]
-        subprocess.run(command, env=self._variables, cwd=ROOT, check=True, capture_output=True)
+    Raises:
+        RuntimeError: nothing is kept.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    while not any(each.ready for each in kept_imports()):
+        if time.monotonic() > until:
+            raise RuntimeError("no imports are kept")
+        time.sleep(0.1)
 
 
 def _grid(directory: Path) -> Path:

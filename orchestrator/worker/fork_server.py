@@ -41,6 +41,8 @@ from workloads import files
 
 #: Names in its directory.
 SOCKET, TOKEN, LOG = "s", "token", "log"
+#: Word of its log once it has imported everything.
+READY = "keeping"
 #: Beginning of the directory's name; whoever removes abandoned private directories finds it, too.
 PREFIX = "ng-imports-"
 REQUEST_BYTES = 1 << 20
@@ -58,14 +60,15 @@ class Imported:
     packages: dict[str, str]
 
     @classmethod
-    def now(cls, since: float) -> Imported:
-        """Everything that is imported now, by a process that began at ``since``."""
+    def now(cls, since_ns: int) -> Imported:
+        """Everything that is imported now; a file that was written later than this may be another
+        than the one that was read."""
         found = {}
         for module in list(sys.modules.values()):
             spec = getattr(module, "__spec__", None)
             if spec is not None and spec.has_location and spec.origin:
                 state = _state_of(spec.origin)
-                found[spec.origin] = () if state and state[0] >= since * 1e9 else state
+                found[spec.origin] = () if state and state[0] >= since_ns else state
         packages = {name for name in sys.modules if "." not in name and name != "__main__"}
         return cls(files=found, packages={name: _place_of(name, sys.path) for name in packages})
 
@@ -238,7 +241,6 @@ def _request_on(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def main(argv: Sequence[str]) -> None:
     """``fork_server KEY IDLE_S MODULE[?] …``: prints its directory, and goes on by itself."""
-    since = time.time()
     if os.fork():  # whoever started it may end, and what it started is killed then
         os._exit(0)
     os.setsid()
@@ -259,12 +261,12 @@ def main(argv: Sequence[str]) -> None:
         os.close(log)
         sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
         if process_server.preload(argv[2:]):
-            output.say(f"serving process servers, of {len(sys.modules)} modules")
+            output.say(f"{READY} {len(sys.modules)} modules")
             server = ForkServer(
                 listener=listener,
                 token=token,
                 idle_s=float(argv[1]),
-                imported=Imported.now(since),
+                imported=Imported.now(os.stat(directory.path / TOKEN).st_mtime_ns),
             )
             server.serve()
     finally:

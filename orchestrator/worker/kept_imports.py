@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.host import output
-from orchestrator.worker.fork_server import LOG, PREFIX, SOCKET, TOKEN
+from orchestrator.worker.fork_server import LOG, PREFIX, READY, SOCKET, TOKEN
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.private_directory import base_directories
 from orchestrator.worker.process_settings import (
@@ -64,6 +64,18 @@ class KeptImports:
         """The process itself."""
         made_by = self.directory.process
         return Process(pid=made_by.pid, parent=0, started_ticks=made_by.started_ticks)
+
+    @property
+    def log(self) -> Path:
+        """Its log."""
+        return self.directory.path / LOG
+
+    @property
+    def ready(self) -> bool:
+        """Return whether it has imported everything."""
+        with contextlib.suppress(OSError):
+            return READY in files.read_text(self.log)
+        return False
 
     def end(self) -> bool:
         """End it; process servers that it has forked go on. Return whether it is gone."""
@@ -236,7 +248,7 @@ def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def import_path() -> list[str]:
-    """Where this process looks for modules, as absolute paths."""
+    """Directories in which this process looks for modules, as absolute paths."""
     return list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path if entry))
 
 
@@ -244,8 +256,3 @@ def _names_in(directory: str, suffixes: tuple[str, ...]) -> list[str]:
     with contextlib.suppress(OSError):
         return [name for name in os.listdir(directory) if name.endswith(suffixes)]
     return []
-
-
-def log_of(kept: KeptImports) -> Path:
-    """The log of a fork server."""
-    return kept.directory.path / LOG

@@ -26,7 +26,7 @@ _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What the kernel keeps of a process and gives to its children."""
+    """Settings that the kernel keeps of a process and gives to its children."""
 
     niceness: int
     oom_score: int  # that the kernel adds when it looks for a process to kill

@@ -147,7 +147,7 @@ def test_a_process_server_is_forked_as_its_agent_would_start_it(
     wanted = replace(wanted, limits={**here.limits, "RLIMIT_CORE": [0, 0]})
     monkeypatch.setattr(ProcessSettings, "of_this_process", lambda: wanted)
     server = forked(short)
-    assert server is not None, kept.log_of(one).read_text()
+    assert server is not None, one.log.read_text()
     _, pid = worker(short)
     found = {each.pid for each in leftovers(replace(RUN, invocation_id="b"))}
     assert len(found) == 3 and pid in found  # guardian, server and worker
@@ -207,7 +207,7 @@ def test_a_package_that_would_be_found_elsewhere_is_not_shared(
     (short / "imported_once.py").write_text("")
     monkeypatch.syspath_prepend(short)
     assert forked(short) is None
-    assert "imported_once would be imported from elsewhere" in kept.log_of(one).read_text()
+    assert "imported_once would be imported from elsewhere" in one.log.read_text()
     (short / "imported_once.py").unlink()
     (short / "plugin-1.0.dist-info").mkdir()
     assert kept.key_of(MODULES, environment()) != one.directory.owner
@@ -222,7 +222,7 @@ def test_a_connection_without_the_token_is_refused(one: KeptImports, short: Path
     token.write_text("0" * len(right))
     assert forked(short) is None
     token.write_text(right)
-    assert "refused a request: the token is wrong" in kept.log_of(one).read_text()
+    assert "refused a request: the token is wrong" in one.log.read_text()
 
 
 def test_one_that_hangs_costs_a_moment(
