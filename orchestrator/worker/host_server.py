@@ -164,13 +164,17 @@ def shared_server(
             stack.callback(directory.remove)
             stack.enter_context(guarded(directory))
             log_dir.mkdir(parents=True, exist_ok=True)
-            path = str(directory.path / "s")
-            server = start_server(path, preload, threads=threads, log=log_dir / log_name())
+            path, log = str(directory.path / "s"), log_dir / log_name()
+            stack.callback(keep_preload, preload, threads=threads)
+            forked = server_of_kept_imports(path, preload, threads=threads, log=log)
+            if forked is not None:
+                stack.callback(forked.end, _END_S)
+            else:
+                stack.callback(end_server, start_server(path, preload, threads=threads, log=log))
         except OSError as error:
             output.say_aside(f"no process server for all nodes: {error}")
             yield None
             return
-        stack.callback(end_server, server)
         yield SharedServer(path=path, threads=threads)
 
 

@@ -50,7 +50,7 @@ _NEUTRAL = frozenset(
     ("_", "COLUMNS", "INVOCATION_ID", "JOURNAL_STREAM", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM")
 )
 _PACKAGE_SUFFIXES = (".dist-info", ".egg-info", ".egg-link", ".pth")
-_RIGHTS = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+_RIGHTS = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "SigIgn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,12 @@ class ForkedServer:
         with self._lifeline, contextlib.suppress(OSError):
             while self._lifeline.recv(4096):
                 pass
+
+    def end(self, patience_s: float) -> None:
+        """Have it end, and wait until it is gone, not longer than this."""
+        self._lifeline.settimeout(patience_s)
+        self.release()
+        self.wait()
 
 
 def forked_server(

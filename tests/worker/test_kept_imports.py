@@ -100,11 +100,6 @@ def worker(directory: Path) -> tuple[CardProcess, int]:
     return process, info.pid
 
 
-def end(server: ForkedServer) -> None:
-    server.release()
-    server.wait()
-
-
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a short name, for sockets."""
@@ -157,7 +152,7 @@ def test_a_process_server_is_forked_as_its_agent_would_start_it(
         status = Path(f"/proc/{each}/status").read_text()
         assert "Umask:\t0027" in status
         assert processes()[each].variable(VARIABLE) == str(RUN)
-    end(server)
+    server.end(10)
     assert until(lambda: not any(map(alive, found)), 5)  # reaped, too
     assert not (short / "own").exists()
     assert one.process.runs()
@@ -182,7 +177,7 @@ def test_workers_find_what_was_imported_once(one: KeptImports, short: Path) -> N
         )
     )
     assert isinstance(process.start(), WorkerInfo), (short / "w.log").read_text()
-    end(server)
+    server.end(10)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +271,7 @@ def test_a_forked_server_outlives_what_it_was_forked_from(
     _, pid = worker(short)
     assert alive(pid)
     assert forked(short / "own") is None
-    end(server)
+    server.end(10)
     assert not alive(pid)
 
 
@@ -289,7 +284,7 @@ def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     stale = keep()
     server = forked(short)
     assert server is not None
-    end(server)
+    server.end(10)
     package.write_text(package.read_text() + "\n")
     assert forked(short) is None
     assert until(lambda: not stale.process.runs(), 5)
