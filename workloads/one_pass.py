@@ -13,6 +13,9 @@ from workloads.engines.base import Generated, GenerationEngine, figures_of
 if TYPE_CHECKING:
     import torch
 
+    from workloads.workloads.quality_reference import QualityReferenceParameters
+    from workloads.workloads.verification import VerificationParameters
+
 #: Ids of one prompt.
 Prompt = tuple[int, ...]
 
@@ -53,20 +56,18 @@ def continued(
     request: Request,
     context: JobContext,
     dataset: Dataset,
-    *,
-    prompts: int,
-    output_tokens: int,
+    parameters: QualityReferenceParameters | VerificationParameters,
 ) -> tuple[tuple[Prompt, ...], list[list[int]], list[torch.Tensor], Sample]:
-    """The first prompts of a dataset; for each the tokens that an engine writes after it and their
-    logits [steps, vocabulary]; and the pass."""
-    encoded = encoded_prompts(engine, dataset, prompts)
+    """The prompts of a dataset that a job asks for; for each the tokens that an engine writes after
+    it and their logits [steps, vocabulary]; and the pass."""
+    encoded = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
         engine,
         context,
         encoded,
         batch_size=request.batch_size,
-        output_tokens=output_tokens,
+        output_tokens=parameters.output_tokens,
         on_step=lambda: None,
         keep_logits=True,
     )

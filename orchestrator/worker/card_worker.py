@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.history import TOOK
 from orchestrator.domain.job import State
 from orchestrator.domain.processor import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.host.clock import Interval
@@ -207,6 +208,7 @@ class CardWorker(CardHolder):
             **self.device.memory_details(),
             **self._memory_limit(),
             **({"compile_cache": told} if (told := compiled.temperature()) else {}),
+            **({TOOK: request.took} if request.took else {}),
             **result.details,
         }
         return dataclasses.replace(

@@ -13,7 +13,6 @@ import torch
 from generation_cases import Worker, write_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engines import asked, refusals
 
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.grid.reader import parse_grid
@@ -116,20 +115,6 @@ def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
         Pipeline(Path(), "f32").generate(
             [1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None
         )
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting"),
-    [
-        ({"device": "cuda"}, "engine"),
-        ({"parameters": {"attention": "eager"}}, "attention"),
-        ({"parameters": {"adapter": "x"}}, "adapter"),
-    ],
-)
-def test_the_plan_says_what_a_graph_does_not_have(changes, setting) -> None:
-    """A row that says UNSUPPORTED and why."""
-    (refusal,) = refusals(asked(**({"engine": "openvino", "device": "cpu"} | changes)))
-    assert refusal.setting == setting and refusal.unsupported
 
 
 def test_the_plan_says_how_to_install_it(monkeypatch) -> None:

@@ -48,6 +48,9 @@ class Ability:
     refuse: Callable[[Asked], Iterable[Refusal]] | None = None
     #: The engine's own settings of it, which a grid writes beside the workload's.
     settings: type[Settings] | None = None
+    adapters: bool = False  # whether it puts on a trained adapter
+    #: Values of ``attention`` that it takes; None: all that the workload has.
+    attentions: tuple[str, ...] | None = ("sdpa",)
 
     def takes(self, task: str) -> bool:
         """Tell if it is done with models of a kind, by the task's name."""

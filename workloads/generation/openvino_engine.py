@@ -1,7 +1,6 @@
 """OpenVINO GenAI's continuous batching, one step at a time.
 
-Texts are handed over when there is a place for them and read back after each step, so each token
-has its own moment. A static batch is the same with a place for every prompt. The library reads all
+Texts are read back after each step, so each token has its own moment. The library reads all
 prompts that are new in one step, without padding, together with one token of each older text. It
 tells no logits: those are read by the same graph, opened without paged attention.
 """
@@ -23,14 +22,13 @@ from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.generation.continuous_batching import Completed
-from workloads.generation.loaded import LoadedModel
 from workloads.generation.openvino_graph import (
     StatefulGraph,
     facts_of,
     graph_directory,
     properties_of,
 )
+from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.weights import ModelWeights
 
@@ -99,8 +97,8 @@ class Pipeline:
         places: int,
         output_tokens: int,
         ends: Collection[int],
-        on_admit: Callable[[Sequence[int]], None] = lambda indices: None,
-        on_step: Callable[[Sequence[int]], None],
+        on_admit: Told = lambda indices: None,
+        on_step: Told,
     ) -> list[list[int]]:
         """The tokens of each prompt up to and including its end; ``places`` texts at once."""
         import openvino_genai as genai
@@ -113,21 +111,17 @@ class Pipeline:
         config.eos_token_id = min(ends, default=0)
         found: list[list[int]] = [[] for _ in prompts]
         running: dict[int, Any] = {}
-        waiting = 0
-        while running or waiting < len(prompts):
-            new = range(waiting, min(len(prompts), waiting + places - len(running)))
-            waiting = new.stop
-            if new:
-                on_admit(new)
-            for index in new:
-                running[index] = self._pipeline.add_request(index, prompts[index], config)
+
+        def add(index: int) -> None:
+            running[index] = self._pipeline.add_request(index, prompts[index], config)
+
+        def step() -> tuple[list[int], list[int]]:
             self._pipeline.step()
             fresh = [index for index, handle in running.items() if handle.can_read()]
             for index in fresh:
                 (output,) = running[index].read().values()
                 found[index] += output.generated_ids
-            if fresh:
-                on_step(fresh)
+            ended = []
             for index, handle in list(running.items()):
                 status = handle.get_status()
                 if status == genai.GenerationStatus.RUNNING:
@@ -138,11 +132,15 @@ class Pipeline:
                         f"({status.name}): there is no room for its keys and values"
                     )
                 del running[index]
+                ended.append(index)
+            return fresh, ended
+
+        in_places(len(prompts), places, add, step, on_admit=on_admit, on_step=on_step)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenVinoEngine(LoadedModel):
+class OpenVinoEngine(SteppedEngine):
     """A causal language model in OpenVINO GenAI."""
 
     pipeline: Pipeline
@@ -162,39 +160,22 @@ class OpenVinoEngine(LoadedModel):
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> Callable[[], Generated]:
-        tokens = self.pipeline.generate(
+        tokens = self.write(
             prepared,
             places=len(prepared),
             output_tokens=output_tokens,
             ends=() if ignore_eos else self.end_token_ids,
             on_step=lambda indices: on_step(),
         )
+        read = sum(prompt.shape[1] for prompt in prepared)
         return lambda: Generated(
             tokens=tokens,
-            computed_tokens=_computed(prepared, tokens),
+            computed_tokens=computed(read, tokens),
             logits=self._logits(prepared, tokens) if keep_logits else (),
         )
 
-    def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: Callable[[Sequence[int]], None],
-        on_step: Callable[[Sequence[int]], None],
-    ) -> Completed:
-        prepared = self.prepare(prompts)
-        tokens = self.pipeline.generate(
-            prepared,
-            places=slot_count,
-            output_tokens=output_tokens,
-            ends=end_token_ids,
-            on_admit=on_admit,
-            on_step=on_step,
-        )
-        return Completed(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+    def write(self, prepared: Sequence[Any], **asked: Any) -> list[list[int]]:
+        return self.pipeline.generate(prepared, **asked)
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:
@@ -208,12 +189,6 @@ class OpenVinoEngine(LoadedModel):
             before = prompt.data[0].tolist()
             rows.append(self.pipeline.read([*before, *ids])[len(before) - 1 : -1])
         return list(torch.nn.utils.rnn.pad_sequence(rows))
-
-
-def _computed(prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> int:
-    """Positions worked on: nothing is padded, and the last token of a text is not fed back."""
-    read = sum(prompt.shape[1] for prompt in prompts)
-    return read + sum(max(len(ids) - 1, 0) for ids in tokens)
 
 
 def load(request: Request, device: Device) -> OpenVinoEngine:
