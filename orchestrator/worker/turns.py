@@ -17,6 +17,9 @@ once or none (the *gate* is locked for that moment), so that two gangs never wai
 process that somebody has stopped (SIGSTOP) does not compute: it is passed over in the queue, and
 its cores may be taken once more.
 
+Short jobs of one card that are there one after the other share a turn (``KeptTurn``): to hand it on
+takes longer than they do.
+
 Turns are a courtesy, and what a process really got is measured beside its figure
 (``host/processor_time.py``). So where there is no such file, and where nothing has moved for hours,
 a job goes on without a turn.
