@@ -26,6 +26,7 @@ from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.quantized_checkpoints import bits_of
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
@@ -188,15 +189,17 @@ def _check(request: Request, real: str, stored: str) -> None:
 
 
 def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
-    """Count by the checkpoint, where four bits are packed eight in a number; bytes by the type that
+    """Count by the checkpoint, where several weights are packed in a number; bytes by the type that
     all are in, or as vLLM holds them where it has quantised some."""
     plain = packed = 0
+    bits = bits_of(read_config(Path(path)).get("quantization_config") or {})
     for name, tensor in inspect(source_files(Path(path))).items():
         size = math.prod(tensor.shape)
         if name.endswith(".qweight"):
-            packed += 8 * size
+            packed += size  # integers of 32 bits
         elif not name.endswith((".qzeros", ".scales", ".g_idx")):
             plain += size
+    packed *= 32 // bits
     count = plain + packed
     width: int = precisions.compute_dtype(precision).itemsize
     if not precisions.quantized(precision):

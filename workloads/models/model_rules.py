@@ -87,7 +87,8 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
-    if reason := unreadable(read_config(directory)):
+    own = engine is not None and engine.own_loader
+    if not own and (reason := unreadable(read_config(directory))):
         yield Refusal(
             setting="model",
             reason=f"{asked.model} cannot be read: {reason}",
