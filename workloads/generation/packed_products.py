@@ -135,7 +135,7 @@ class Int8Gated:
         self._gates, self._down = Int8Linear(gates, Rows8()), Int8Linear([down], Rows8())
 
     def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
-        """What the layer computes, plus ``summands``."""
+        """The layer's output plus ``summands``."""
         gate, up = self._gates(inputs).chunk(2, dim=-1)
         return self._down.plus(torch.nn.functional.silu(gate) * up, summands)
 
@@ -151,7 +151,7 @@ class GatedProduct(torch.nn.Module):
         return self.down(self._gated(inputs))  # type: ignore[no-any-return]
 
     def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
-        """What the layer computes, plus ``summands``."""
+        """The layer's output plus ``summands``."""
         return self.down.plus(self._gated(inputs), summands)
 
     def _gated(self, inputs: torch.Tensor) -> torch.Tensor:
