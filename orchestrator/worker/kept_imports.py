@@ -217,7 +217,9 @@ def keep_imports(
     with started:
         assert started.stdout is not None
         # It goes on in a child of its own, which says so, or is not there.
-        select.select([started.stdout], [], [], _START_S)
+        told = select.poll()
+        told.register(started.stdout, select.POLLIN)
+        told.poll(_START_S * 1000)
 
 
 def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
