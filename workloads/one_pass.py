@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.data.catalog import Dataset
 from workloads.engines.base import Generated, GenerationEngine, figures_of
+from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,26 @@ def continued(
     return encoded, *by_prompt(batches), sample
 
 
+def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
+    """
+    Raises:
+        Unsupported: the model would see a part of the texts, and the engine sees them whole.
+        BadConfiguration: the model has not so many positions.
+    """
+    asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
+    total, room, window = longest + output_tokens, engine.context_length, engine.window
+    if window is not None and total > window:
+        raise Unsupported(
+            f"{asked}generated, but layers of the model see {window} positions only, and those of "
+            "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
+        )
+    if room is not None and total > room:
+        raise BadConfiguration(
+            f"{asked}generated, which is more than the model's {room} positions; lower "
+            "output_tokens or set input_tokens"
+        )
+
+
 def generate_once(
     engine: GenerationEngine,
     context: JobContext,
@@ -89,6 +110,7 @@ def generate_once(
     Returns:
         What came out of each batch, and the whole pass as one sample.
     """
+    check_length(max(map(len, prompts)), output_tokens, engine)
     began, cpu_began = context.clock(), context.cpu_clock()
     found = []
     for start in range(0, len(prompts), batch_size):

@@ -22,7 +22,8 @@ from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
-from workloads.generation.continuous_batching import Admission, Move, best_tokens, generate
+from workloads.generation.admission import Admission, Move
+from workloads.generation.continuous_batching import best_tokens, generate
 from workloads.generation.kv_cache import KVCache, length_classes
 from workloads.generation.packed import pack
 from workloads.generation.packed_products import GatedProduct, Int8Linear, LeftLinear, PackedLinear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from generation_cases import Worker, write_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_engines import asked
 
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.grid.reader import parse_grid
@@ -23,6 +25,7 @@ from workloads.devices import device_for
 from workloads.engines import find_engine
 from workloads.errors import BadConfiguration
 from workloads.generation.openvino_engine import Pipeline
+from workloads.models.model_rules import text_refusals
 
 
 class Status(Enum):
@@ -115,6 +118,20 @@ def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
         Pipeline(Path(), "f32").generate(
             [1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None
         )
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "refused"),
+    [("openvino", 13, True), ("openvino", 12, False), ("transformers", 13, False)],
+)
+def test_the_plan_refuses_texts_beyond_a_sliding_window(tmp_path, engine, tokens, refused) -> None:
+    """Layers see 12 tokens, and the library's attention all."""
+    (tmp_path / "config.json").write_text(json.dumps({"sliding_window": 12}))
+    (tmp_path / "tokenizer.json").touch()
+    lengths = {"input_tokens": 9, "output_tokens": tokens - 9}
+    job = asked(engine=engine, device="cpu", model=str(tmp_path), parameters=lengths)
+    found = [each for each in text_refusals(job) if each.unsupported]
+    assert bool(found) == refused and all("the 12 that layers" in each.reason for each in found)
 
 
 def test_the_plan_says_how_to_install_it(monkeypatch) -> None:

@@ -136,6 +136,9 @@ class EngineSpec:
     own_loader: bool = False
     #: Whether it loads models from memory, so that protected ones (``protect``) can be opened.
     opens_protected: bool = False
+    #: Whether its attention sees all of a text where the model has layers with a sliding window, so
+    #: that texts may be no longer than that.
+    sees_whole_texts: bool = False
     #: Untimed passes over every shape that its own way to measure makes.
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.

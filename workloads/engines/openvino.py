@@ -67,6 +67,7 @@ SPEC = EngineSpec(
     preferred_for=_faster,
     in_images=False,
     features=frozenset({"continuous_batching"}),
+    sees_whole_texts=True,
     counts_compilations=False,  # kernels are made inside the library, which counts none
     precisions={
         ("fp32", "cpu"): supported("float32 weights, products and key/value cache"),
