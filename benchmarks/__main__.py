@@ -6,12 +6,12 @@ import argparse
 import importlib
 import inspect
 import json
-import os
 import shutil
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.contender import ROOT
 from benchmarks.figures import Outcome
 from benchmarks.install_peers import OPENVINO, OPTIMUM
-from benchmarks.machine import code, machine, versions, wanted_and_stolen
+from benchmarks.machine import code, cores_used, machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
-#: In this order; each is a module with TITLE and run(setting).
+#: In this order; each is a module with TITLE, TAKES_S and run(setting).
 NAMES = (
     "command_line",
     "scheduling",
@@ -44,8 +44,6 @@ NAMES = (
     "grid",
     "emulated",
 )
-#: These say nothing in a small size.
-QUICK = tuple(name for name in NAMES if name not in ("measuring", "intervals", "emulated"))
 #: These need no environment of peers.
 WITHOUT_PEERS = ("estimates", "pruning")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -112,7 +110,10 @@ def _run_all(
     found = versions(peers_python, optimum_python, openvino_python)
     print(json.dumps(machine() | found | {"code": code(ROOT)}, indent=1))
     run = _now()
-    for name in args.names or (QUICK if args.quick else NAMES):
+    names = args.names or [name for name in NAMES if not args.quick or takes_s(name, quick=True)]
+    if not args.smoke:
+        print("\n".join(announced(names, quick=args.quick)), flush=True)
+    for name in names:
         if args.scratch is None:
             scratch = Path(tempfile.mkdtemp(prefix=f"nightgrid-{name}-"))
         else:
@@ -145,9 +146,13 @@ def _run_all(
 def _run_one(name: str, setting: Setting) -> dict[str, Any]:
     module = importlib.import_module(f"benchmarks.{name}")
     print(f"{name}: {module.TITLE}", flush=True)
-    load, began = os.getloadavg()[0], time.perf_counter()
+    others = 0.0 if setting.smoke else cores_used()
+    began = time.perf_counter()
     wanted, stolen = wanted_and_stolen()
     lines, facts = module.run(setting)
+    took_s = time.perf_counter() - began
+    expected_s = takes_s(name, quick=setting.quick)
+    print(f"{name} took {took_s:.0f} s; {expected_s:.0f} s on quiet cores", flush=True)
     wanted, stolen = (a - b for a, b in zip(wanted_and_stolen(), (wanted, stolen), strict=True))
     outcome = Outcome(
         name=name,
@@ -155,13 +160,27 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
         about=_about(module),
         lines=tuple(lines),
         facts=facts,
-        took_s=time.perf_counter() - began,
+        took_s=took_s,
         smoke=setting.smoke,
         quick=setting.quick,
-        load=load,
+        others=others,
         stolen=stolen / wanted if wanted else 0.0,
     )
     return outcome.to_json() | {"finished_at": _now()}
+
+
+def takes_s(name: str, *, quick: bool) -> float:
+    """Seconds that a benchmark takes on two quiet cores; 0 where this size leaves it out."""
+    takes: Takes = importlib.import_module(f"benchmarks.{name}").TAKES_S
+    return takes.of(quick=quick)
+
+
+def announced(names: Sequence[str], *, quick: bool) -> Iterator[str]:
+    """Lines that say how long each takes, and all together."""
+    seconds = {name: takes_s(name, quick=quick) for name in names}
+    yield f"about {sum(seconds.values()) / 60:.0f} minutes on two quiet cores:"
+    for name, each_s in seconds.items():
+        yield f"  {name:16} {each_s:4.0f} s"
 
 
 def _now() -> str:

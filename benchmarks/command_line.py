@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Goal, Line
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
 TITLE = "The command line"
+TAKES_S = Takes(whole=5, quick=5)
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:

@@ -19,13 +19,14 @@ from typing import Any
 from benchmarks.contender import ROOT
 from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.flags import barred, raised_on
 from orchestrator.results.store import Store
 
 TITLE = "The demonstration on emulated cards, beside one card alone"
+TAKES_S = Takes(whole=90, quick=None)
 GRID = ROOT / "grids" / "smoke.yaml"
 SIDES = {"emulated": "2x8", "alone": "1x1:CPU"}
 _WITHIN = Goal(kind="within", value=0.15)

@@ -17,13 +17,14 @@ from typing import Any
 from benchmarks.contender import ROOT
 from benchmarks.figures import Goal, Line
 from benchmarks.past_runs import PastAttempt, PastRun, runs_in
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 from orchestrator.domain.span import Span
 from orchestrator.planning.duration import CLUSTER, Startup, work
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimator
 
 TITLE = "Estimates: how often the promised range of a run's duration held"
+TAKES_S = Takes(whole=1, quick=1)
 FILES = ("results/past_runs/rows.parquet", "results/h100/grids.parquet")
 NOTHING_KNOWN = "nothing known"
 PARTLY_MEASURED = "part of the grid measured"

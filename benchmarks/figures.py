@@ -12,6 +12,18 @@ from typing import Any, Literal
 _OF_MEDIAN = math.sqrt(math.pi / 2)
 
 
+def _left_out(many: int) -> int | None:
+    """Of so many ratios, those at each end that the 95 % interval of their median leaves out."""
+    beyond = 0.0  # the chance that the median lies beyond the ends
+    left_out = None
+    for below in range((many + 1) // 2):
+        beyond += 2 * math.comb(many, below) / 2**many
+        if beyond > 0.05:
+            break
+        left_out = below
+    return left_out
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """The goal for the ratio of a line; ``shown`` for one that is only to be seen."""
@@ -86,9 +98,15 @@ class Line:
         """The 95 % interval of the median ratio, whatever its distribution: between the order
         statistics that a binomial law puts around it. None for fewer than six turns."""
         ordered = sorted(self.ratios)
-        many = len(ordered)
-        below = int((many - 1.96 * math.sqrt(many)) / 2)
-        return (ordered[below], ordered[-1 - below]) if many >= 6 else None
+        left_out = _left_out(len(ordered))
+        return None if left_out is None else (ordered[left_out], ordered[-1 - left_out])
+
+    @property
+    def clear(self) -> bool:
+        """Return whether the interval, or where there is none every turn, says of the goal what
+        the median says."""
+        ends = self.interval or self.spread
+        return len({self.goal.met(end, (end, end)) for end in (*ends, self.ratio)}) == 1
 
     @property
     def turns_needed(self) -> int | None:
@@ -120,7 +138,7 @@ class Outcome:
     took_s: float
     smoke: bool = False
     quick: bool = False
-    load: float = 0.0  # of the machine when it began: processes that wanted a core
+    others: float = 0.0  # cores that other programs used in the second before it began
     stolen: float = 0.0  # share of the time wanted of the cores that other machines had instead
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +146,8 @@ class Outcome:
         lines = [
             asdict(line)
             | {"ratio": line.ratio, "spread": line.spread, "interval": line.interval}
-            | {"met": line.met, "goal": str(line.goal), "turns_needed": line.turns_needed}
+            | {"met": line.met, "clear": line.clear, "goal": str(line.goal)}
+            | {"turns_needed": line.turns_needed}
             for line in self.lines
         ]
         return asdict(self) | {"lines": lines, "facts": dict(self.facts)}
@@ -148,7 +167,7 @@ def cpu_ratio(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]
 ) -> float | None:
     """The median ratio of work per CPU second; None where CPU time is not known."""
-    if not all("cpu_s" in turn for turn in (*ours, *theirs)):
+    if any(turn.get("cpu_s") is None for turn in (*ours, *theirs)):
         return None
     pairs = zip(ours, theirs, strict=True)
     return median((a["work"] / a["cpu_s"]) / (b["work"] / b["cpu_s"]) for a, b in pairs)

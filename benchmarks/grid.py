@@ -4,11 +4,11 @@ Both measure the same model's text generation in the same 24 cells: two warm-up 
 ones, prompts and answers of the same lengths, one thread, the same libraries (those of
 optimum-benchmark's environment, in which Nightgrid is installed too). Kept stands beside kept: one
 process for all cells, theirs by ``launcher=inline``, ours on one worker, which keeps the model of a
-precision as well. Fresh stands beside fresh: a process for each cell, which loads anew, by
-``launcher=process`` and by ``isolation: process``. End to end is what a user waits for; how much
-faster that is depends on how long a pass takes, so that what a cell costs besides its timed passes
-is told as well. Cell by cell the throughputs stand side by side: they should be equal, for both
-call transformers' ``generate``.
+precision as well. Fresh stands beside fresh, in twelve of the cells: a process for each, which
+loads anew, by ``launcher=process`` and by ``isolation: process``. End to end is what a user waits
+for; how much faster that is depends on how long a pass takes, so that what a cell costs besides its
+timed passes is told as well. Cell by cell the throughputs stand side by side; both call
+transformers' ``generate``.
 
 What differs: optimum-benchmark makes up its prompts' tokens, forces the length by forbidding the
 end, and warms up once more with two tokens; Nightgrid takes English prompts cut to the length and
@@ -27,12 +27,14 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night, timed
-from benchmarks.setting import PROGRAMS, Setting
+from benchmarks.setting import PROGRAMS, Setting, Takes
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
+TAKES_S = Takes(whole=180, quick=45)
 MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+#: A fresh process costs the peer seven seconds a cell, so fewer cells have one.
+BATCHES = {"kept": (1, 2, 3, 4, 6, 8, 12, 16), "fresh": (1, 3, 6, 12)}
 INPUT_TOKENS, OUTPUT_TOKENS, WARM_UPS, REPEATS = 32, 8, 2, 3
 _PEERS = {
     "kept": "optimum-benchmark, launcher=inline",
@@ -48,6 +50,11 @@ class Turn:
     cells: Mapping[str, Sequence[float]]
 
     @property
+    def cells_per_minute(self) -> float:
+        """Cells by the whole duration of the command."""
+        return 60 * len(self.cells) / self.took_s
+
+    @property
     def besides_s(self) -> float:
         """Seconds that a cell takes beyond its timed passes."""
         return (self.took_s - sum(map(sum, self.cells.values()))) / len(self.cells)
@@ -57,12 +64,12 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.models.loading import open_model
 
-    batches = setting.sized(BATCHES, (8,), (1, 2))
+    sizes = setting.sized(BATCHES, dict.fromkeys(_PEERS, (8,)), dict.fromkeys(_PEERS, (1, 2)))
     directory = open_model(MODEL).path  # made here, not in anybody's turn
     # One turn: the peer's takes minutes, and the cells are many turns of the same comparison.
     ours: dict[str, Turn] = {}
     theirs: dict[str, Turn] = {}
-    for way in _PEERS:
+    for way, batches in sizes.items():
         setting.say(f"  nightgrid, {way} processes")
         ours[way] = _nightgrid(setting, setting.scratch / f"ours-{way}", batches, way)
         if setting.optimum_python is not None:
@@ -78,8 +85,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 what=f"{len(mine.cells)} cells, end to end, {way} processes",
                 against=_PEERS[way] if theirs else "",
                 unit="cells/min",
-                ours=(60 * len(mine.cells) / mine.took_s,),
-                theirs=tuple(60 * len(t.cells) / t.took_s for t in _of(theirs, way)),
+                ours=(mine.cells_per_minute,),
+                theirs=tuple(turn.cells_per_minute for turn in _of(theirs, way)),
             ),
             Line(
                 what=f"a cell besides its timed passes, {way} processes",
@@ -93,15 +100,16 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     if theirs:
         lines.append(
             Line(
-                what=f"{len(ours['kept'].cells)} cells, end to end: kept beside fresh processes",
+                what="cells, end to end, both as they are unless told: kept beside fresh processes",
                 against=_PEERS["fresh"],
                 unit="cells/min",
-                ours=(60 * len(ours["kept"].cells) / ours["kept"].took_s,),
-                theirs=(60 * len(theirs["fresh"].cells) / theirs["fresh"].took_s,),
-                goal=Goal(kind="at least", value=5.0),
-                note=f"of which keeping its process gives "
-                f"{theirs['fresh'].took_s / theirs['kept'].took_s:.3g}: theirs kept beside theirs "
-                "fresh",
+                ours=(ours["kept"].cells_per_minute,),
+                theirs=(theirs["fresh"].cells_per_minute,),
+                goal=Goal() if setting.quick else Goal(kind="at least", value=5.0),
+                note=f"{len(ours['kept'].cells)} cells beside {len(theirs['fresh'].cells)}; "
+                "keeping its process gives "
+                f"{theirs['kept'].cells_per_minute / theirs['fresh'].cells_per_minute:.3g} of it: "
+                "theirs kept beside theirs fresh",
             )
         )
         lines += [line_of_cells(ours[way], theirs[way], _PEERS[way]) for way in _PEERS]

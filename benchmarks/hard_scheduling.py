@@ -20,11 +20,12 @@ from benchmarks.contenders.simulate_night import Known, job_of, node_of
 from benchmarks.figures import Goal, Line
 from benchmarks.placement import bound, makespan
 from benchmarks.scheduling import CARDS, shape
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
 TITLE = "Scheduling where it is hard: five jobs a card"
+TAKES_S = Takes(whole=45, quick=5)
 JOBS_A_CARD = 5
 #: With the goal for our makespan over that of the best known schedule.
 SIGMAS = {0.0: 1.01, 0.2: None, 1.0: 1.10}

@@ -5,7 +5,7 @@ Pins of constraints.txt hold for them too. optimum-benchmark gets an environment
 Nightgrid is installed there too, to be compared with the same libraries; so does OpenVINO GenAI
 (``.venv-bench/openvino``, peers-openvino.txt). hydra-ray-launcher is
 installed without what it asks for: it wants a cloudpickle older than the pinned one, which it does
-not use itself, and what starts machines at a cloud.
+not use itself, and what starts machines at a cloud. At the end every peer is imported once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.install import merged
@@ -22,11 +24,49 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = "hydra-ray-launcher==1.2.2"
 OPTIMUM = "optimum-benchmark"
 OPENVINO = "openvino"
+#: Modules that contenders import, by the environment below the directory.
+IMPORTED = {
+    "": (
+        "ray.tune",
+        "hydra_plugins.hydra_ray_launcher._core",
+        "peft",
+        "diffusers",
+        "openvino_genai",
+    ),
+    OPTIMUM: ("optimum_benchmark", "orchestrator.cli"),
+    OPENVINO: ("openvino_genai", "optimum.exporters.openvino"),
+}
 
 
 def main() -> int:
     """Create the environments if they are not there, then install into them."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".venv-bench"
+    began = time.monotonic()
+    done = _install_all(directory) or max(
+        importable(directory / name, modules) for name, modules in IMPORTED.items()
+    )
+    if not done:
+        print(f"All peers import; {time.monotonic() - began:.0f} s", flush=True)
+    return done
+
+
+def importable(environment: Path, modules: Sequence[str]) -> int:
+    """Import modules by the Python of an environment; if one fails, say which, and return 1."""
+    python = environment / "bin" / "python"
+    told = subprocess.run(
+        [python, "-c", f"import {', '.join(modules)}"],
+        env=_without_paths(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if told.returncode:
+        print(f"{environment}: one of {', '.join(modules)} does not import:\n{told.stdout[-1500:]}")
+    return int(told.returncode != 0)
+
+
+def _install_all(directory: Path) -> int:
     benchmarks = ROOT / "benchmarks"
     pins = ROOT / "constraints.txt"
     print("Installing the peers (some minutes at first) …", flush=True)
@@ -65,9 +105,12 @@ def _environment(directory: Path) -> Path:
 
 def _install(python: Path, *wanted: str | Path) -> int:
     """Run pip; its last words."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return subprocess.run([*pip, *wanted], env=environment, check=False).returncode
+    return subprocess.run([*pip, *wanted], env=_without_paths(), check=False).returncode
+
+
+def _without_paths() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.passport import Passport, spread_of_runs
 from orchestrator.report.flags import barred, raised_by_job
@@ -41,6 +41,7 @@ from orchestrator.results.tables import from_table
 from workloads.confidence import ALIKE, Spread, student_t_quantile, student_t_two_sided
 
 TITLE = "Intervals: a grid repeated ten times"
+TAKES_S = Takes(whole=110, quick=None)
 RUNS, REPLICATES = 10, 3
 
 #: Mean, low and high of a cell in one run.

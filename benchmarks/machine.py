@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def code(root: Path) -> dict[str, Any]:
         "commit": commit and commit.strip(),
         "changed_files": None if changed is None else len(changed.splitlines()),
     }
+
+
+def cores_used(seconds: float = 1.0) -> float:
+    """Cores that programs use while this one waits; 0 where nobody tells."""
+    began, (wanted, stolen) = time.perf_counter(), wanted_and_stolen()
+    time.sleep(seconds)
+    wanted_now, stolen_now = wanted_and_stolen()
+    ticks = wanted_now - wanted - (stolen_now - stolen)
+    return ticks / os.sysconf("SC_CLK_TCK") / (time.perf_counter() - began)
 
 
 def wanted_and_stolen() -> tuple[int, int]:

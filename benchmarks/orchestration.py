@@ -6,13 +6,14 @@ workers* run nothing and import no torch, so that they show what the driver alon
 *ActorPool* is the least that anybody could write: as many warm Ray actors as there are cards, each
 given the next job when it is done; nothing is written, nothing can fail. *Four actors* are given
 eight jobs a call. Ray Tune runs the same nothing as trials in its quickest setting: a class whose
-actors are reused, as many at once as there are cards, no loggers, no checkpoints.
+actors are reused, as many at once as there are cards, no loggers, no checkpoints. Hydra's sweep is
+one command, and its jobs are tasks of Ray.
 
 Warm stands beside warm: jobs/s after as many jobs as there are workers; a job of Nightgrid counts
 when its row is safe. Cold stands beside cold: seconds from the start of a command, with the start
 of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
 `nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
-runs as many jobs as the other. Each has the host for itself.
+runs as many jobs as the others. Cold, each has the host for itself.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from typing import Any
 from benchmarks.contenders.noop_workload import offer_workload
 from benchmarks.figures import Goal, Line, cpu_ratio, rates, values
 from benchmarks.night import night
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
+TAKES_S = Takes(whole=240, quick=115)
 ALL = 1_000_000  # actors: as many as there are cards
 _REAL, _BARE = "nightgrid, real workers", "nightgrid, bare workers"
 _POOL, _FOUR = "ActorPool of warm actors", "four warm actors, eight jobs a call"
@@ -36,43 +38,50 @@ _OURS = (_REAL, _BARE)
 _TUNE, _HYDRA = "Ray Tune, class, reuse_actors", "hydra-ray-launcher"
 
 Turns = Mapping[str, list[dict[str, Any]]]
+#: Python, file, jobs, and more arguments.
+Program = tuple[str, str, int, tuple[object, ...]]
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     nodes, cards = setting.sized((4, 8), (4, 8), (1, 2))
-    jobs, trials, swept = setting.sized((1000, 300, 16), (400, 96, 16), (200, 4, 2))
+    jobs, trials, swept, few = setting.sized((1000, 300, 64, 16), (400, 96, 16, 16), (200, 4, 2, 2))
     size = (nodes, cards)
-    programs = {
+    programs: dict[str, Program] = {
         _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),
         _POOL: (sys.executable, "noop_pool.py", jobs, (ALL, 1)),
     }
-    tune = {_TUNE: (setting.peer, "noop_tune.py", trials, ())}
-    hydra = {_HYDRA: (setting.peer, "noop_hydra.py", swept, ())}
-    if setting.peers_python is None:
-        tune, hydra = {}, {}
+    tune: Program = (setting.peer, "noop_tune.py", trials, ())
+    hydra: Program = (setting.peer, "noop_hydra.py", swept, ())
+    peers = {} if setting.peers_python is None else {_TUNE: tune, _HYDRA: hydra}
     if setting.quick:  # a cluster less
-        turns = beside_tune = _turns(setting, size, programs | tune, turns=1)
+        turns = beside = _turns(setting, size, programs | {_TUNE: tune}, turns=1)
+        cold = {_HYDRA: hydra}
     else:
         more = {
             _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
             _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
         }
         turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1))
-        beside_tune = (
-            _turns(setting, size, {_REAL: programs[_REAL]} | tune, turns=1) if tune else {}
-        )
+        ours = {_REAL: programs[_REAL]} if peers else {}
+        beside = _turns(setting, size, ours | peers, turns=1)
+        cold = {name: (*program[:2], few, ()) for name, program in peers.items()}
     lines = _lines(turns)
-    if tune:
-        lines.append(_beside(beside_tune, _REAL, _TUNE, Goal(kind="at least", value=10.0)))
-    few = {} if setting.quick else {name: (*tune[name][:2], swept, ()) for name in tune}
-    for name, program in (few | hydra).items():  # each alone on the host, and so is ours
-        told = _turns(setting, size, {name: program}, turns=1)[name][0]
-        lines.append(_cold(setting, name, told, size))
+    for name in peers:
+        if name in beside:
+            lines.append(_beside(beside, _REAL, name, Goal(kind="at least", value=10.0)))
+    if cold:
+        theirs = {
+            name: _turns(setting, size, {name: program}, turns=1)[name][0]
+            for name, program in cold.items()
+        }
+        lines += _cold(setting, theirs, nodes * cards + few, size)
     return lines, {
         "jobs": jobs,
         "servers, cards of each": [nodes, cards],
-        "trials of Tune after as many as there are cards": trials,
+        "jobs of each peer after as many as there are cards": {
+            name: beside[name][0]["work"] for name in peers if name in beside
+        },
         "rows in a file": {
             name: values(turns[name], "rows_per_file")[0] for name in _OURS if name in turns
         },
@@ -82,7 +91,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 def _turns(
     setting: Setting,
     size: tuple[int, int],
-    programs: Mapping[str, tuple[str, str, int, tuple[object, ...]]],
+    programs: Mapping[str, Program],
     *,
     turns: int,
 ) -> Turns:
@@ -102,6 +111,7 @@ def _turns(
 
 
 def _beside(turns: Turns, ours: str, theirs: str, goal: Goal) -> Line:
+    of_cpu = cpu_ratio(turns[ours], turns[theirs])
     return Line(
         what=f"jobs/s, warm, {ours.partition(', ')[2]}",
         against=theirs,
@@ -109,8 +119,8 @@ def _beside(turns: Turns, ours: str, theirs: str, goal: Goal) -> Line:
         ours=rates(turns[ours]),
         theirs=rates(turns[theirs]),
         goal=goal,
-        cpu_ratio=cpu_ratio(turns[ours], turns[theirs]),
-        note="CPU: of the driver",
+        cpu_ratio=of_cpu,
+        note="CPU: of the driver" if of_cpu else "",
     )
 
 
@@ -142,10 +152,11 @@ def _lines(turns: Turns) -> list[Line]:
     ]
 
 
-def _cold(setting: Setting, against: str, told: Mapping[str, Any], size: tuple[int, int]) -> Line:
-    """Seconds of a whole `nightgrid run` of as many jobs as another had in its first turn."""
-    jobs = told["whole_jobs"]
-    results = setting.scratch / f"cold-{jobs}"
+def _cold(
+    setting: Setting, theirs: Mapping[str, Mapping[str, Any]], jobs: int, size: tuple[int, int]
+) -> list[Line]:
+    """Seconds of a whole `nightgrid run` beside those of the others, which ran as many jobs."""
+    results = setting.scratch / "cold"
     results.mkdir(exist_ok=True)
     grid = results / "grid.yaml"
     grid.write_text(json.dumps(grid_of(jobs)))  # which is YAML
@@ -153,15 +164,18 @@ def _cold(setting: Setting, against: str, told: Mapping[str, Any], size: tuple[i
     path = offer_workload(setting.scratch)
     emulate = "x".join(map(str, size))
     took_s, rows = night(grid, "cold", results, emulate=emulate, variables={"PYTHONPATH": path})
-    if len(rows) != jobs:
-        raise RuntimeError(f"{len(rows)} rows of {jobs} jobs in {results}")
-    return Line(
-        what=f"{jobs} jobs, cold: `nightgrid run` from its start to its end",
-        against=against,
-        unit="s",
-        ours=(took_s,),
-        theirs=(told["start_s"] + told["whole_s"],),
-    )
+    if counts := {len(rows), *(told["whole_jobs"] for told in theirs.values())} - {jobs}:
+        raise RuntimeError(f"{counts} jobs beside {jobs} in {results}")
+    return [
+        Line(
+            what=f"{jobs} jobs, cold: `nightgrid run` from its start to its end",
+            against=against,
+            unit="s",
+            ours=(took_s,),
+            theirs=(told["start_s"] + told["whole_s"],),
+        )
+        for against, told in theirs.items()
+    ]
 
 
 def grid_of(jobs: int) -> dict[str, Any]:

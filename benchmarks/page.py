@@ -15,15 +15,17 @@ the turns stands first, their least and greatest behind it, and with six turns o
 interval of the median. Contenders are processes of their own that take turns on the same cores with
 the same work, warmed up alike. *CPU* is the ratio of the same work by CPU seconds, which other
 programs on the machine hardly change. A line without anyone to compare with shows our own figure.
-Goals that are not met stand here like the others. *Not settled*: the interval lies neither within
-the goal nor without, or there are too few turns for one.
+Goals that are not met stand here like the others. *Not clearly*: an end of the interval, or where
+there is none a turn, lies on the other side of the goal. *Not settled*: the interval lies neither
+within the goal nor without, or there are too few turns for one.
 """
 _BUSY = (
-    "\n**This run was not alone on its machine** (the load was above the number of cores when it "
-    "began, or other virtual machines had the cores at times): absolute figures are too low, and "
-    "wall ratios spread; take them again on a quiet machine.\n"
+    "\n**This run was not alone on its machine** (other programs used its cores just before a "
+    "benchmark began, or other virtual machines had the cores at times): absolute figures are too "
+    "low, and wall ratios spread; take them again on a quiet machine.\n"
 )
-_STOLEN = 0.02  # of the time; more than that is told
+#: More than that is told: a share of the time, and a share of the cores.
+_STOLEN, _OTHERS = 0.02, 0.1
 
 
 def page(outcomes: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
@@ -79,6 +81,8 @@ def _row(line: Mapping[str, Any]) -> str:
     if needed := line.get("turns_needed"):
         unsettled += f": about {needed:,} turns would do"
     met = {True: "yes", False: "**no**", None: unsettled}[line["met"]]
+    if line["met"] is not None and not line.get("clear", True):
+        met += ", not clearly"
     cpu = "–" if line["cpu_ratio"] is None else f"{line['cpu_ratio']:.2f}"
     spread = _ratio(line["ratio"])
     if len(line["ours"]) > 1:
@@ -114,7 +118,12 @@ def _median(values: Sequence[float], unit: str) -> str:
 
 
 def _busy(outcome: Mapping[str, Any]) -> bool:
-    return bool(outcome["load"] > outcome["machine"]["cores"] or _stolen(outcome) > _STOLEN)
+    cores = _OTHERS * outcome["machine"]["cores"]
+    return _others(outcome) > cores or _stolen(outcome) > _STOLEN
+
+
+def _others(outcome: Mapping[str, Any]) -> float:
+    return float(outcome.get("others", 0.0))  # older results do not have it
 
 
 def _stolen(outcome: Mapping[str, Any]) -> float:
@@ -138,10 +147,13 @@ def _facts(outcome: Mapping[str, Any]) -> str:
     told += [f"{name}: {_plain(value)}" for name, value in outcome["facts"].items()]
     if outcome["smoke"]:
         told.insert(0, "**smoke size: says nothing about speed**")
+    if outcome.get("quick"):
+        told.insert(0, "**quick size: a first look, with fewer and smaller comparisons**")
     if _busy(outcome):
         told.insert(
             0,
-            f"load {outcome['load']:.1f} on {outcome['machine']['cores']} cores when it began; "
+            f"other programs used {_others(outcome):.1f} of {outcome['machine']['cores']} cores "
+            "just before it began; "
             f"{_stolen(outcome):.0%} of the time was stolen: something wanted a core that another "
             "virtual machine had",
         )

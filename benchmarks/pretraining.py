@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, rates
-from benchmarks.setting import Setting
+from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "BERT pretraining, chunks of 128 tokens"
+TAKES_S = Takes(whole=40, quick=17)
 MODEL, LENGTH, BATCH, RATE = "tiny-bert", 128, 8, 1e-3
 _OURS, _OWN, _GIVEN = "nightgrid", "Trainer, its own masks", "Trainer, our masks"
 _FAR = "greatest distance of a step's loss from the Trainer's with our masks"
@@ -51,7 +52,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
                 *(MODEL, steps, LENGTH, BATCH, RATE),
             )
         )
-        turns = setting.turns_of(started, warm_ups=1)
+        turns = setting.turns_of(started, warm_ups=1, turns=max(MANY, setting.turns))
     return _lines(turns), {
         "threads of each": sorted({each["threads"] for told in turns.values() for each in told}),
         "model": MODEL,

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, rates
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 from workloads.confidence import mean_interval
 
 TITLE = "Generation with half of the feed-forward channels"
+TAKES_S = Takes(whole=35, quick=19)
 SHARE, TURNS = 0.5, 8
 PLAIN, PRUNED = "all channels", "half of the channels"
 

@@ -13,9 +13,10 @@ import sys
 from typing import Any
 
 from benchmarks.figures import Goal, Line, values
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
 TITLE = "Results: appending and reading rows"
+TAKES_S = Takes(whole=20, quick=10)
 
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:

@@ -16,9 +16,10 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line
 from benchmarks.placement import bound, makespan
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, Takes
 
 TITLE = "Scheduling, simulated 128 nodes × 8 cards"
+TAKES_S = Takes(whole=70, quick=7)
 NODES, CARDS, NOISE, MODELS = 128, 8, 0.2, 12
 
 

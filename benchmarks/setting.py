@@ -12,7 +12,22 @@ from typing import Any, TypeVar
 from benchmarks.contender import ROOT, Contender, take_turns
 
 Size = TypeVar("Size")
+#: Turns with an interval of their median; for contenders whose turn takes a second or two.
+MANY = 6
 PROGRAMS = ROOT / "benchmarks" / "contenders"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """Seconds of a benchmark on two quiet cores, in both sizes; ``quick`` is None where a small
+    size says nothing."""
+
+    whole: float
+    quick: float | None
+
+    def of(self, *, quick: bool) -> float:
+        """Seconds in this size; 0 where it is left out."""
+        return (self.quick or 0.0) if quick else self.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

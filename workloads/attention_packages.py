@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 from workloads.errors import Unsupported
+from workloads.refusal import Asked, Refusal
 
 #: The package behind each implementation that is not PyTorch's.
 PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
+
+
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Objections to attention by a package that has no kernels for the device. Pure."""
+    attention = str(asked.parameters.get("attention", ""))
+    if attention in PACKAGES and not asked.on.can(attention):
+        yield Refusal(
+            setting="attention",
+            reason=f"{attention} has no {asked.device} kernels",
+            hint="write attention: sdpa",
+            unsupported=True,
+        )
 
 
 def make_ready(attention: str) -> None:

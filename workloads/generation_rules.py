@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workloads.attention_packages import PACKAGES
+from workloads import attention_packages
 from workloads.generation.rules import batching_refusals
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.models.model_rules import quantised_refusals
@@ -17,7 +17,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     return (
         *generation_refusals(asked),
         *batching_refusals(asked),
-        *_attention_refusals(asked),
+        *attention_packages.refusals(asked),
         *quantised_refusals(asked),
         *_quality_refusals(asked),
     )
@@ -41,16 +41,4 @@ def _quality_refusals(asked: Asked) -> Iterator[Refusal]:
             reason=f"{of} has a vocabulary of {sizes[0]:,} tokens and {asked.model} one of "
             f"{sizes[1]:,}, so their texts cannot be compared",
             hint="name a model with the same tokenizer",
-        )
-
-
-def _attention_refusals(asked: Asked) -> Iterator[Refusal]:
-    """Attention by a package that has no kernels for the device."""
-    attention = str(asked.parameters.get("attention", ""))
-    if attention in PACKAGES and not asked.on.can(attention):
-        yield Refusal(
-            setting="attention",
-            reason=f"{attention} has no {asked.device} kernels",
-            hint="write attention: sdpa",
-            unsupported=True,
         )

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.data.catalog import Dataset
 from workloads.engines.base import Generated, GenerationEngine, figures_of
+from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     import torch
+
+    from workloads.workloads.quality_reference import QualityReferenceParameters
+    from workloads.workloads.verification import VerificationParameters
 
 #: Ids of one prompt.
 Prompt = tuple[int, ...]
@@ -53,24 +57,42 @@ def continued(
     request: Request,
     context: JobContext,
     dataset: Dataset,
-    *,
-    prompts: int,
-    output_tokens: int,
+    parameters: QualityReferenceParameters | VerificationParameters,
 ) -> tuple[tuple[Prompt, ...], list[list[int]], list[torch.Tensor], Sample]:
-    """The first prompts of a dataset; for each the tokens that an engine writes after it and their
-    logits [steps, vocabulary]; and the pass."""
-    encoded = encoded_prompts(engine, dataset, prompts)
+    """The prompts of a dataset that a job asks for; for each the tokens that an engine writes after
+    it and their logits [steps, vocabulary]; and the pass."""
+    encoded = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
         engine,
         context,
         encoded,
         batch_size=request.batch_size,
-        output_tokens=output_tokens,
+        output_tokens=parameters.output_tokens,
         on_step=lambda: None,
         keep_logits=True,
     )
     return encoded, *by_prompt(batches), sample
+
+
+def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
+    """
+    Raises:
+        Unsupported: the model would see a part of the texts, and the engine sees them whole.
+        BadConfiguration: the model has not so many positions.
+    """
+    asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
+    total, room, window = longest + output_tokens, engine.context_length, engine.window
+    if window is not None and total > window:
+        raise Unsupported(
+            f"{asked}generated, but layers of the model see {window} positions only, and those of "
+            "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
+        )
+    if room is not None and total > room:
+        raise BadConfiguration(
+            f"{asked}generated, which is more than the model's {room} positions; lower "
+            "output_tokens or set input_tokens"
+        )
 
 
 def generate_once(
@@ -88,6 +110,7 @@ def generate_once(
     Returns:
         What came out of each batch, and the whole pass as one sample.
     """
+    check_length(max(map(len, prompts)), output_tokens, engine)
     began, cpu_began = context.clock(), context.cpu_clock()
     found = []
     for start in range(0, len(prompts), batch_size):

@@ -24,6 +24,19 @@ class WorkloadParameters(Settings):
     )
 
 
+#: Of text generation, and of checks of what an engine writes.
+ADAPTER = setting(
+    None,
+    role="work",
+    loads=True,
+    consumes="adapter",
+    always_in_id=True,
+    min_length=1,
+    description="A trained adapter to put on the model, not merged: the name that a "
+    "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
+)
+
+
 class DatasetParameters(WorkloadParameters):
     """Parameters of workloads that read a dataset: how it is read."""
 

@@ -25,7 +25,7 @@ from workloads.api import JobContext, Request
 from workloads.cache import cache_root
 from workloads.data.catalog import Reading
 from workloads.engines.base import GenerationEngine
-from workloads.errors import OutOfMemory, Unsupported, WorkloadError
+from workloads.errors import BadConfiguration, OutOfMemory, Unsupported, WorkloadError
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
@@ -201,7 +201,7 @@ def beside_speed(
         tokens, logits = written(engine, request.batch_size, context, reference, parameters)
     except Exception as error:
         found = context.device.classify(error)
-        if not isinstance(found, (Unsupported, OutOfMemory)):
+        if not isinstance(found, (Unsupported, OutOfMemory, BadConfiguration)):
             raise
         return _not_compared(f"{type(found).__name__}: {found}")
     told = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}

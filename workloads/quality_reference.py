@@ -22,14 +22,7 @@ def run(request: Request, context: JobContext) -> Result:
     engine = context.resident(request.residency_key, lambda: load(request, context.device))
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts, tokens, logits, sample = continued(
-        engine,
-        request,
-        context,
-        dataset,
-        prompts=parameters.prompts,
-        output_tokens=parameters.output_tokens,
-    )
+    prompts, tokens, logits, sample = continued(engine, request, context, dataset, parameters)
     context.enter_phase("finish")
     directory = reference_directory(
         request.model, request.dataset, parameters.reading(), parameters

@@ -23,10 +23,11 @@ from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
+from workloads.one_pass import check_length
 from workloads.parallel.layout import Layout
 from workloads.phases import told_to
 from workloads.profiling import Profile, profiled
@@ -76,7 +77,7 @@ def run(request: Request, context: JobContext) -> Result:
     tokenization_s = context.clock() - began
     # Asked of all ranks, so that all refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
-    _check_length(longest, parameters, engine)
+    check_length(longest, parameters.output_tokens, engine)
     batches = _batches(prompts, request.batch_size, parameters.batching)
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
@@ -284,23 +285,6 @@ def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple
         (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
         for batch in batches
     ]
-
-
-def _check_length(
-    longest: int, parameters: TextGenerationParameters, engine: GenerationEngine
-) -> None:
-    asked = f"the longest prompt has {longest} tokens and {parameters.output_tokens} are to be "
-    total, room, window = longest + parameters.output_tokens, engine.context_length, engine.window
-    if window is not None and total > window:
-        raise Unsupported(
-            f"{asked}generated, but layers of the model see {window} positions only, and those of "
-            "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
-        )
-    if room is not None and total > room:
-        raise BadConfiguration(
-            f"{asked}generated, which is more than the model's {room} positions; lower "
-            "output_tokens or set input_tokens"
-        )
 
 
 class Generation:

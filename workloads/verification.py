@@ -100,14 +100,7 @@ def run(request: Request, context: JobContext) -> Result:
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts, tokens, logits, sample = continued(
-        engine,
-        request,
-        context,
-        dataset,
-        prompts=parameters.prompts,
-        output_tokens=parameters.output_tokens,
-    )
+    prompts, tokens, logits, sample = continued(engine, request, context, dataset, parameters)
     reference = answer(
         Question(
             model=request.model,

@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+import torch
+
 from benchmarks.contender import serve
 from benchmarks.contenders.alone import Alone, request
 
@@ -37,6 +39,7 @@ def main() -> None:
             "computed_tokens": sum(sample.computed_tokens for sample in result.samples),
             "counts": [item.output_tokens for item in items],
             "texts": [item.output_text for item in items],
+            "threads": torch.get_num_threads(),
         }
 
     alone.load(asked)

@@ -26,13 +26,14 @@ def main() -> None:
     prompts: list[list[int]] = json.loads(Path(prompts_file).read_text())
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_seqs = int(rows)
-    scheduler.max_num_batched_tokens = 1024
+    scheduler.max_num_batched_tokens = 1 << 16  # as ours: a tenth faster here than 1024
     scheduler.cache_size = 4  # GB, more than these prompts fill
     scheduler.enable_prefix_caching = False  # no prompt is to be read for free in a second turn
+    threads = len(os.sched_getaffinity(0))
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,
-        "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
+        "INFERENCE_NUM_THREADS": threads,
     }
     pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
     config = genai.GenerationConfig()
@@ -46,7 +47,7 @@ def main() -> None:
     def turn() -> dict[str, Any]:
         made = pipeline.generate(tensors, [config] * len(tensors))
         texts = [[int(token) for token in found.m_generation_ids[0]] for found in made]
-        return {"work": sum(map(len, texts)), "texts": texts}
+        return {"work": sum(map(len, texts)), "texts": texts, "threads": threads}
 
     serve(turn)
 

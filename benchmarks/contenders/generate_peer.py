@@ -48,7 +48,8 @@ def main() -> None:
 
     def turn() -> dict[str, Any]:
         texts = [cut(ids, ends) for ids in run(model, prompts, config, int(size))]
-        return {"work": sum(map(len, texts)), "texts": texts}
+        threads = torch.get_num_threads()
+        return {"work": sum(map(len, texts)), "texts": texts, "threads": threads}
 
     serve(turn)
 

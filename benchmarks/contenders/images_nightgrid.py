@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+import torch
+
 from benchmarks.contender import serve
 from benchmarks.contenders.alone import Alone, request
 
@@ -37,6 +39,7 @@ def main() -> None:
             "work": sum(sample.items for sample in result.samples),
             "wall_s": sum(sample.wall_s for sample in result.samples),
             "cpu_s": sum(sample.cpu_s for sample in result.samples),
+            "threads": torch.get_num_threads(),
             "first": list(Image.open(io.BytesIO(result.image)).convert("RGB").tobytes()),
         }
 

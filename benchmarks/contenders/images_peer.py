@@ -44,9 +44,11 @@ def main() -> None:
             "work": len(images),
             "wall_s": time.perf_counter() - wall,
             "cpu_s": time.process_time() - cpu,
+            "threads": torch.get_num_threads(),
             "first": list(images[0].convert("RGB").tobytes()),
         }
 
+    turn()  # as ours, which loads in one
     serve(turn)
 
 

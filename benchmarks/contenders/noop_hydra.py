@@ -1,7 +1,7 @@
 """A sweep of jobs that do nothing, by hydra-ray-launcher: JOBS NODES CARDS SCRATCH.
 
-The sweep is a command of its own, as Hydra's are, and Ray starts within it: only its whole time
-from nothing is known, which stands beside that of others from nothing.
+The sweep is a command of its own, as Hydra's are, and Ray starts within it. Each job writes down
+when it ends. The time of warm workers begins when as many jobs have ended as there are cards.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from benchmarks.contender import serve
 from benchmarks.contenders.own_cluster import own_cluster_variables
 
 PROGRAM = """
+import time
+
 import hydra
 
 @hydra.main(version_base=None, config_path=None)
 def nothing(config):
-    return 0
+    with open({ends!r}, "a") as ends:
+        ends.write(f"{{time.time()}}\\n")
 
 nothing()
 """
@@ -29,12 +32,14 @@ nothing()
 
 def main() -> None:
     count, nodes, cards = map(int, sys.argv[1:4])
-    program = Path(sys.argv[4]) / "hydra_sweep.py"
-    program.write_text(PROGRAM)
+    workers = nodes * cards
+    program, ends = (Path(sys.argv[4]) / name for name in ("hydra_sweep.py", "hydra_ends"))
+    program.write_text(PROGRAM.format(ends=str(ends)))
     variables = own_cluster_variables(Path(sys.argv[4]))
-    numbers = ",".join(str(number) for number in range(count))
+    numbers = ",".join(str(number) for number in range(workers + count))
 
     def turn() -> dict[str, Any]:
+        ends.write_text("")
         began = time.perf_counter()
         subprocess.run(
             [
@@ -43,7 +48,7 @@ def main() -> None:
                 "--multirun",
                 "hydra/launcher=ray",
                 "hydra.launcher.ray.init.address=local",  # beside those of others
-                f"+hydra.launcher.ray.init.num_cpus={nodes * cards}",
+                f"+hydra.launcher.ray.init.num_cpus={workers}",
                 f"+number={numbers}",
                 f"hydra.sweep.dir={Path(sys.argv[4]) / 'sweep'}",
             ],
@@ -52,7 +57,16 @@ def main() -> None:
             env=os.environ | variables,
         )
         whole_s = time.perf_counter() - began
-        return {"work": count, "whole_jobs": count, "whole_s": whole_s}
+        ended = sorted(map(float, ends.read_text().split()))
+        if len(ended) != workers + count:
+            raise RuntimeError(f"{len(ended)} of {workers + count} jobs ended")
+        return {
+            "work": count,
+            "wall_s": ended[-1] - ended[workers - 1],
+            "cpu_s": None,  # of its driver, which is a process of its own
+            "whole_jobs": workers + count,
+            "whole_s": whole_s,
+        }
 
     serve(turn)
 

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import torch  # noqa: F401 - for the processes that are forked
-import transformers  # noqa: F401
 
 from benchmarks.contender import serve
 from orchestrator.domain.attempt import Attempt, Outcome
@@ -39,6 +37,8 @@ from orchestrator.scheduling.replicates import drawn
 from orchestrator.worker import card_worker
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.host_server import PRELOAD
+from orchestrator.worker.process_server import preload
 from orchestrator.worker.turns import turn as turn_of_host
 from workloads.devices import device_for
 from workloads.passport import measure_passport
@@ -48,6 +48,7 @@ CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))
 
 def main() -> None:
     """Be ready; a turn is a process."""
+    preload(PRELOAD)
     replicates, out = int(sys.argv[2]), Path(sys.argv[3])
     jobs = [job for job in load_grid(sys.argv[1]).jobs() if job.replicate == 1]
     turns = itertools.count(int(sys.argv[4]))

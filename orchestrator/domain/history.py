@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from orchestrator.domain.job import Accelerator, Scalar, State
 
+#: Detail of a row that names the savings of what its job took by name.
+TOOK = "took"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRow:
@@ -22,7 +25,7 @@ class PastRow:
     accelerator: Accelerator
     cards: int
     busy_s: float | None  # from start to end of the attempt
-    started_at: float | None = None  # seconds since the epoch
+    took: str = ""  # savings of what it took by name
     load_s: float | None
     queued_s: float | None = None  # of busy_s, waiting for a turn on processors that others use
     reason: str = ""

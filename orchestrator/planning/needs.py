@@ -26,6 +26,7 @@ from orchestrator.planning.implied_jobs import (
 )
 from orchestrator.planning.plan import Action, PlannedJob
 from workloads import registry
+from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 #: A kind of thing, such as ``adapter``, and the name of one.
 Thing = tuple[str, str]
 
-#: Seconds by which a thing must be younger than a measurement to count as made anew since: a file
-#: has its time by the clock of the file system's host, an attempt by that of its own, and a job may
-#: begin as soon as the thing is there.
-CLOCKS_APART_S = 2.0
+
+def took(thing: Thing, saving: str) -> str:
+    """The words of a row for a thing that its job took by name."""
+    return f"{thing[0]} {saving}"
 
 
 def things(
@@ -132,10 +133,10 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
 
 def measured_again(
     planned: list[PlannedJob],
-    began: Callable[[Job], float | None],
-    made_at: Callable[[Thing], float | None],
+    took_of: Callable[[Job], str],
     estimate_s: Callable[[Job], float],
-    of_another: Callable[[Job, Thing], bool] = lambda job, thing: False,
+    saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
+    run_ids: Collection[str] = (),
 ) -> list[PlannedJob]:
     """The plan in which a job that was measured runs once more where a name that it takes stands
     for something else than it did: it was made anew since, or this run makes it anew. So does a job
@@ -144,10 +145,10 @@ def measured_again(
 
     Args:
         planned: all jobs, with their needs.
-        began: when the attempt began that measured a job.
-        made_at: when the thing was made that has a name now.
+        took_of: the savings that the attempt which measured a job took.
         estimate_s: how long a job takes.
-        of_another: tells if another job or run than a job's own saved what has a name now.
+        saving_of: the saving of what has a name now.
+        run_ids: the id of the run, and those that it had before; empty: any run.
     """
     blocked = _blocked(planned)
     reusable = [
@@ -155,13 +156,13 @@ def measured_again(
     ]
     reasons: dict[str, str] = {}
     for job, _, (kind, name) in things([item.job for item in reusable], "consumes"):
-        made, measured = made_at((kind, name)), began(job)
-        if made is not None and measured is not None and measured + CLOCKS_APART_S < made:
+        now = saving_of((kind, name)).identity
+        if now and took((kind, name), now) not in took_of(job).split(", "):
             reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
     taken = {job_id for item in planned for job_id in item.needs}
     makers = [item.job for item in reusable if item.job.job_id in taken]
     for job, _, (kind, name) in things(makers, "produces"):
-        if of_another(job, (kind, name)):
+        if saved_by_another(saving_of((kind, name)).saved_by, job, run_ids):
             reasons[job.job_id] = f"another job or run has saved its own {kind} {name} since"
     made_by = {
         item.job.job_id
@@ -187,8 +188,7 @@ def measured_again(
 
 
 def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
-    """Tell if another than this job of this run saved a thing. By identity, not by moments, which
-    clocks and copies make wrong: a training of hours would be run again.
+    """Tell if another than this job of this run saved a thing.
 
     Args:
         saved_by: ids of run and job (``Request.saved_by``); "" where they are not known, which

@@ -23,12 +23,13 @@ from orchestrator.errors import ClusterError, GridError, Problem
 from orchestrator.planning.duration import Startup, duration
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.implied_jobs import with_implied
-from orchestrator.planning.needs import Thing, measured_again, saved_by_another, with_needs
+from orchestrator.planning.needs import Thing, measured_again, with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
 from workloads.precision import support
 from workloads.registry import find_workload
+from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid
@@ -47,8 +48,7 @@ def make_plan(
     force: bool = False,
     estimator: Estimator | None = None,
     startup: Startup | None = None,
-    made_at: Callable[[Thing], float | None] = lambda thing: None,
-    saved_by: Callable[[Thing], str] = lambda thing: "",
+    saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
     run_ids: Collection[str] = (),
 ) -> Plan:
     """Decide what becomes of every job of the grid.
@@ -61,8 +61,7 @@ def make_plan(
         force: run everything that can run, measured or not.
         estimator: how long a job takes; made from ``history`` by default.
         startup: what is known of the time to the first job.
-        made_at: the moment at which a job made the thing that has a name now, where it is known.
-        saved_by: ids of the run and the job that saved it, where they are known.
+        saving_of: the saving of the thing that has a name now, where it is known.
         run_ids: the id of this run, and those that it had before.
 
     Raises:
@@ -81,10 +80,10 @@ def make_plan(
     running = [one.job for one in planned if one.action is Action.RUN]
     planned = measured_again(
         with_needs(planned),
-        planner.began,
-        made_at,
+        planner.took,
         lambda job: estimator.estimate(job).total_s,
-        lambda job, thing: saved_by_another(saved_by(thing), job, run_ids),
+        saving_of,
+        run_ids,
     )
     if any(job.replicate > 1 for job in grid.jobs()):
         from orchestrator.planning.replicates import with_fresh_processes
@@ -199,10 +198,10 @@ class _Planner:
         why = f": {row.reason}" if row.reason else ""
         return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
 
-    def began(self, job: Job) -> float | None:
-        """The moment at which the newest terminal attempt of a job began."""
+    def took(self, job: Job) -> str:
+        """The savings that the newest terminal attempt of a job took by name."""
         row = self.past.get((job.job_id, self.cards(job).emulated))
-        return row.started_at if row is not None else None
+        return row.took if row is not None else ""
 
     def cards(self, job: Job) -> _Cards:
         """The cluster's cards for jobs of this kind and count."""

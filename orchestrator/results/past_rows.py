@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.declared import as_declared
-from orchestrator.domain.history import PastRow
+from orchestrator.domain.history import TOOK, PastRow
 from orchestrator.domain.job import Accelerator, Scalar, State
 from orchestrator.results.scan import scan_rows
 
@@ -33,13 +33,20 @@ _COLUMNS = (
     "started_at",
     "ended_at",
     "recorded_at",
+    "details",
 )
 
 
 def past_rows(directory: Path) -> list[PastRow]:
     """The rows in a directory, oldest first."""
+    import pyarrow.compute as pc
+
     scan = scan_rows(directory, _COLUMNS)
-    rows = scan.joined().to_pylist() if scan.tables else []
+    if not scan.tables:
+        return []
+    table = scan.joined()
+    took = pc.map_lookup(table["details"], TOOK, "first")
+    rows = table.drop_columns("details").append_column(TOOK, took).to_pylist()
     rows.sort(key=lambda row: (row["recorded_at"] is not None, row["recorded_at"] or 0))
     return [_past_row(row) for row in rows]
 
@@ -78,10 +85,10 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         accelerator=Accelerator(row["accelerator"]),
         cards=row["cards"],
         parameters=parameters_of(row["workload"], row["engine"], tuple(row["parameters"] or ())),
-        started_at=started.timestamp() if started else None,
         busy_s=(ended - started).total_seconds() if started and ended else None,
         load_s=row["load_s"],
         queued_s=row["queued_s"],
         reason=row["reason"] or "",
+        took=row["took"] or "",
         attempt_number=row["attempt_number"],
     )

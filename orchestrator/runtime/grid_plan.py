@@ -51,7 +51,7 @@ def plan_grid(
     """
     from orchestrator.planning.planner import make_plan
     from orchestrator.results.identity import ids_at
-    from workloads.products import made_at, saved_by
+    from workloads.products import saving_of
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
@@ -71,8 +71,7 @@ def plan_grid(
         retry_failed=options.retry_failed,
         force=options.force,
         startup=startup_of(options),
-        made_at=cache(lambda thing: made_at(*thing)),
-        saved_by=lambda thing: saved_by(*thing),
+        saving_of=cache(lambda thing: saving_of(*thing)),
         run_ids=ids_at(options.results / (options.name or grid.name)),
     )
     return plan, history
@@ -200,7 +199,7 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
     from orchestrator.results.identity import ids_at
-    from workloads.products import made_at, saved_by
+    from workloads.products import saving_of
 
     history = history_of(store)
     retry_failed, force = options.retry_failed, options.force
@@ -223,8 +222,7 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
         force=force,
         estimator=estimator_for(history, session.nodes),
         startup=startup_of(options),
-        made_at=cache(lambda thing: made_at(*thing)),
-        saved_by=lambda thing: saved_by(*thing),
+        saving_of=cache(lambda thing: saving_of(*thing)),
         run_ids=ids_at(store.path),
     )
 

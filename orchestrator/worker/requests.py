@@ -29,6 +29,7 @@ def request_of(attempt: Attempt) -> Request:
         )
     parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
     owner = Owner.of_this_process() if attempt.purpose == "measure" else None
+    taken = ", ".join(_taken(job))
     return Request(
         workload=job.workload,
         model=job.model,
@@ -36,7 +37,7 @@ def request_of(attempt: Attempt) -> Request:
         precision=job.precision,
         batch_size=job.batch_size,
         engine=job.engine,
-        residency_key="|".join([job.residency_key, *_products(job)]),
+        residency_key="|".join(filter(None, (job.residency_key, taken))),
         parameters=parameters,
         settings=settings,
         measure=measure,
@@ -44,14 +45,15 @@ def request_of(attempt: Attempt) -> Request:
         kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
         saved_by=f"{owner.run_id}-{attempt.job_id}" if owner is not None else "",
         attempt=attempt.number,
+        took=taken,
     )
 
 
-def _products(job: Job) -> Iterator[str]:
-    """Moments at which what a job takes by name was made: a model that is saved anew is another."""
-    from orchestrator.planning.needs import things
-    from workloads.products import made_at
+def _taken(job: Job) -> Iterator[str]:
+    """Savings of what a job takes by name: a model that is saved anew is another."""
+    from orchestrator.planning.needs import things, took
+    from workloads.products import saving_of
 
     for _, _, thing in things([job], "consumes"):
-        if (made := made_at(*thing)) is not None:
-            yield repr(made)
+        if saved := saving_of(*thing).identity:
+            yield took(thing, saved)

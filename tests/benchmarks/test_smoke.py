@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import NAMES, main
+from benchmarks.__main__ import NAMES, announced, main, takes_s
 from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting
 
@@ -48,6 +48,14 @@ def test_a_benchmark_says_what_it_is(name: str) -> None:
     """Also those that take too long for this suite."""
     module = importlib.import_module(f"benchmarks.{name}")
     assert module.TITLE and module.__doc__ and callable(module.run)
+
+
+def test_the_page_and_a_first_look_fit_their_time() -> None:
+    """Under 45 and under 8 minutes by what each benchmark declares, which is printed before."""
+    assert sum(takes_s(name, quick=False) for name in NAMES) < 45 * 60
+    assert sum(takes_s(name, quick=True) for name in NAMES) < 8 * 60
+    first, *others = announced(NAMES, quick=False)
+    assert first.endswith("minutes on two quiet cores:") and len(others) == len(NAMES)
 
 
 def test_an_unknown_name_is_refused(

@@ -3,6 +3,7 @@ kept by the schedule whatever breaks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,15 +21,22 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Node, parse_emulation
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
-from orchestrator.planning.needs import measured_again, needs_of, saved_by_another, with_needs
+from orchestrator.planning.needs import Thing, measured_again, needs_of, took, with_needs
 from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
+from workloads.saving import Saving
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))
 USER = job("user", parameters=(("adapter", "advert"),))
 OTHER = job("other")
+
+
+def saved(run_id: str, by: Job, attempt: int) -> Callable[[Thing], Saving]:
+    """Notes that say so of the adapter."""
+    note = Saving(f"{run_id}-{by.job_id}", attempt)
+    return lambda thing: note if thing == ("adapter", "advert") else Saving()
 
 
 def run(*jobs: Job, **needs: tuple[Job, ...]) -> list[PlannedJob]:
@@ -75,10 +83,9 @@ def test_what_cannot_be_measured_again_keeps_its_row(action: Action) -> None:
     user = replace(user, needs=(SAVER.job_id,))
     middle = PlannedJob(job=tuned, action=Action.RUN, needs=(SAVER.job_id,))
     last = PlannedJob(job=second, action=Action.REUSE, needs=(tuned.job_id,))
-    made = {("adapter", "advert"): 200.0}
 
     def again(*plan: PlannedJob) -> list[PlannedJob]:
-        return measured_again(list(plan), lambda job: 100.0, made.get, lambda job: 9.0)
+        return measured_again(list(plan), lambda job: "", lambda job: 9.0, saved("here", SAVER, 1))
 
     plan = [last, middle, user, saver]
     assert again(*plan) == plan
@@ -99,9 +106,8 @@ def test_what_cannot_be_measured_again_keeps_its_row(action: Action) -> None:
         (f"there-{OTHER.job_id}", (), True),
     ],
 )
-@pytest.mark.parametrize("made_at_s", [None, 50.0, 1e9])  # no clock makes a training run again
 def test_a_name_that_another_run_took_over_is_saved_again(
-    saved_by: str, run_ids: tuple[str, ...], again: bool, made_at_s: float | None
+    saved_by: str, run_ids: tuple[str, ...], again: bool
 ) -> None:
     """One grid saves a name, then another grid, then the first is run again: what takes the name
     there is measured on its own grid's product. Where nobody takes it, nothing is done."""
@@ -110,17 +116,12 @@ def test_a_name_that_another_run_took_over_is_saved_again(
 
     def planned(*plan: PlannedJob) -> dict[str, Action]:
         found = measured_again(
-            list(plan),
-            lambda job: 100.0,
-            {("adapter", "advert"): made_at_s}.get,
-            lambda job: 9.0,
-            lambda job, thing: saved_by_another(saved_by, job, run_ids),
+            list(plan), lambda job: "", lambda job: 9.0, lambda thing: Saving(saved_by), run_ids
         )
         return {item.job.job_id: item.action for item in found}
 
     done = planned(user, saver)
-    assert done[SAVER.job_id] is (Action.RUN if again else Action.REUSE)
-    assert done[USER.job_id] is (Action.RUN if again or made_at_s == 1e9 else Action.REUSE)
+    assert {done[SAVER.job_id], done[USER.job_id]} == {Action.RUN if again else Action.REUSE}
     assert planned(saver)[SAVER.job_id] is Action.REUSE
 
 
@@ -172,18 +173,16 @@ def test_the_plan_orders_a_grid_by_the_names_of_adapters(
     user, saver = make_plan(grid, nodes, [row]).jobs
     assert saver.action is Action.REUSE
     assert {r.state for r in simulate([user, saver], nodes, Scattered(1)).rows} == {State.SUCCEEDED}
-    used = replace(row, job_id=user.job.job_id, workload="text-generation", started_at=100.0)
+    used = replace(row, job_id=user.job.job_id, workload="text-generation")
     user, _ = make_plan(grid, nodes, [used]).jobs  # the saver was changed since, or its row is lost
     assert user.action is Action.RUN and user.estimate_s > 0
     assert user.reason == f"job {saver.job.job_id} makes anew what this was measured on"
-    made = {("adapter", "advert"): 99.0}
-    user, _ = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
+    twice = saved("here", saver.job, 2)
+    used = replace(used, took=took(("adapter", "advert"), f"here-{saver.job.job_id}-2"))
+    user, _ = make_plan(grid, nodes, [row, used], saving_of=twice).jobs
     assert user.action is Action.REUSE
-    made = {("adapter", "advert"): 101.5}  # by another host's clock
-    user, _ = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
-    assert user.action is Action.REUSE
-    made = {("adapter", "advert"): 103.0}
-    user, saver = make_plan(grid, nodes, [row, used], made_at=made.get).jobs
+    thrice = saved("here", saver.job, 3)
+    user, saver = make_plan(grid, nodes, [row, used], saving_of=thrice).jobs
     assert (user.action, saver.action) == (Action.RUN, Action.REUSE)
     assert user.reason == "adapter advert was made anew since this was measured"
 

@@ -112,7 +112,7 @@ def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, messag
         ("HPU", ONNX, "onnxruntime"),
         ("CPU", f"{ONNX}, tensor_parallel: 2, cards: 2", "every card the whole model"),
         ("CPU", f"{GENERATE}, calibration: x", "has no calibration; onnxruntime has"),
-        ("CPU", f"{ONNX}, attention: eager", "exported from sdpa"),
+        ("CPU", f"{ONNX}, attention: eager", "none for eager"),
         ("CPU", f"{QUANTIZE}, method: gptq, numbers: int4", "comes without wheels"),
         ("CPU", f"{QUANTIZE}, method: awq, numbers: int4", "not maintained any more"),
         ("HPU", QUANTIZE, "have no kernels for"),

@@ -142,7 +142,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
     as_now = as_declared("text-generation", "transformers", dict(job().parameters))
     with Store.open(tmp_path, "night") as store:
         store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
-        store.append(row(0, attempt_number=2))
+        store.append(row(0, attempt_number=2, details={"took": "adapter here-x-1", "other": "y"}))
     assert store.history() == [
         PastRow(
             job_id=row(0).job_id,
@@ -155,7 +155,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             batch_size=1,
             accelerator=Accelerator.HPU,
             cards=1,
-            started_at=990.0,
+            took="adapter here-x-1",
             busy_s=9.5,
             load_s=1.5,
             reason="measured",
@@ -168,7 +168,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             state=State.FAILED,
             final=False,
             batch_size=2,
-            started_at=None,
+            took="",
             busy_s=None,
             reason="x",
             attempt_number=1,

@@ -13,6 +13,7 @@ from grid_cases import grid
 from measurements import row
 
 from orchestrator.domain.attempt import Attempt
+from orchestrator.domain.history import TOOK
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.planning.plan import Action
@@ -55,23 +56,42 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
 def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of a model that a job saved say when that was."""
+    """By the saving that its row names and the one that the model's note names, whatever the times
+    of files are. A note that does not say, as those of earlier versions, has nothing run again."""
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
-    (tmp_path / "tuned").mkdir()
-    (tmp_path / "tuned" / "config.json").write_text('{"architectures": ["GlmForCausalLM"]}')
-    for name in ("model.safetensors", "tokenizer.json", ORIGIN):
-        (tmp_path / "tuned" / name).write_text("{}")
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "config.json").write_text('{"architectures": ["GlmForCausalLM"]}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tuned / name).write_text("{}")
     job = {"name": "x", "workload": "text-generation", "model": "tuned", "accelerator": "HPU"}
     (tmp_path / "g.yaml").write_text(json.dumps({"name": "night", "experiments": [job]}))
     options = RunOptions(results=tmp_path, results_named=True, emulate="1x1:HPU")
     (planned,) = plan_grid(tmp_path / "g.yaml", options)[0].jobs
-    with Store.open(tmp_path, "night") as store:
-        store.append(replace(row(), job_id=planned.job.job_id, started_at=500.0))
-    actions = []
-    for made in (499, 503):
-        os.utime(tmp_path / "tuned" / ORIGIN, (made, made))
-        actions += [each.action for each in plan_grid(tmp_path / "g.yaml", options)[0].jobs]
-    assert actions == [Action.REUSE, Action.RUN]
+    one = Attempt(attempt_id="x-1", job_id="x", number=1, job=planned.job, cards=())
+
+    def save(number: int, **changes: object) -> None:
+        write_origin(tuned, origin_by(request_of(replace(one, number=number))) | changes)
+        os.utime(tuned / ORIGIN, (9e9 / number, 9e9 / number))
+
+    def action() -> Action:
+        return plan_grid(tmp_path / "g.yaml", options)[0].jobs[0].action
+
+    with Store.open(tmp_path, "night") as store, owner_of(store).marks_this_process():
+        save(1)
+        request = request_of(one)
+        assert request.took == f"model {store.run_id}-x-1" in request.residency_key
+        details = {TOOK: request.took}
+        store.append(replace(row(), job_id=planned.job.job_id, details=details))
+        assert action() is Action.REUSE
+        save(2)
+        assert action() is Action.RUN and request_of(one).residency_key != request.residency_key
+        save(2, attempt=None)
+        assert action() is Action.REUSE
+        store.append(replace(row(1), job_id=planned.job.job_id))  # of an earlier version
+        assert action() is Action.REUSE
+        save(1)
+        assert action() is Action.RUN
 
 
 def test_a_measured_training_is_run_again_only_where_another_took_its_name(
@@ -108,8 +128,8 @@ def test_a_measured_training_is_run_again_only_where_another_took_its_name(
     store = Store.open(tmp_path / "results", "night")
     with store, owner_of(store).marks_this_process():
         write_origin(adapter, origin_by(request_of(attempt)))
-        store.append(replace(row(), job_id=first.job.job_id, started_at=500.0))
-    assert action() is Action.REUSE  # the note's time is years after the row's
+        store.append(replace(row(), job_id=first.job.job_id))
+    assert action() is Action.REUSE
     shutil.copytree(tmp_path / "results", tmp_path / "copy")
     copied = replace(options, results=tmp_path / "copy")
     with Store.open(tmp_path / "copy", "night") as other:

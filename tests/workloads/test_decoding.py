@@ -435,8 +435,6 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
         ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
         ({"device": "cuda", "parameters": {"torch_compile": True}}, "torch_compile"),
         ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
-        ({"parameters": {"attention": "eager"}}, "attention"),
-        ({"parameters": {"adapter": "x"}}, "adapter"),
         ({"parameters": {"tensor_parallel": 2}, "cards": 2}, "tensor_parallel"),
     ],
 )

@@ -119,6 +119,21 @@ def test_what_an_engine_does_not_take_becomes_a_row_that_says_so(given, reason) 
     assert refusal.unsupported and reason in refusal.reason
 
 
+@pytest.mark.parametrize("engine", engines.engines_for("generate"))
+def test_adapters_and_attentions_are_taken_where_they_are_declared(engine) -> None:
+    """By every engine alike: one that ignored them would give its rows a wrong name."""
+    spec = engines.find_engine(engine)
+    (device, *_) = (device for device in DEVICES if spec.runs_on(device))
+    able = spec.abilities["generate"]
+    taken = {"adapter": able.adapters, "attention": able.attentions is None}
+    for setting, value in (("adapter", "mine"), ("attention", "eager"), ("attention", "sdpa")):
+        job = asked(engine=engine, device=device, parameters={setting: value})
+        found = [refusal for refusal in refusals(job) if refusal.setting == setting]
+        assert bool(found) == (value != "sdpa" and not taken[setting])
+        assert all(refusal.unsupported for refusal in found)
+        assert all("transformers" in each.hint for each in found if setting == "adapter")
+
+
 @pytest.mark.parametrize("parameters", [{}, {"hpu_mode": "lazy"}, {"hpu_mode": "compile"}])
 def test_what_an_engine_takes_is_not_refused(parameters) -> None:
     """Its own modes, on its own device."""

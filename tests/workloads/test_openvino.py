@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from generation_cases import Worker, write_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engines import asked, refusals
+from test_engines import asked
 
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.grid.reader import parse_grid
@@ -22,8 +23,9 @@ from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from workloads.devices import device_for
 from workloads.engines import find_engine
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.openvino_engine import Pipeline
+from workloads.models.model_rules import text_refusals
 
 
 class Status(Enum):
@@ -45,6 +47,7 @@ class Library:
         return self
 
     def add_request(self, index: int, prompt: int, config: Any) -> Any:
+        assert config.eos_token_id in config.stop_token_ids  # as the library asks
         fresh: list[int] = []
 
         def read() -> dict[int, Any]:
@@ -118,18 +121,28 @@ def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
         )
 
 
+def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -> None:
+    """Of SIGFPE, which would be three crashes of a worker; also where a later job has fewer."""
+    monkeypatch.setitem(sys.modules, "openvino_genai", Library())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    pipeline = Pipeline(Path(), "bf16", least_threads=2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    with pytest.raises(Unsupported, match="fewer threads than 2, and this one has 1"):
+        pipeline.take_threads()
+
+
 @pytest.mark.parametrize(
-    ("changes", "setting"),
-    [
-        ({"device": "cuda"}, "engine"),
-        ({"parameters": {"attention": "eager"}}, "attention"),
-        ({"parameters": {"adapter": "x"}}, "adapter"),
-    ],
+    ("engine", "tokens", "refused"),
+    [("openvino", 13, True), ("openvino", 12, False), ("transformers", 13, False)],
 )
-def test_the_plan_says_what_a_graph_does_not_have(changes, setting) -> None:
-    """A row that says UNSUPPORTED and why."""
-    (refusal,) = refusals(asked(**({"engine": "openvino", "device": "cpu"} | changes)))
-    assert refusal.setting == setting and refusal.unsupported
+def test_the_plan_refuses_texts_beyond_a_sliding_window(tmp_path, engine, tokens, refused) -> None:
+    """Layers see 12 tokens, and the library's attention all."""
+    (tmp_path / "config.json").write_text(json.dumps({"sliding_window": 12}))
+    (tmp_path / "tokenizer.json").touch()
+    lengths = {"input_tokens": 9, "output_tokens": tokens - 9}
+    job = asked(engine=engine, device="cpu", model=str(tmp_path), parameters=lengths)
+    found = [each for each in text_refusals(job) if each.unsupported]
+    assert bool(found) == refused and all("the 12 that layers" in each.reason for each in found)
 
 
 def test_the_plan_says_how_to_install_it(monkeypatch) -> None:
@@ -174,6 +187,8 @@ def test_in_fp32_texts_are_those_of_plain_generate(library, dataset, tmp_path, m
             assert sample.step_s and sum(sample.step_s) <= sample.wall_s
             tokens = sample.input_tokens + sample.output_tokens - sample.items
             assert sample.computed_tokens == tokens
+    found = worker.run(dataset, batch_size=3, engine=engine, ignore_eos=True)
+    assert all(sample.output_tokens == 24 * sample.items for sample in found.samples)
     ours, theirs = (worker.loaded[key].engine for key in sorted(worker.loaded))
     text = SimpleNamespace(prompt=ours.encode("类型#裙"), answer=[5, 9, 200])
     (a,), (b,) = ours.answer_logits([text]), theirs.answer_logits([text])

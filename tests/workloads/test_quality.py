@@ -16,6 +16,7 @@ from workloads import answer_loss, quality, quality_reference, text_generation
 from workloads.api import Result
 from workloads.data.catalog import Reading, load_dataset
 from workloads.errors import OutOfMemory, Unsupported
+from workloads.generation.transformers_engine import TransformersEngine
 from workloads.quality import Reference, compare, load, save
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
@@ -108,6 +109,16 @@ def test_without_a_reference_the_row_says_not_compared(
     result = rows(worker, dataset)
     assert result.samples and not result.metrics
     assert result.details["quality"].startswith("not compared: its reference is not in the cache")
+
+
+def test_texts_beyond_an_engine_s_window_are_not_compared(
+    worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write them otherwise than the model; the figures of speed are there all the same."""
+    monkeypatch.setattr(TransformersEngine, "window", 40)
+    result = rows(worker, dataset, input_tokens=8)
+    assert result.samples and "quality_kl" not in result.metrics
+    assert "layers of the model see 40 positions only" in result.details["quality"]
 
 
 @pytest.mark.slow

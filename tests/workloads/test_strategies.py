@@ -245,46 +245,36 @@ def check(
         assert all(0 < seconds < whole for seconds, whole in waited)
 
 
+def of_gangs(*cases: tuple[str, dict[str, Any]]) -> Any:
+    """The cases of gangs, each with the fixture of its gang."""
+    named = [
+        pytest.param(gang, n, c, id=f"{gang}-{n}") for gang, all in cases for n, c in all.items()
+    ]
+    return pytest.mark.parametrize(("gang", "name", "case"), named)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_TWO)
-def test_two_cards_learn_as_one(
-    name: str, two: list[dict[str, Any]], alone: dict[str, list[float]]
+@of_gangs(("two", ON_TWO), ("four", ON_FOUR))
+def test_cards_learn_as_one(
+    gang: str, name: str, case: dict[str, Any], alone: Any, request: pytest.FixtureRequest
 ) -> None:
-    """DDP and tensor parallelism at the same global batch, with and without an adapter."""
-    check(name, ON_TWO[name], two, alone)
+    """DDP and tensor parallelism at the same global batch, with and without an adapter; also where
+    pairs of four cards split matrices and the pairs split the batch."""
+    check(name, case, request.getfixturevalue(gang), alone)
 
 
 @pytest.mark.slow
 @needs_deepspeed
-@pytest.mark.parametrize("name", ON_TWO_BY_DEEPSPEED)
-def test_two_cards_under_deepspeed_learn_as_one(
-    name: str, two: list[dict[str, Any]], alone: dict[str, list[float]]
+@of_gangs(("two", ON_TWO_BY_DEEPSPEED), ("four", ON_FOUR_BY_DEEPSPEED))
+def test_cards_under_deepspeed_learn_as_one(
+    gang: str, name: str, case: dict[str, Any], alone: Any, request: pytest.FixtureRequest
 ) -> None:
     """Every stage of ZeRO, with accumulation and offload; the row keeps the configuration."""
-    case = ON_TWO_BY_DEEPSPEED[name]
-    check(name, case, two, alone)
-    config = json.loads(two[0][name]["details"]["deepspeed_config"])
+    ranks = request.getfixturevalue(gang)
+    check(name, case, ranks, alone)
+    config = json.loads(ranks[0][name]["details"]["deepspeed_config"])
     assert config["zero_optimization"]["stage"] == int(case["strategy"][-1])
     assert config["train_batch_size"] == GLOBAL_BATCH
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ON_FOUR)
-def test_four_cards_learn_as_one(
-    name: str, four: list[dict[str, Any]], alone: dict[str, list[float]]
-) -> None:
-    """Also where pairs of them split matrices and the pairs split the batch."""
-    check(name, ON_FOUR[name], four, alone)
-
-
-@pytest.mark.slow
-@needs_deepspeed
-@pytest.mark.parametrize("name", ON_FOUR_BY_DEEPSPEED)
-def test_four_cards_under_deepspeed_learn_as_one(
-    name: str, four: list[dict[str, Any]], alone: dict[str, list[float]]
-) -> None:
-    """Weights in four parts."""
-    check(name, ON_FOUR_BY_DEEPSPEED[name], four, alone)
 
 
 @pytest.mark.slow

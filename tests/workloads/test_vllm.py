@@ -18,6 +18,7 @@ from workloads import engines, text_generation
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
 from workloads.errors import BadConfiguration, Unsupported
+from workloads.models.model_rules import text_refusals
 
 
 class Card(CpuDevice):
@@ -89,26 +90,33 @@ def test_another_data_type_is_refused(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "reason"),
+    ("method", "bits", "precision", "reason"),
     [
-        ("awq", "int4", ""),
-        ("gptq", "int4", ""),
-        ("", "bf16", ""),
-        ("", "fp8", ""),
-        ("", "int4", "takes int4 from checkpoints in 4 bits"),
-        ("awq", "bf16", "is a awq checkpoint"),
-        ("gptq", "fp8", "not one of plain weights"),
+        ("awq", 4, "int4", ""),
+        ("gptq", 4, "int4", ""),
+        ("gptq", 8, "int8", ""),
+        ("", 0, "bf16", ""),
+        ("", 0, "fp8", ""),
+        ("", 0, "int4", "takes int4 from checkpoints in 4 bits"),
+        ("", 0, "int8", "takes int8 from checkpoints in 8 bits (gptq)"),
+        ("gptq", 4, "int8", "takes int8 from checkpoints in 8 bits (gptq)"),
+        ("gptq", 3, "int4", "takes gptq checkpoints in 4 or 8 bits, not in 3"),
+        ("awq", 8, "int8", "takes awq checkpoints in 4 bits, not in 8"),
+        ("awq", 4, "bf16", "is a awq checkpoint"),
+        ("gptq", 4, "fp8", "not one of plain weights"),
     ],
 )
-def test_a_checkpoint_has_its_own_precision(method, precision, reason, tmp_path) -> None:
-    """The plan says so, before anything starts."""
+def test_a_checkpoint_has_its_own_precision(method, bits, precision, reason, tmp_path) -> None:
+    """The plan says so, before anything starts; no rule of other engines' loaders is in the way."""
     config = {"model_type": "llama"}
     if method:
-        config["quantization_config"] = {"quant_method": method, "bits": 4}
+        config["quantization_config"] = {"quant_method": method, "bits": bits}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").touch()
     job = asked(engine="vllm", device="cuda", model=str(tmp_path), precision=precision)
-    found = [refusal.reason for refusal in refusals(job)]
+    found = [
+        refusal.reason for refusal in (*refusals(job), *text_refusals(job)) if refusal.unsupported
+    ]
     assert len(found) == bool(reason) and all(reason in each for each in found)
 
 

@@ -160,19 +160,48 @@ def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
     if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
         "tensor_parallel" not in spec.features
     ):
-        able = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
+        others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
         yield Refusal(
             setting="tensor_parallel",
             reason=f"with the engine {spec.name} this version gives every card the whole model",
-            hint=f"engine {' or '.join(able)} splits matrices over cards",
+            hint=f"engine {' or '.join(others)} splits matrices over cards",
             unsupported=True,
         )
-    refuse = spec.abilities.get(ability, _NO_ABILITY).refuse
-    if refuse is not None:
-        yield from refuse(asked)
+    if (able := spec.abilities.get(ability)) is not None:
+        yield from _ability_refusals(spec, able, ability, asked)
 
 
-_NO_ABILITY = Ability(function="")
+def _ability_refusals(
+    spec: EngineSpec, able: Ability, ability: str, asked: Asked
+) -> Iterator[Refusal]:
+    """Adapters and attentions that this engine does not take, and what else it refuses."""
+    from workloads.refusal import Refusal
+
+    if asked.parameters.get("adapter") and not able.adapters:
+        others = [
+            other.name
+            for other in ENGINES.known()
+            if other.runs_on(asked.device)
+            and ability in other.abilities
+            and other.abilities[ability].adapters
+        ]
+        yield Refusal(
+            setting="adapter",
+            reason=f"with the engine {spec.name} this version puts on no adapters",
+            hint=f"engine {' or '.join(others)} does" if others else "",
+            unsupported=True,
+        )
+    attention = asked.parameters.get("attention")
+    if attention is not None and able.attentions is not None and attention not in able.attentions:
+        yield Refusal(
+            setting="attention",
+            reason=f"the engine {spec.name} has its own in the place of "
+            f"{' or '.join(able.attentions)}, and none for {attention}",
+            hint="leave attention out",
+            unsupported=True,
+        )
+    if able.refuse is not None:
+        yield from able.refuse(asked)
 
 
 def _mode_refusals(spec: EngineSpec, asked: Asked) -> Iterator[Refusal]:

@@ -48,6 +48,9 @@ class Ability:
     refuse: Callable[[Asked], Iterable[Refusal]] | None = None
     #: The engine's own settings of it, which a grid writes beside the workload's.
     settings: type[Settings] | None = None
+    adapters: bool = False  # whether it puts on a trained adapter
+    #: Values of ``attention`` that it takes; None: all that the workload has.
+    attentions: tuple[str, ...] | None = ("sdpa",)
 
     def takes(self, task: str) -> bool:
         """Tell if it is done with models of a kind, by the task's name."""
@@ -133,6 +136,9 @@ class EngineSpec:
     own_loader: bool = False
     #: Whether it loads models from memory, so that protected ones (``protect``) can be opened.
     opens_protected: bool = False
+    #: Whether its attention sees all of a text where the model has layers with a sliding window, so
+    #: that texts may be no longer than that.
+    sees_whole_texts: bool = False
     #: Untimed passes over every shape that its own way to measure makes.
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.

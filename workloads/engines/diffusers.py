@@ -38,7 +38,9 @@ SPEC = EngineSpec(
     name="diffusers",
     summary="diffusers' own pipelines: Stable Diffusion and others, from texts to images.",
     needs="native_eager",
-    abilities={"images": Ability(function="workloads.images.diffusers_engine:load")},
+    abilities={
+        "images": Ability(function="workloads.images.diffusers_engine:load", attentions=None)
+    },
     install="pip install diffusers",
     packages=(Package(name="diffusers", module="diffusers"),),
     own_process=False,

@@ -27,22 +27,7 @@ class StepSettings(GaudiSettings, CompileSettings):
 
 
 def _refuse(asked: Asked) -> Iterator[Refusal]:
-    """The engine has an attention of its own, and reads the plain matrices once."""
-    attention = asked.parameters.get("attention") or "sdpa"
-    if attention != "sdpa":
-        yield Refusal(
-            setting="attention",
-            reason=f"the engine graph has an attention of its own, not {attention}",
-            hint="leave attention out",
-            unsupported=True,
-        )
-    if asked.parameters.get("adapter"):
-        yield Refusal(
-            setting="adapter",
-            reason="the engine graph puts on no adapters",
-            hint="use the engine transformers",
-            unsupported=True,
-        )
+    """A choice where steps are compiled always."""
     always = asked.on.can("graphs") or not asked.on.can("dynamic_shapes")
     if asked.parameters.get("torch_compile") and always:
         yield Refusal(

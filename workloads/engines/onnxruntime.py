@@ -69,20 +69,6 @@ class GraphSettings(ExportSettings):
 def _refuse(asked: Asked) -> Iterator[Refusal]:
     """Settings that make no graph."""
     parameters = asked.parameters
-    if parameters.get("adapter"):
-        yield Refusal(
-            setting="adapter",
-            reason="a graph is exported from plain weights, and this version merges no adapters",
-            hint="use the engine transformers",
-            unsupported=True,
-        )
-    if (attention := parameters.get("attention") or "sdpa") != "sdpa":
-        yield Refusal(
-            setting="attention",
-            reason=f"graphs are exported from sdpa, not from {attention}",
-            hint="leave attention out; the setting fusions takes ONNX Runtime's own",
-            unsupported=True,
-        )
     if parameters.get("fusions") and not parameters.get("constant_folding", True):
         yield Refusal(
             setting="fusions",

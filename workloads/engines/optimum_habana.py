@@ -133,11 +133,11 @@ def _refuse_images(asked: Asked) -> Iterator[Refusal]:
             hint="leave hpu_mode out",
             unsupported=True,
         )
-    for name, usual in (("attention", "sdpa"), ("channels_last", False), ("torch_compile", False)):
-        if asked.parameters.get(name, usual) != usual:
+    for name in ("channels_last", "torch_compile"):
+        if asked.parameters.get(name):
             yield Refusal(
                 setting=name,
-                reason=f"{SPEC.name} has no {name}: {str(asked.parameters[name]).lower()}",
+                reason=f"{SPEC.name} has no {name}: true",
                 hint=f"leave {name} out",
                 unsupported=True,
             )
@@ -154,12 +154,15 @@ SPEC = EngineSpec(
             tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GaudiSettings,
+            adapters=True,
+            attentions=None,
         ),
         "train": Ability(
             function="workloads.engines.gaudi.training:run",
             tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
             settings=GaudiSettings,
+            attentions=None,  # of these its own refusal tells
         ),
         "calibrate": Ability(function="workloads.engines.gaudi.calibration:run"),
         "images": Ability(

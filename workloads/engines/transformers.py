@@ -134,11 +134,13 @@ SPEC = EngineSpec(
             tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_generation,
             settings=GenerationSettings,
+            adapters=True,
+            attentions=None,
         ),
         "encode": Ability(
             function="workloads.encoding.transformers_encoder:load", tasks=("masked-lm",)
         ),
-        "train": Ability(function="workloads.training.loop:run"),
+        "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
     },
     install="pip install transformers",

@@ -6,7 +6,7 @@ hold a card, which is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.models.quantized_checkpoints import PACKED
@@ -22,7 +22,7 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
-    """The core runs in the worker's own process, and so on its one card, with plain weights."""
+    """The core runs in the worker's own process, and so on its one card."""
     if asked.cards > 1:
         yield Refusal(
             setting="cards",
@@ -30,34 +30,45 @@ def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
             "the worker's own process",
             unsupported=True,
         )
-    if asked.parameters.get("adapter"):
-        yield Refusal(
-            setting="adapter",
-            reason=f"with the engine {asked.engine} this version puts on no adapters",
-            hint="use the engine transformers",
-            unsupported=True,
-        )
+
+
+#: Bits of the checkpoints that its kernels take, by how those name their quantisation.
+_BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 
 def _refuse(asked: Asked) -> Iterator[Refusal]:
-    """A checkpoint that is quantised has its own precision, and 4 bits are those of one."""
+    """A checkpoint that is quantised has its own precision, and integers are those of one."""
     from workloads.models.known_config import known_config
+    from workloads.models.quantized_checkpoints import bits_of
 
     yield from refuse_in_process(asked)
     config = known_config(asked.model)
     if config is None:
         return
-    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
-    if asked.precision == "int4" and method not in PACKED:
-        reason = f"vLLM takes int4 from checkpoints in 4 bits ({', '.join(PACKED)})"
+    found = config.get("quantization_config") or {}
+    method, hint = str(found.get("quant_method", "")), ""
+    bits = bits_of(found) if method in PACKED else 0
+    own = f"int{bits}" if bits else method
+    if bits and bits not in _BITS[method]:
+        reason = f"vLLM takes {method} checkpoints in {_either(_BITS[method])} bits, not in {bits}"
+    elif bits == 8 and not found.get("sym", True):
+        reason = "vLLM takes 8 bits that are symmetric (sym: true)"
+    elif asked.precision.startswith("int") and asked.precision != own:
+        wanted = int(asked.precision.removeprefix("int"))
+        able = ", ".join(name for name, each in _BITS.items() if wanted in each)
+        reason = f"vLLM takes {asked.precision} from checkpoints in {wanted} bits ({able})"
         hint = "name such a checkpoint"
-    elif method and asked.precision not in ("int4", "fp8"):
+    elif method and asked.precision not in (own, "fp8"):
         reason, hint = f"{asked.model} is a {method} checkpoint", "write its precision"
     elif method not in ("", "fp8") and asked.precision == "fp8":
-        reason, hint = f"{asked.model} is a {method} checkpoint, not one of plain weights", ""
+        reason = f"{asked.model} is a {method} checkpoint, not one of plain weights"
     else:
         return
     yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 _NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
@@ -83,7 +94,10 @@ SPEC = EngineSpec(
             "linear layers in float8 (e4m3), quantised by vLLM while it loads, activations too "
             "where the card has such products; the rest, and the key/value cache, in bf16"
         ),
-        ("int8", "cuda"): unsupported("vLLM reads int8 from checkpoints that are in it"),
+        ("int8", "cuda"): supported(
+            "8-bit weights of the checkpoint (GPTQ), products by vLLM's kernels for them; the "
+            "rest, and the key/value cache, in bf16"
+        ),
         ("int4", "cuda"): supported(
             "4-bit weights of the checkpoint (AWQ, GPTQ), products by vLLM's kernels for them; the "
             "rest, and the key/value cache, in bf16"

@@ -1,7 +1,6 @@
 """OpenVINO GenAI's continuous batching, one step at a time.
 
-Texts are handed over when there is a place for them and read back after each step, so each token
-has its own moment. A static batch is the same with a place for every prompt. The library reads all
+Texts are read back after each step, so each token has its own moment. The library reads all
 prompts that are new in one step, without padding, together with one token of each older text. It
 tells no logits: those are read by the same graph, opened without paged attention.
 """
@@ -22,15 +21,15 @@ from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
+from workloads.engines.openvino import BF16_THREADS
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.generation.continuous_batching import Completed
-from workloads.generation.loaded import LoadedModel
 from workloads.generation.openvino_graph import (
     StatefulGraph,
     facts_of,
     graph_directory,
     properties_of,
 )
+from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.weights import ModelWeights
 
@@ -42,8 +41,9 @@ _NO_LIMIT = 1 << 16
 class Pipeline:
     """An open pipeline, opened anew where a job computes with another number of threads."""
 
-    def __init__(self, directory: Path, computes_in: str) -> None:
+    def __init__(self, directory: Path, computes_in: str, *, least_threads: int = 1) -> None:
         self._directory, self._computes_in = directory, computes_in
+        self._least_threads = least_threads
         self._stateful: StatefulGraph | None = None
         self._open()
 
@@ -57,10 +57,20 @@ class Pipeline:
         }
 
     def _open(self) -> None:
+        """
+        Raises:
+            Unsupported: this process computes with fewer threads than the library needs.
+        """
         import openvino_genai
 
         began = time.perf_counter()
         self._threads = torch.get_num_threads()
+        if self._threads < self._least_threads:
+            raise Unsupported(
+                f"OpenVINO ends its process where it opens weights in {self._computes_in} with "
+                f"fewer threads than {self._least_threads}, and this one has {self._threads}: use "
+                "the engine transformers"
+            )
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = scheduler.max_num_batched_tokens = _NO_LIMIT
         scheduler.cache_size = 0  # grows as texts need it
@@ -99,8 +109,8 @@ class Pipeline:
         places: int,
         output_tokens: int,
         ends: Collection[int],
-        on_admit: Callable[[Sequence[int]], None] = lambda indices: None,
-        on_step: Callable[[Sequence[int]], None],
+        on_admit: Told = lambda indices: None,
+        on_step: Told,
     ) -> list[list[int]]:
         """The tokens of each prompt up to and including its end; ``places`` texts at once."""
         import openvino_genai as genai
@@ -109,25 +119,21 @@ class Pipeline:
         config.max_new_tokens = output_tokens
         config.do_sample = False
         config.ignore_eos = not ends
-        config.stop_token_ids = set(ends)
-        config.eos_token_id = min(ends, default=0)
+        config.stop_token_ids = set(ends) or {0}  # the library wants one where it ends nothing
+        config.eos_token_id = min(config.stop_token_ids)
         found: list[list[int]] = [[] for _ in prompts]
         running: dict[int, Any] = {}
-        waiting = 0
-        while running or waiting < len(prompts):
-            new = range(waiting, min(len(prompts), waiting + places - len(running)))
-            waiting = new.stop
-            if new:
-                on_admit(new)
-            for index in new:
-                running[index] = self._pipeline.add_request(index, prompts[index], config)
+
+        def add(index: int) -> None:
+            running[index] = self._pipeline.add_request(index, prompts[index], config)
+
+        def step() -> tuple[list[int], list[int]]:
             self._pipeline.step()
             fresh = [index for index, handle in running.items() if handle.can_read()]
             for index in fresh:
                 (output,) = running[index].read().values()
                 found[index] += output.generated_ids
-            if fresh:
-                on_step(fresh)
+            ended = []
             for index, handle in list(running.items()):
                 status = handle.get_status()
                 if status == genai.GenerationStatus.RUNNING:
@@ -138,11 +144,15 @@ class Pipeline:
                         f"({status.name}): there is no room for its keys and values"
                     )
                 del running[index]
+                ended.append(index)
+            return fresh, ended
+
+        in_places(len(prompts), places, add, step, on_admit=on_admit, on_step=on_step)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenVinoEngine(LoadedModel):
+class OpenVinoEngine(SteppedEngine):
     """A causal language model in OpenVINO GenAI."""
 
     pipeline: Pipeline
@@ -162,39 +172,22 @@ class OpenVinoEngine(LoadedModel):
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> Callable[[], Generated]:
-        tokens = self.pipeline.generate(
+        tokens = self.write(
             prepared,
             places=len(prepared),
             output_tokens=output_tokens,
             ends=() if ignore_eos else self.end_token_ids,
             on_step=lambda indices: on_step(),
         )
+        read = sum(prompt.shape[1] for prompt in prepared)
         return lambda: Generated(
             tokens=tokens,
-            computed_tokens=_computed(prepared, tokens),
+            computed_tokens=computed(read, tokens),
             logits=self._logits(prepared, tokens) if keep_logits else (),
         )
 
-    def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: Callable[[Sequence[int]], None],
-        on_step: Callable[[Sequence[int]], None],
-    ) -> Completed:
-        prepared = self.prepare(prompts)
-        tokens = self.pipeline.generate(
-            prepared,
-            places=slot_count,
-            output_tokens=output_tokens,
-            ends=end_token_ids,
-            on_admit=on_admit,
-            on_step=on_step,
-        )
-        return Completed(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+    def write(self, prepared: Sequence[Any], **asked: Any) -> list[list[int]]:
+        return self.pipeline.generate(prepared, **asked)
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:
@@ -210,12 +203,6 @@ class OpenVinoEngine(LoadedModel):
         return list(torch.nn.utils.rnn.pad_sequence(rows))
 
 
-def _computed(prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> int:
-    """Positions worked on: nothing is padded, and the last token of a text is not fed back."""
-    read = sum(prompt.shape[1] for prompt in prompts)
-    return read + sum(max(len(ids) - 1, 0) for ids in tokens)
-
-
 def load(request: Request, device: Device) -> OpenVinoEngine:
     """Open the graph of ``request.model``, making it if need be; see ``EngineLoader``."""
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
@@ -225,7 +212,8 @@ def load(request: Request, device: Device) -> OpenVinoEngine:
     tokenizer = load_tokenizer(source)
     directory = graph_directory(request, source, tokenizer)
     facts = facts_of(directory)
-    pipeline = Pipeline(directory, computes_in)
+    least = BF16_THREADS if request.precision == "bf16" else 1
+    pipeline = Pipeline(directory, computes_in, least_threads=least)
     return OpenVinoEngine(
         pipeline=pipeline,
         tokenizer=tokenizer,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -23,10 +23,10 @@ from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.engines.vllm import IN_PROCESS
 from workloads.errors import BadConfiguration, Unsupported
-from workloads.generation.continuous_batching import Completed
-from workloads.generation.loaded import LoadedModel
+from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.quantized_checkpoints import bits_of
 from workloads.models.shards import inspect, source_files
 from workloads.weights import ModelWeights
 
@@ -36,18 +36,18 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmEngine(LoadedModel):
+class VllmEngine(SteppedEngine):
     """A model in vLLM, on this process's card."""
 
     llm: Any  # vllm.LLM
     numbers: count[int] = field(default_factory=count)
 
-    def prepare(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
-        return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return list(map(list, prompts))
 
     def generate(
         self,
-        prepared: list[dict[str, list[int]]],
+        prepared: list[list[int]],
         *,
         output_tokens: int,
         ignore_eos: bool,
@@ -64,37 +64,26 @@ class VllmEngine(LoadedModel):
             if before < len(began) == len(prepared):
                 on_step()
 
-        ends = () if ignore_eos else self.end_token_ids
-        tokens = self._run(prepared, len(prepared), output_tokens, ends, on_step=told)
-        on_step()
-        return lambda: Generated(tokens=tokens, computed_tokens=_computed(prepared, tokens))
-
-    def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: Callable[[Sequence[int]], None],
-        on_step: Callable[[Sequence[int]], None],
-    ) -> Completed:
-        """Generate for all prompts, each handed over when there is a place for it."""
-        prepared = self.prepare(prompts)
-        tokens = self._run(
-            prepared, slot_count, output_tokens, end_token_ids, on_admit=on_admit, on_step=on_step
+        tokens = self.write(
+            prepared,
+            places=len(prepared),
+            output_tokens=output_tokens,
+            ends=() if ignore_eos else self.end_token_ids,
+            on_step=told,
         )
-        return Completed(tokens=tokens, computed_tokens=_computed(prepared, tokens))
+        on_step()
+        read = sum(map(len, prepared))
+        return lambda: Generated(tokens=tokens, computed_tokens=computed(read, tokens))
 
-    def _run(
+    def write(
         self,
-        prepared: Sequence[dict[str, list[int]]],
+        prepared: Sequence[list[int]],
+        *,
         places: int,
         output_tokens: int,
         ends: Collection[int],
-        *,
-        on_admit: Callable[[Sequence[int]], None] = lambda indices: None,
-        on_step: Callable[[Sequence[int]], None],
+        on_admit: Told = lambda indices: None,
+        on_step: Told,
     ) -> list[list[int]]:
         from vllm import SamplingParams
 
@@ -108,32 +97,21 @@ class VllmEngine(LoadedModel):
         engine = self.llm.llm_engine
         found: list[list[int]] = [[] for _ in prepared]
         running: dict[str, int] = {}
-        waiting = 0
-        while running or waiting < len(prepared):
-            new = range(waiting, min(len(prepared), waiting + places - len(running)))
-            waiting = new.stop
-            if new:
-                on_admit(new)
-            for index in new:
-                name = f"nightgrid-{next(self.numbers)}"
-                running[name] = index
-                engine.add_request(name, prepared[index], parameters)
-            fresh = []
-            for output in engine.step():
-                index = running[output.request_id]
-                found[index] = list(output.outputs[0].token_ids)
-                fresh.append(index)
-                if output.finished:
-                    del running[output.request_id]
-            if fresh:
-                on_step(fresh)
+
+        def add(index: int) -> None:
+            name = f"nightgrid-{next(self.numbers)}"
+            running[name] = index
+            engine.add_request(name, {"prompt_token_ids": prepared[index]}, parameters)
+
+        def step() -> tuple[list[int], list[int]]:
+            outputs = engine.step()
+            for output in outputs:
+                found[running[output.request_id]] = list(output.outputs[0].token_ids)
+            fresh = [running[output.request_id] for output in outputs]
+            return fresh, [running.pop(each.request_id) for each in outputs if each.finished]
+
+        in_places(len(prepared), places, add, step, on_admit=on_admit, on_step=on_step)
         return found
-
-
-def _computed(prepared: Sequence[Mapping[str, Sequence[int]]], tokens: list[list[int]]) -> int:
-    """Positions worked on: nothing is padded, and the last token of a text is not fed back."""
-    read = sum(len(prompt["prompt_token_ids"]) for prompt in prepared)
-    return read + sum(max(len(ids) - 1, 0) for ids in tokens)
 
 
 def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
@@ -211,15 +189,17 @@ def _check(request: Request, real: str, stored: str) -> None:
 
 
 def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
-    """Count by the checkpoint, where four bits are packed eight in a number; bytes by the type that
+    """Count by the checkpoint, where several weights are packed in a number; bytes by the type that
     all are in, or as vLLM holds them where it has quantised some."""
     plain = packed = 0
+    bits = bits_of(read_config(Path(path)).get("quantization_config") or {})
     for name, tensor in inspect(source_files(Path(path))).items():
         size = math.prod(tensor.shape)
         if name.endswith(".qweight"):
-            packed += 8 * size
+            packed += size  # integers of 32 bits
         elif not name.endswith((".qzeros", ".scales", ".g_idx")):
             plain += size
+    packed *= 32 // bits
     count = plain + packed
     width: int = precisions.compute_dtype(precision).itemsize
     if not precisions.quantized(precision):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads import attention_packages
 from workloads.images.facts import PipelineFacts, facts_of
 from workloads.refusal import Asked, Refusal
+from workloads.techniques import matmul_precision
 
 #: An image has so many pixels on a side for each of a latent's, at least.
 SIDE_MULTIPLE = 8
@@ -16,7 +18,13 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     facts = facts_of(asked.model)
     of_model = () if facts is None else tuple(_of_pipeline(asked, facts))
-    return (*_of_sizes(asked), *_of_batches(asked), *_of_device(asked), *of_model)
+    return (
+        *_of_sizes(asked),
+        *_of_batches(asked),
+        *attention_packages.refusals(asked),
+        *matmul_precision.refusals(asked, "write precision: bf16 and leave matmul_precision out"),
+        *of_model,
+    )
 
 
 def whole_batches(images: int, per_batch: int) -> int:
@@ -58,32 +66,6 @@ def _of_batches(asked: Asked) -> Iterator[Refusal]:
             reason=f"{images} images are {batches} batches of {per_batch}, and {warmup} of them "
             "are left out: nothing would be timed",
             hint=f"write images: {per_batch * (warmup + 1)} or more, or fewer warmup_batches",
-        )
-
-
-def _of_device(asked: Asked) -> Iterator[Refusal]:
-    attention = asked.parameters.get("attention")
-    if attention == "xformers" and not asked.on.can("xformers"):
-        yield Refusal(
-            setting="attention",
-            reason=f"xformers has no {asked.device} kernels",
-            hint="write attention: sdpa",
-            unsupported=True,
-        )
-    if asked.parameters.get("matmul_precision") in (None, "highest"):
-        return
-    if asked.precision != "fp32":
-        yield Refusal(
-            setting="matmul_precision",
-            reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
-            hint="write precision: fp32, or leave matmul_precision out",
-        )
-    if not asked.on.can("matmul_precision"):
-        yield Refusal(
-            setting="matmul_precision",
-            reason=f"{asked.on.title} does not know PyTorch's matmul precision",
-            hint="write precision: bf16 and leave matmul_precision out",
-            unsupported=True,
         )
 
 

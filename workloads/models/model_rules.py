@@ -13,6 +13,7 @@ from workloads.models.checkpoint_files import has_tokenizer, protected_files, re
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.models.known_config import known_config, positions_of
 from workloads.models.quantized_checkpoints import precisions_of, unreadable
+from workloads.models.reach import narrow_layers
 from workloads.refusal import Asked, Refusal
 
 
@@ -87,7 +88,8 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
-    if reason := unreadable(read_config(directory)):
+    own = engine is not None and engine.own_loader
+    if not own and (reason := unreadable(read_config(directory))):
         yield Refusal(
             setting="model",
             reason=f"{asked.model} cannot be read: {reason}",
@@ -132,13 +134,22 @@ def quantised_refusals(asked: Asked) -> Iterator[Refusal]:
 
 
 def _position_refusals(asked: Asked) -> Iterator[Refusal]:
-    """More tokens to read and to write than the model has positions."""
+    """More tokens to read and to write than the model has positions, or sees at once."""
     config = known_config(asked.model) or {}
-    positions = positions_of(config)
-    if positions is None:
-        return
+    positions, engine = positions_of(config), ENGINES.get(asked.engine)
     wanted = {name: asked.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
     longest = max(wanted, key=lambda name: wanted[name])
+    window = min(narrow_layers(config).values(), default=0)
+    if engine is not None and engine.sees_whole_texts and 0 < window < sum(wanted.values()):
+        yield Refusal(
+            setting=longest,
+            reason=f"{sum(wanted.values()):,} tokens in and out are more than the {window:,} that "
+            f"layers of the model see, and the engine {engine.name} sees them all",
+            hint=f"input_tokens and output_tokens may be {window:,} together",
+            unsupported=True,
+        )
+    if positions is None:
+        return
     if config.get("is_encoder_decoder"):  # the encoder reads, the decoder writes
         yield from too_long(longest, wanted[longest], positions)
     elif sum(wanted.values()) > positions:

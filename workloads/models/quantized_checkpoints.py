@@ -100,15 +100,20 @@ PACKAGES = {
 _EXPANDED = ("bf16", "fp16", "fp32")
 
 
+def bits_of(found: Mapping[str, Any]) -> int:
+    """Bits of the weights of a packed checkpoint, of its ``quantization_config``."""
+    return int(found.get("bits", found.get("w_bit", 4)))
+
+
 def unreadable(config: Mapping[str, Any]) -> str:
-    """The reason why nobody reads a checkpoint of this config.json here; "" where somebody may."""
+    """The reason why no task loads a checkpoint of this config.json; "" where it may. Engines with
+    a loader of their own refuse for themselves."""
     found = config.get("quantization_config") or {}
     method = str(found.get("quant_method", ""))
     reader = READERS.get(method)
     if reader is None or not reader.packed:
         return ""
-    bits = found.get("bits", found.get("w_bit", 4))
-    if bits != 4:
+    if (bits := bits_of(found)) != 4:
         return f"it is a {method} checkpoint in {bits} bits, and 4 are read"
     if found.get("desc_act") and not found.get("static_groups"):
         return "its inputs are reordered (desc_act), which no library reads that runs here"

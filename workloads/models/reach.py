@@ -17,12 +17,16 @@ _SEEN = {"sliding_attention": "sliding_window", "chunked_attention": "attention_
 
 def narrow_layers(config: Any) -> dict[str, int]:
     """Kinds of layers that see a part of the text only, with the positions of which a token sees
-    all that stand before it; 0 where the kind has no such number."""
-    config = config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+    all that stand before it; 0 where the kind has no such number. Of transformers' config, or of
+    config.json, which may leave out what the model's class adds."""
+    if isinstance(config, Mapping):
+        said = config.get("text_config") or config
+    else:
+        said = config.get_text_config(decoder=True).to_dict()
+    kinds = set(said.get("layer_types") or ()) - {"full_attention"}
+    if said.get("use_sliding_window", True) and said.get("sliding_window"):
         kinds.add("sliding_attention")
-    sizes = {kind: getattr(config, _SEEN.get(kind, ""), None) for kind in kinds}
+    sizes = {kind: said.get(_SEEN.get(kind, "")) for kind in kinds}
     return {kind: int(sizes[kind] or 0) for kind in sorted(kinds)}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
-from workloads.attention_packages import PACKAGES, make_ready
+from workloads.attention_packages import make_ready, refusals
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
@@ -35,15 +35,7 @@ class Attention(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if self.attention not in PACKAGES:
-            return
-        if not asked.on.can(self.attention):
-            yield Refusal(
-                setting="attention",
-                reason=f"{self.attention} has no {asked.device} kernels",
-                hint="write attention: sdpa",
-                unsupported=True,
-            )
+        yield from refusals(asked)
         half = asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none"
         if self.attention == "flash_attention_2" and not half:
             yield Refusal(

@@ -9,7 +9,7 @@ anything depends on the card, so it is tried out on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workloads.errors import Unsupported
@@ -22,6 +22,33 @@ if TYPE_CHECKING:
 
 #: Of sums in fp32 in another order; TF32 and bf16 lie far above.
 _ROUNDING = 1e-5
+
+
+def refusals(asked: Asked, otherwise: str) -> Iterator[Refusal]:
+    """Objections to fewer bits in a job's products; ``otherwise`` is said where the device knows
+    only the exact ones."""
+    autocast = asked.parameters.get("autocast", "none")
+    if asked.parameters.get("matmul_precision") in (None, "highest"):
+        return
+    if asked.precision != "fp32":
+        yield Refusal(
+            setting="matmul_precision",
+            reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
+            hint="write precision: fp32, or leave matmul_precision out",
+        )
+    elif autocast != "none":
+        yield Refusal(
+            setting="matmul_precision",
+            reason=f"autocast computes products in {autocast}, and none is left in fp32",
+            hint="leave one of the two out",
+        )
+    if not asked.on.can("matmul_precision"):
+        yield Refusal(
+            setting="matmul_precision",
+            reason=f"{asked.on.title} does not know PyTorch's matmul precision",
+            hint=otherwise,
+            unsupported=True,
+        )
 
 
 class MatmulPrecision(Technique):
@@ -40,28 +67,7 @@ class MatmulPrecision(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if self.matmul_precision == "highest":
-            return
-        if asked.precision != "fp32":
-            yield Refusal(
-                setting="matmul_precision",
-                reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
-                hint="write precision: fp32, or leave matmul_precision out",
-            )
-        elif asked.parameters.get("autocast", "none") != "none":
-            yield Refusal(
-                setting="matmul_precision",
-                reason="autocast computes products in "
-                f"{asked.parameters['autocast']}, and none is left in fp32",
-                hint="leave one of the two out",
-            )
-        if not asked.on.can("matmul_precision"):
-            yield Refusal(
-                setting="matmul_precision",
-                reason=f"{asked.on.title} does not know PyTorch's matmul precision",
-                hint="write autocast: bf16 and matmul_precision: highest",
-                unsupported=True,
-            )
+        return refusals(asked, "write autocast: bf16 and matmul_precision: highest")
 
     def on_model(self, training: Training) -> None:
         if self.matmul_precision != "highest":

@@ -6,7 +6,7 @@ from typing import Literal
 
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
-from workloads.parameters import DatasetParameters
+from workloads.parameters import ADAPTER, DatasetParameters
 from workloads.profiling import PROFILE
 from workloads.quality_metrics import METRICS
 from workloads.seq2seq_settings import SourceParameters
@@ -71,16 +71,7 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         "eager plain matrix products, flash_attention_2 and xformers the kernels of the packages "
         "flash-attn and xformers (CUDA only; xformers: run by nobody).",
     )
-    adapter: str | None = setting(
-        None,
-        role="work",
-        loads=True,
-        consumes="adapter",
-        always_in_id=True,
-        min_length=1,
-        description="A trained adapter to put on the model, not merged: the name that a "
-        "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
-    )
+    adapter: str | None = ADAPTER
     tensor_parallel: int | None = setting(
         None,
         role="choice",

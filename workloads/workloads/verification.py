@@ -6,7 +6,7 @@ from typing import Literal
 
 from workloads.generation_rules import refuse
 from workloads.metrics import TOKENS
-from workloads.parameters import DatasetParameters
+from workloads.parameters import ADAPTER, DatasetParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 
@@ -39,15 +39,7 @@ class VerificationParameters(DatasetParameters):
         always_in_id=True,
         description="Attention implementation of the engine, as in text-generation.",
     )
-    adapter: str | None = setting(
-        None,
-        role="work",
-        loads=True,
-        consumes="adapter",
-        always_in_id=True,
-        min_length=1,
-        description="A trained adapter to put on the model.",
-    )
+    adapter: str | None = ADAPTER
 
 
 SPEC = WorkloadSpec(

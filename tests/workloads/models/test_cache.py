@@ -10,7 +10,7 @@ import time
 import pytest
 from patience import patience
 
-from workloads.cache import build_aside, cached_directory, remove_abandoned
+from workloads.cache import build_aside, cached_directory, remove_abandoned, try_lock
 from workloads.errors import DataMissing
 
 
@@ -111,3 +111,40 @@ def test_an_unusable_root_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataMissing, match="NIGHTGRID_CACHE"):
         cached_directory("thing-v1", lambda d: None)
+
+
+def _load(loads, loader):
+    loader.value = os.getpid()
+    loads.set()
+    time.sleep(60)
+
+
+def _train(path, loads, loader):
+    held = try_lock(path)
+    context = multiprocessing.get_context("fork")
+    done = context.Process(target=os.getpid)
+    done.start()
+    done.join()
+    process = context.Process(target=_load, args=(loads, loader))
+    process.start()
+    process.join()
+    assert held is not None
+
+
+def test_a_lock_goes_with_its_process_and_not_with_what_that_forked(tmp_path):
+    """Loaders of batches live on for a while after a training process was killed; the next attempt
+    has its checkpoints at once. While the process lives, the end of a loader frees nothing."""
+    context = multiprocessing.get_context("fork")
+    loads, loader = context.Event(), context.Value("i", 0)
+    trainer = context.Process(target=_train, args=(tmp_path / "held", loads, loader))
+    trainer.start()
+    try:
+        assert loads.wait(patience(30))
+        assert try_lock(tmp_path / "held") is None
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.join()  # with a limit it would wait for the loader, which has its pipe too
+        lock = try_lock(tmp_path / "held")
+        assert lock is not None
+        lock.close()
+    finally:
+        os.kill(loader.value or trainer.pid, signal.SIGKILL)  # it lives

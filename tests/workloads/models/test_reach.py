@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -75,6 +76,8 @@ def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> Non
     Engines with attention of their own refuse just those models."""
     model = make(kind, config, **changes)
     assert window_of(model) == window
+    narrow = reach.narrow_layers(json.loads(model.config.to_json_string()))
+    assert min(narrow.values(), default=None) == window  # as a plan reads it
     assert sees_all(model, window or 40)
     assert sees_all(model, (window or 40) + 1) == (window is None)
     if window is None:

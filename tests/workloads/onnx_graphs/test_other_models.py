@@ -194,8 +194,6 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
     ("ability", "changes", "setting"),
     [
         ("generate", {"device": "hpu"}, "engine"),
-        ("generate", {"parameters": {"adapter": "mine"}}, "adapter"),
-        ("generate", {"parameters": {"attention": "eager"}}, "attention"),
         ("generate", {"parameters": {"tensor_parallel": 2}}, "tensor_parallel"),
         ("generate", {"parameters": {"fusions": True, "constant_folding": False}}, "fusions"),
         ("generate", {"parameters": {"calibration": "texts"}}, "calibration"),
