@@ -17,6 +17,8 @@ import psutil
 import pytest
 import torch
 from finetuning_cases import asked, losses, refuse, train, trained, training_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from patience import patience
 
 from workloads.api import Result
@@ -124,6 +126,25 @@ def test_matmul_precision_is_set_or_said_to_have_no_effect(wanted: Any) -> None:
             assert not torch.allclose(left @ right, exact, rtol=1e-6, atol=1e-6)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@settings(deadline=None, max_examples=4)
+@given(seed=st.integers(0, 2**16), kind=st.sampled_from(["llama", "glm"]))
+def test_products_in_bf16_stay_near_the_exact_curve(seed: int, kind: str) -> None:
+    """No step's loss is further than 0.001 from that of fp32 products, where there are others."""
+    curves = []
+    before = torch.get_float32_matmul_precision()
+    for wanted in ("highest", "medium"):
+        training = training_of(model(kind, seed), rate=2e-4)
+        try:
+            MatmulPrecision(matmul_precision=wanted).on_model(training)  # type: ignore[arg-type]
+            curves.append([step(training, number) for number in range(4)])
+        except Unsupported:
+            pytest.skip("products here are exact whatever is asked for")
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert curves[0] != curves[1]
+    assert curves[1] == pytest.approx(curves[0], abs=1e-3)
 
 
 # ------------------------------------------------------------------ attention
