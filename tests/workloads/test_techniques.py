@@ -48,6 +48,7 @@ def full() -> Result:
             "logits": "chunked",
             "padding": "packing",
             "packed_attention": "apart",
+            "packed_length": "longest",
             "adapter_products": "together",
         },
         {"logits": "learned", "padding": "packing", "gradient_accumulation": 2},

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from finetuning_cases import losses, train, trained, training_of
+from finetuning_cases import asked, losses, refuse, train, trained, training_of
 from patience import patience
 
 from workloads.api import Result
@@ -451,6 +451,23 @@ def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
     assert all(layer._compiled_call_impl is not None for layer in compiled.model.model.layers)
     assert compiled.model._compiled_call_impl is None
     compiled.ending.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache_directory")
+def test_rows_of_one_length_need_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model, compiled at the first step, serves all later mixes of lengths; logits in
+    chunks go with it, and the losses are those of rows as they come."""
+    monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
+    flat = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
+    told = {**flat, "packed_length": "longest", "torch_compile": True, "learning_rate": 1e-2}
+    assert not refuse(asked(**told))
+    result = train(**told)
+    assert result.details["graphs_compiled_in_steps"] == "0"
+    assert result.details["compiled_graphs"] == "1"
+    assert {s.computed_tokens for s in result.samples} == {int(result.details["packed_length"])}
+    assert len({s.input_tokens for s in result.samples}) > 1
+    assert losses(result) == pytest.approx(losses(trained(learning_rate=1e-2)), rel=SAME)
 
 
 @pytest.mark.slow
