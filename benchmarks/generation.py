@@ -181,10 +181,9 @@ def _lines(
         )
 
     own = ours_in("transformers", "fp32")
-    lines = [
-        line(own, _PLAIN, at_least(2.0)),
-        line(own, best, at_least(1.3), "; the best of transformers here"),
-    ]
+    lines = [line(own, _PLAIN, at_least(2.0))]
+    if best != _PLAIN:
+        lines.append(line(own, best, at_least(1.3), "; the best of transformers here"))
     lines += [line(own, name, Goal()) for name in peers if name not in (_PLAIN, best)]
     lines += [
         line(name, theirs[precision], at_least(1.2))

@@ -1,5 +1,6 @@
-"""Seconds in which Ray starts and an actor answers, printed: `stock` by `ray.init`, or the nodes of
-an emulation (`2x8`) as Nightgrid starts them. Nothing else of Nightgrid runs in either."""
+"""Seconds in which Ray starts and an actor answers, printed: `stock` by `ray.init`, on the nodes of
+an emulation (`2x8`) as Nightgrid starts them, or on a cluster that runs already (`HOST:PORT`).
+Nothing else of Nightgrid runs in any."""
 
 import contextlib
 import sys
@@ -26,6 +27,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         if sys.argv[1] == "stock":
             ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        elif ":" in sys.argv[1]:
+            ray.init(address=sys.argv[1], log_to_driver=False)
         else:
             stack.enter_context(emulate(parse_emulation(sys.argv[1], [Accelerator.HPU])))
         ray.get(actor.options(num_cpus=0).remote().answer.remote())

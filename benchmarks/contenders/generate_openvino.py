@@ -26,7 +26,7 @@ def main() -> None:
     prompts: list[list[int]] = json.loads(Path(prompts_file).read_text())
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_seqs = int(rows)
-    scheduler.max_num_batched_tokens = 1024
+    scheduler.max_num_batched_tokens = 1 << 16  # as ours: a tenth faster here than 1024
     scheduler.cache_size = 4  # GB, more than these prompts fill
     scheduler.enable_prefix_caching = False  # no prompt is to be read for free in a second turn
     threads = len(os.sched_getaffinity(0))

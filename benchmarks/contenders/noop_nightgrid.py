@@ -3,9 +3,9 @@
 ``noop`` workers run nothing and import no torch; ``real`` ones are the product's own on emulated
 cards, which put their process in order for a workload that does nothing.
 
-The workers start one after the other over many seconds. So that all jobs meet warm workers, as they
-do in a pool, the driver hears of the first when the last is up, and one job for each comes before
-those that are timed.
+The workers start one after the other over many seconds, and so do their first jobs. So that all
+jobs meet warm workers, as in a pool, the driver hears of the first that is up when the last is,
+and of the first job that has ended when the last of those has. They come before what is timed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.contenders.noop_workload import offer_workload
-from orchestrator.domain.events import Event, RecordRow, WorkerReady
+from orchestrator.domain.events import AttemptEnded, Event, RecordRow, WorkerReady
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import parse_emulation
@@ -38,6 +38,7 @@ from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import row_thread
 from orchestrator.runtime.session import with_memory
 from orchestrator.runtime.watchdog import Watchdog
+from orchestrator.scheduling.ahead import AHEAD_S
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
@@ -48,23 +49,27 @@ NOOP: dict[str, Any] = {
 
 
 class Together:
-    """An executor whose workers are all ready at once."""
+    """An executor whose workers are all ready at once, and whose first jobs all end at once: a
+    worker's first job takes longer than all others."""
 
     def __init__(self, executor: RayExecutor, workers: int) -> None:
         self._executor, self._workers = executor, workers
-        self._ready: list[Event] | None = []
+        self._held: list[Event] = []
+        self._kinds: list[type] = [WorkerReady, AttemptEnded]
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; of workers that are ready nothing before all of them are."""
+        """Events since the last call; of the first kind that is left nothing before there is one
+        for each worker."""
         happened = self._executor.events(timeout_s)
-        if self._ready is None:
+        if not self._kinds:
             return happened
-        self._ready += [event for event in happened if isinstance(event, WorkerReady)]
-        if len(self._ready) < self._workers:
-            return [event for event in happened if not isinstance(event, WorkerReady)]
-        happened = [e for e in happened if not isinstance(e, WorkerReady)] + self._ready
-        self._ready = None
-        return happened
+        self._held += [event for event in happened if isinstance(event, self._kinds[0])]
+        told = [event for event in happened if not isinstance(event, self._kinds[0])]
+        if len(self._held) == self._workers:
+            told += self._held
+            self._held = []
+            del self._kinds[0]
+        return told
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -131,7 +136,9 @@ def main() -> None:
             timed = Timed(store, workers)
             board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
-                schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
+                schedule=Schedule(
+                    jobs, ScheduleSettings(ahead_s=AHEAD_S), estimator_for([], nodes)
+                ),
                 executor=executor,
                 store=timed,
                 to_measurement=to_measurement,

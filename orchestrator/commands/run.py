@@ -125,6 +125,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not watch over the driver and start it again when it dies (default where "
         f"${NO_RESTART_VARIABLE} is set, and in a Ray job, which dies with its head)",
     )
+    parser.add_argument(
+        "--keep-imports",
+        action="store_true",
+        help="leave the imports of forked workers in memory for the next run, on each host, until "
+        "ten minutes after its end; nightgrid stop --kept-imports ends them",
+    )
     add_verbose_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
@@ -149,6 +155,10 @@ def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
     from orchestrator.runtime.supervised import take_charge
 
+    if args.keep_imports:
+        from orchestrator.worker.kept_imports import KEEP
+
+        os.environ[KEEP] = "1"
     charge = take_charge()
     if charge is None and (command := command_to_supervise(args)):
         from orchestrator.runtime.supervisor import Supervisor

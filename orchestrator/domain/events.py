@@ -159,10 +159,15 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAttempt:
-    """Run an attempt on these ready workers, one per rank in rank order."""
+    """Run an attempt on these ready workers, one per rank in rank order.
+
+    One that is given ahead begins when the attempt ``after``, the last that its worker was given,
+    has succeeded, and never otherwise: then nothing is heard of it.
+    """
 
     attempt: Attempt
     worker_ids: tuple[str, ...]
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator import __version__
 from orchestrator.domain.energy import Energy
@@ -27,14 +28,18 @@ from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import (
     SharedServer,
     end_server,
+    keep_preload,
     log_name,
+    server_of_kept_imports,
     start_server,
     threads_of_worker,
     wait_for_server,
 )
+from orchestrator.worker.kept_imports import ForkedServer
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.process_settings import raise_priority
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
@@ -57,7 +62,9 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
-        self._held: HeldServer | None = None  # instead, one that other agents use, too
+        #: Instead, one that other agents use, too, or that was forked from kept imports.
+        self._held: HeldServer | ForkedServer | None = None
+        self._keep: Callable[[], None] = lambda: None
         self._watching: threading.Thread | None = None
         self._server_gone = threading.Event()
         self._path = ""
@@ -77,6 +84,8 @@ class NodeAgent:
         cards_on_host: int,
         log_dir: str | None,
         shared: SharedServer | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        niceness: int | None = None,
     ) -> HostFacts:
         """Start the process server, unless there is one for this node.
 
@@ -85,11 +94,17 @@ class NodeAgent:
             preload: modules that it imports before it forks; none: each worker is a fresh
                 interpreter.
             shared: a server of this host that was started for its nodes.
+            variables: of the agent and of what it starts.
+            niceness: that it may have at most; None: Ray gave it the right one.
 
         Raises:
+            PermissionError: it may not have this niceness.
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
                 card.
         """
+        if niceness is not None:
+            raise_priority(niceness)
+        os.environ.update(variables)
         owner = Owner.of_this_process()
         if owner is not None:
             for each in end_leftovers(owner):
@@ -103,8 +118,11 @@ class NodeAgent:
         if not self._hold(shared, threads):
             self._path = f"{_socket_dir(session_logs.parent)}/s"
             log = logs / log_name()
-            self._server = start_server(self._path, preload, threads=threads, log=log)
-            wait_for_server(self._path, self._server, log)
+            self._held = server_of_kept_imports(self._path, preload, threads=threads, log=log)
+            if self._held is None:
+                self._server = start_server(self._path, preload, threads=threads, log=log)
+                wait_for_server(self._path, self._server, log)
+            self._keep = lambda: keep_preload(preload, threads=threads)
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._watching.start()
         cards = _cards_held(accelerator)
@@ -164,12 +182,14 @@ class NodeAgent:
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
-        """Kill every worker of the node and its own server; returns when they are gone."""
+        """Kill every worker of the node and its own server; returns when they are gone. Imports are
+        left behind if they are to be kept."""
         if self._server is not None:
             end_server(self._server)
         elif self._held is not None and self._watching is not None:
             self._held.release()
             self._watching.join(10)
+        self._keep()
 
     def _hold(self, shared: SharedServer | None, threads: int) -> bool:
         """Use this server, if it is there and as wanted; whether it is used."""

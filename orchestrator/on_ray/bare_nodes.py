@@ -23,7 +23,8 @@ _ASK_EVERY_S = 0.05
 _PATIENCE_S = 20.0  # then Ray asks itself, and has its own patience
 
 #: Variables of workers: Ray runs them at niceness 15, which a benchmark would feel.
-WORKERS = {"RAY_worker_niceness": "0"}
+NICENESS = "RAY_worker_niceness"
+WORKERS = {NICENESS: "0"}
 #: Label of a node that prepares no environments.
 PLAIN_WORKERS = {"nightgrid.io/plain-workers": "true"}
 #: Where nothing listens.

@@ -40,6 +40,7 @@ from orchestrator.on_ray.placement import end_agent, start_agent
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.worker.host_server import SharedServer
 from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.process_settings import may_raise_priority
 from orchestrator.worker.redaction import redact
 
 CLAIM_PATIENCE_S = 60.0
@@ -96,6 +97,7 @@ class Claims:
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
+        self._plain_agents = may_raise_priority()  # nodes are made alike; one that differs says so
         self._shared = shared
         self._clock = clock
         self.by_node: dict[str, Claim] = {}  # by node id
@@ -259,7 +261,7 @@ class Claims:
             self._shared if node.computes_on_host else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, ray_node, serve),
+            lambda: start_agent(self._run, node, ray_node, serve, plain=self._plain_agents),
             lambda value: self._opened(claim, value),
         )
 
@@ -287,6 +289,11 @@ class Claims:
         """The agent has our cards and is at work: count the node as joined."""
         node = claim.node
         if self.by_node.get(node.node_id) is not claim:
+            return
+        if isinstance(value, PermissionError) and self._plain_agents:
+            self._plain_agents = False
+            self.lose(claim, node_lost(str(value)))
+            self.retry_at[node.node_id] = self._clock()
             return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)

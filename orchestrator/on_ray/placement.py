@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any
 
 from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import NodeAgent
-from orchestrator.on_ray.bare_nodes import WORKERS, environment_of
+from orchestrator.on_ray.bare_nodes import NICENESS, WORKERS, environment_of
 from orchestrator.on_ray.predecessors import owned
+from orchestrator.worker.kept_imports import KEEP
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from workloads.devices import DeviceSpec
 
@@ -26,10 +28,17 @@ class Opened:
 
 
 def start_agent(
-    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any]
+    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any], *, plain: bool
 ) -> Opened | None:
     """Claim a node's free cards, and start the agent that holds them; None if none is free.
-    ``ray_node`` is the node as Ray describes it."""
+
+    Args:
+        ray_node: the node as Ray describes it.
+        serve: the arguments of the agent's method, but for its variables.
+        plain: start it without variables of its own, for which Ray starts two interpreters one
+            after the other instead of taking one that it has: it sets them itself, and raises its
+            own priority.
+    """
     from ray.util import placement_group
 
     ray_id = ray_node["NodeID"]
@@ -43,9 +52,11 @@ def start_agent(
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = f"{run} agent of {node.name} {time.monotonic_ns()}"
-    environment = environment_of(ray_node, _variables())
+    variables = _variables()
+    environment = {} if plain else environment_of(ray_node, {**WORKERS, **variables})
     agent = _agent_in(group, node.accelerator.spec, bundle, owned(name), environment)
-    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve))
+    niceness = int(WORKERS[NICENESS]) if plain else None
+    return Opened(group=group, agent=agent, serve=agent.serve.remote(*serve, variables, niceness))
 
 
 def end_agent(opened: Opened) -> None:
@@ -58,9 +69,9 @@ def end_agent(opened: Opened) -> None:
 
 def _variables() -> dict[str, str]:
     """Variables of an agent. What it starts can be told to be this driver's
-    (``worker/leftovers.py``)."""
-    owner = Owner.of_this_process()
-    return {**WORKERS, VARIABLE: str(owner)} if owner else dict(WORKERS)
+    (``worker/leftovers.py``), and may be kept (``worker/kept_imports.py``)."""
+    told = {VARIABLE: str(Owner.of_this_process() or ""), KEEP: os.environ.get(KEEP, "")}
+    return {name: value for name, value in told.items() if value}
 
 
 def _agent_in(

@@ -23,6 +23,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Job, State
+from orchestrator.host.clock import Interval
 from orchestrator.on_ray.claim import Claim
 from orchestrator.on_ray.workers import Running, Worker
 from orchestrator.worker.card_process import Order
@@ -201,16 +202,22 @@ class WorkerPool:
 
     def _run_attempt(self, command: RunAttempt) -> None:
         attempt = command.attempt
-        running = Running(attempt=attempt, worker_ids=command.worker_ids)
-        self._running[attempt.attempt_id] = running
         workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
-        for worker in workers:
-            if worker is not None:
-                worker.attempt_id = attempt.attempt_id
         first = workers[0]
+        if command.after and not (first is not None and first.may_go_on(command.after)):
+            return  # it never begins, and what the schedule is about to hear says so
+        running = Running(
+            attempt=attempt, worker_ids=command.worker_ids, given_ahead=command.after != ""
+        )
+        self._running[attempt.attempt_id] = running
+        for worker in workers:
+            if worker is not None and worker.attempt_id is not None:
+                worker.ahead.append(attempt.attempt_id)
+            elif worker is not None:
+                worker.attempt_id = attempt.attempt_id
         claim = self._claim_of(first.card.node_id) if first is not None else None
         if len(workers) == 1 or first is None or claim is None:
-            self._tell_ranks(running, None)
+            self._tell_ranks(running, None, command.after)
             return
         running.waiting = True
         address = claim.facts.address
@@ -221,7 +228,7 @@ class WorkerPool:
         if running is not None and running.waiting:
             self._tell_ranks(running, response.rendezvous)
 
-    def _tell_ranks(self, running: Running, rendezvous: Any) -> None:
+    def _tell_ranks(self, running: Running, rendezvous: Any, after: str = "") -> None:
         """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
         running.waiting = False
         attempt = running.attempt
@@ -241,7 +248,7 @@ class WorkerPool:
                 rendezvous=rendezvous,
             )
             metered = None if claim.node.emulated else worker.card.index
-            claim.channel.put(Run(worker_id, order, metered))
+            claim.channel.put(Run(worker_id, order, metered, after))
         self._not_shown.append((self._clock(), attempt.attempt_id))
 
     def show_jobs(self) -> None:
@@ -293,6 +300,8 @@ class WorkerPool:
         """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
         known."""
         failure = failure or (worker.failure if worker else None)
+        if failure is None and running.given_ahead and message == _GONE:  # nobody's fault
+            failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
         outcome = RankOutcome(
             rank=rank,
             state=State.LOST,
@@ -334,14 +343,20 @@ class WorkerPool:
                 self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
 
     def _attempt_ended(self, running: Running) -> None:
-        del self._running[running.attempt.attempt_id]
-        self._tell(AttemptEnded(at=self._clock(), outcome=running.outcome()))
+        attempt_id, outcome = running.attempt.attempt_id, running.outcome()
+        del self._running[attempt_id]
+        self._tell(AttemptEnded(at=self._clock(), outcome=outcome))
         for worker_id in running.worker_ids:
             worker = self._workers.get(worker_id)
-            if worker is not None and worker.attempt_id == running.attempt.attempt_id:
-                worker.attempt_id = None
-                if worker.gone:
-                    self._worker_gone(worker)
+            if worker is None:
+                continue
+            for unbegun in worker.ended(attempt_id, succeeded=outcome.state is State.SUCCEEDED):
+                del self._running[unbegun]
+            if (begun := self._running.get(worker.attempt_id or "")) is not None:
+                begun.lasted = Interval()
+                self._not_shown.append((self._clock(), begun.attempt.attempt_id))
+            elif worker.gone:
+                self._worker_gone(worker)
 
 
 def _outcome_of(response: Ended) -> RankOutcome | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
@@ -19,11 +20,33 @@ class Worker:
     card: Card
     info: WorkerInfo | None = None
     attempt_id: str | None = None
+    ahead: deque[str] = field(default_factory=deque)  # attempts that it was given behind that one
+    succeeded: str = ""  # its last attempt, if that did
     stopping: bool = False  # a stop is on its way, or done but not yet told
     asked: bool = False  # by the schedule, so its end is no failure
     failure: Failure | None = None  # why it ends
     gone: bool = False  # its process is, and its card is free
     stop_deadline: float = float("inf")
+
+    def may_go_on(self, after: str) -> bool:
+        """Return whether what comes after this attempt may still begin here: it is the last that
+        the worker was given, and has not ended but well."""
+        last = self.ahead[-1] if self.ahead else self.attempt_id or self.succeeded
+        return last == after and not self.gone
+
+    def ended(self, attempt_id: str, *, succeeded: bool) -> list[str]:
+        """Note the end of an attempt. After a success the worker goes on with what it was given
+        ahead; after anything else what is behind it never begins, and is returned."""
+        given = [*filter(None, [self.attempt_id]), *self.ahead]
+        if attempt_id not in given:
+            return []
+        at = given.index(attempt_id)
+        if at == 0:
+            self.succeeded = attempt_id if succeeded else ""
+        kept = given[:at] + (given[at + 1 :] if succeeded else [])
+        self.attempt_id = kept[0] if kept else None
+        self.ahead = deque(kept[1:])
+        return [] if succeeded else given[at + 1 :]
 
 
 @dataclass(slots=True)
@@ -33,6 +56,7 @@ class Running:
     attempt: Attempt
     worker_ids: tuple[str, ...]
     lasted: Interval = field(default_factory=Interval)
+    given_ahead: bool = False  # behind another on its worker
     waiting: bool = False  # for the rendezvous of a gang; no rank was told to run yet
     ended: dict[int, RankOutcome] = field(default_factory=dict)
     first: RankOutcome | None = None  # the rank that failed first

@@ -52,6 +52,7 @@ class _Seat:
     since: float = 0.0
     job: str = ""
     attempt_id: str = ""
+    ahead: list[tuple[str, str]] = field(default_factory=list)  # jobs and attempts behind it
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Board:
     _nodes: dict[str, Node] = field(default_factory=dict)
     _seats: dict[Card, _Seat] = field(default_factory=dict)
     _workers: dict[str, Card] = field(default_factory=dict)
+    _seats_of: dict[str, list[_Seat]] = field(default_factory=dict)  # by attempt
     _counts: Counter[str] = field(default_factory=Counter)
     _estimates: dict[str, float] = field(default_factory=dict)  # of jobs still to be done
     _card_s_to_do: float = 0.0
@@ -148,9 +150,7 @@ class Board:
                 self._seats[held].worker_id = ""
         elif isinstance(event, AttemptEnded):
             self._attempts += 1
-            for seat in self._seats.values():
-                if seat.attempt_id == event.outcome.attempt_id:
-                    self._seat(seat.worker_id, "idle", event.at)
+            self._ended(event)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason
             self.stop_requests += 1
@@ -164,15 +164,27 @@ class Board:
             self._seat(command.worker_id, "starting", at)
         elif isinstance(command, RunAttempt):
             self._first_at = at if self._first_at is None else self._first_at
-            for worker_id in command.worker_ids:
-                attempt = command.attempt
-                self._seat(worker_id, "start", at, self.label(attempt.job), attempt.attempt_id)
-        elif isinstance(command, RecordRow) and command.final:
+            job, attempt_id = self.label(command.attempt.job), command.attempt.attempt_id
+            cards = [self._workers.get(worker_id) for worker_id in command.worker_ids]
+            seats = [self._seats[card] for card in cards if card in self._seats]
+            self._seats_of[attempt_id] = seats
+            for seat in seats:
+                if command.after and seat.attempt_id:
+                    seat.ahead.append((job, attempt_id))
+                else:
+                    self._seat(seat.worker_id, "start", at, job, attempt_id)
+        elif isinstance(command, RecordRow):
+            self._recorded(command)
+        elif isinstance(command, RunFinished):
+            self._finished = True
+
+    def _recorded(self, command: RecordRow) -> None:
+        if command.attempt is not None:  # perhaps one that never began, and so did not end
+            self._seats_of.pop(command.attempt.attempt_id, None)
+        if command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
             self._jobs_run += command.attempt is not None
-        elif isinstance(command, RunFinished):
-            self._finished = True
 
     def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
         """Take note of the row that an attempt left."""
@@ -247,6 +259,21 @@ class Board:
             failure_counts=dict(self._failure_counts),
         )
 
+    def _ended(self, event: AttemptEnded) -> None:
+        """An attempt is over; after a success its worker goes on with what it was given ahead."""
+        attempt_id, succeeded = event.outcome.attempt_id, event.outcome.state is State.SUCCEEDED
+        for seat in self._seats_of.pop(attempt_id, ()):
+            if seat.attempt_id == attempt_id:
+                ahead, seat.ahead = seat.ahead, []
+                self._seat(seat.worker_id, "idle", event.at)
+                if succeeded and ahead:
+                    self._seat(seat.worker_id, "start", event.at, *ahead[0])
+                    seat.ahead = ahead[1:]
+            else:
+                behind = [each for _, each in seat.ahead]
+                if attempt_id in behind:
+                    del seat.ahead[behind.index(attempt_id) :]
+
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
     ) -> None:
@@ -254,6 +281,7 @@ class Board:
         if card in self._seats:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
+            seat.ahead = []
 
     def _hear(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> None:
         """A phase counts from when it is first heard of: clocks of other hosts may be wrong."""

@@ -11,6 +11,7 @@ another disk where there is one, and with them the commands that would start som
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -43,8 +44,11 @@ ROWS_WAIT_S = 0.1  # for others to be written with, at most
 
 
 def row_thread() -> Threads:
-    """A thread for ``RowWriter``: one, so that a file is safe before the next is begun."""
-    return ThreadPoolExecutor(1, thread_name_prefix="rows")
+    """A thread for ``RowWriter``: one, so that a file is safe before the next is begun. It imports
+    first what writing needs, while the cluster still starts: the first row would wait for it."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
+    threads.submit(importlib.import_module, "pyarrow.parquet")
+    return threads
 
 
 class RowStore(Protocol):

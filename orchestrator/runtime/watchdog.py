@@ -61,11 +61,13 @@ class Watchdog:
             for worker_id in command.worker_ids:
                 measure = command.attempt.job.measure
                 warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
-                self._asked_s[worker_id] = {
-                    "warmup": warmup_s,
-                    # Until then, what was timed may prove to be warm-up.
-                    "measure": warmup_s + MEASURE_FACTOR * measure.time_limit_s,
-                }
+                # Until the end of warm-up, what was timed may prove to be warm-up.
+                measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
+                asked = {"warmup": warmup_s, "measure": measure_s}
+                if command.after:  # it is not known here which of the two is running
+                    before = self._asked_s.get(worker_id, {})
+                    asked = {name: max(s, before.get(name, 0.0)) for name, s in asked.items()}
+                self._asked_s[worker_id] = asked
 
     def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""

@@ -28,11 +28,12 @@ from collections.abc import Generator, Iterator
 from math import inf
 
 from orchestrator.domain.events import Command
+from orchestrator.scheduling.ahead import may_wait_behind
 from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
 from orchestrator.scheduling.gangs import Gangs, has_room, window_s
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
-from orchestrator.scheduling.record import ScheduleSettings
+from orchestrator.scheduling.record import JobRecord, ScheduleSettings
 
 #: Between two looks at work that is left to busy workers, at least this many seconds.
 _LOOK_AGAIN_S = 1.0
@@ -59,6 +60,7 @@ class Assigner:
         yield from self._use_warm_workers(now)
         yield from self._swap_models(now)
         yield from self._start_workers(now)
+        yield from self._give_ahead(now)
         return self._look_again(now)
 
     # ------------------------------------------------------------ one server
@@ -211,6 +213,46 @@ class Assigner:
                 yield from self._serve(bucket, slot, now)
             else:
                 yield self.leases.start_warm(slot, bucket, now)
+
+    def _give_ahead(self, now: float) -> Iterator[Command]:
+        """Step four: workers that have just begun a short job get more of their bucket, where
+        nothing else may want their cards."""
+        begun, self.leases.begun = self.leases.begun, {}
+        wanted = self._gangs_wait() or self.pending.particular or self.pending.seed is not None
+        if not self.settings.ahead_s or wanted:
+            return
+        for worker in begun.values():
+            while (record := self._next_behind(worker, now)) is not None:
+                yield self.leases.lease_ahead(self.pending.take(record), worker, now)
+
+    def _next_behind(self, worker: Worker, now: float) -> JobRecord | None:
+        """The job that a busy worker may be given ahead, if there is one."""
+        bucket, lease, slot = worker.bucket, worker.slot.lease, worker.slot
+        if bucket is None or bucket.pace is None or not len(bucket.queue):
+            return None
+        if lease is None or worker.state is not WorkerState.BUSY or worker.key != bucket.key:
+            return None
+        if slot.reservation is not None or not slot.usable or worker.spoiled:
+            return None
+        pace, most_s = bucket.pace, self.settings.ahead_s
+        if lease.attempt.purpose != "measure" or pace.expected_s(lease.record.duration) > most_s:
+            return None
+        held_s = [each.record.duration for each in worker.ahead]
+        left_s = self.gangs.left_s(now) - lease.record.duration - sum(held_s)
+        record = self.pending.next_of(bucket.queue, left_s, (slot.card,))
+        if record is None or record.search is not None or record.kind != lease.record.kind:
+            return None
+        if not may_wait_behind(
+            pace.expected_s(record.duration),
+            [pace.expected_s(each_s) for each_s in held_s],
+            most_s=most_s,
+            left=len(bucket.queue),
+            workers=len(bucket.workers),
+        ):
+            return None
+        if self._first_elsewhere(bucket, now) or self._overdue(bucket, now):
+            return None
+        return record
 
     def _vacant_for(self, bucket: Bucket) -> Slot:
         """A vacant card; where replicates wait, one that is new to the next of them."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from orchestrator.domain.attempt import Outcome
 from orchestrator.domain.events import (
     AttemptEnded,
     ClockSet,
@@ -51,7 +52,7 @@ class _Process:
     stopping: bool = False
     told_at: float = inf  # to end
     attempts: int = 0
-    attempt_id: str | None = None
+    given: list[str] = field(default_factory=list)  # attempts: what it runs, and what is behind it
     replicate: int = 0  # of what it has run
 
 
@@ -83,7 +84,7 @@ class Invariants:
         """Take note of what has happened."""
         self.now = max(self.now, event.at)
         if isinstance(event, AttemptEnded):
-            self._ended(event.outcome.attempt_id)
+            self._ended(event.outcome)
         elif isinstance(event, WorkerReady):
             if event.worker_id in self.processes:
                 self.processes[event.worker_id].ready = True
@@ -177,7 +178,10 @@ class Invariants:
             if process is None or not process.ready or process.stopping:
                 raise InvariantViolated(f"worker {worker_id} is not ready: {attempt}")
             _must(process.card == attempt.cards[rank], "a worker is on another card", command)
-            _must(process.attempt_id is None, "a worker is busy", command)
+            last = process.given[-1] if process.given else ""
+            _must(command.after == last, "a worker is busy, or not with that", command)
+            alike = not last or (job.cards == 1 and not job.alone)
+            _must(alike, "behind another job", command)
             _must(not (job.alone and process.attempts), "a process is not fresh", command)
             other = process.replicate not in (0, job.replicate)
             _must(not other, "a process runs two replicates", command)
@@ -189,7 +193,7 @@ class Invariants:
             _must(placed == (rank, local, job.cards), "wrong rank or world size", (placed, command))
             self._must_be_recorded(process.card)
             process.attempts += 1
-            process.attempt_id = attempt.attempt_id
+            process.given.append(attempt.attempt_id)
         self.running[attempt.attempt_id] = command
         self._job_running[attempt.job_id] = attempt.attempt_id
         self._issued.add(attempt.attempt_id)
@@ -204,6 +208,10 @@ class Invariants:
                 if self._unrecorded.get(card) == row.attempt.attempt_id:
                     del self._unrecorded[card]
             if row.attempt.attempt_id in self.running:
+                held = self.running[row.attempt.attempt_id].worker_ids
+                given = [self.processes[each].given for each in held if each in self.processes]
+                behind = any(row.attempt.attempt_id in each[1:] for each in given)
+                _must(not behind, "given back, and may begin", row)
                 self._give_up(row.attempt.attempt_id)
         if row.final:
             _must(job_id not in self.final, "second final row", row)
@@ -211,21 +219,25 @@ class Invariants:
             _must(job_id not in self._job_running, "final row while it runs", row)
             self.final[job_id] = row
 
-    def _ended(self, attempt_id: str) -> None:
+    def _ended(self, outcome: Outcome) -> None:
+        attempt_id = outcome.attempt_id
         command = self.running.get(attempt_id)
         if command is None:
             return
-        self._give_up(attempt_id)
+        self._give_up(attempt_id, succeeded=outcome.state is State.SUCCEEDED)
         for card in command.attempt.cards:
             if card.node_id in self.nodes:
                 self._unrecorded[card] = attempt_id
 
-    def _give_up(self, attempt_id: str) -> None:
+    def _give_up(self, attempt_id: str, *, succeeded: bool = False) -> None:
+        """An attempt is over; what is behind it begins if it succeeded, and never otherwise."""
         command = self.running.pop(attempt_id)
         self._job_running.pop(command.attempt.job_id, None)
         for worker_id in command.worker_ids:
-            if worker_id in self.processes:
-                self.processes[worker_id].attempt_id = None
+            given = self.processes[worker_id].given if worker_id in self.processes else []
+            if attempt_id in given:
+                at = given.index(attempt_id)
+                del given[at : at + 1 if succeeded else None]
 
     def _gone(self, worker_id: str) -> None:
         process = self.processes.pop(worker_id, None)

@@ -67,9 +67,10 @@ class Verdicts:
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
         record = lease.record
-        pool.leases.close(lease)
-        workers = [slot.worker for slot in lease.slots if slot.worker is not None]
         succeeded = outcome.state is State.SUCCEEDED
+        pool.note_pace(lease, outcome)
+        unbegun = pool.leases.close(lease, succeeded_at=self.ledger.now if succeeded else None)
+        workers = [slot.worker for slot in lease.slots if slot.worker is not None]
         failure_class = None if succeeded else failure_class_of(outcome)
         self._tell_breaker(record, outcome, failure_class)
         tried = succeeded and lease.attempt.purpose != "measure"
@@ -88,12 +89,28 @@ class Verdicts:
             yield from self._fail(pool, lease, outcome, failure_class)
         if succeeded:
             yield from pool.count_success(lease)
+        for behind in unbegun:
+            yield from self.give_back(pool, behind, lease)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
-            if reason:
+            if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
                 yield from pool.leases.stop(worker, reason)
         if searching:
             yield from self._searches.proceed(pool, record, workers)
+
+    def give_back(self, pool: Pool, lease: Lease, before: Lease) -> Iterator[Command]:
+        """An attempt that was given ahead never begins: its job waits for cards again, and nothing
+        is held against it."""
+        ended = before.attempt.attempt_id
+        why = f"given back: it had not begun when {ended} ended on its worker"
+        outcome = Outcome(attempt_id=lease.attempt.attempt_id, state=State.LOST, ranks=())
+        args = (lease.attempt, outcome)
+        if self.ledger.stopping:
+            why = f"cut short: {self.ledger.stopping}; {why}"
+            yield self.ledger.finish(pool, lease.record, State.LOST, why, *args)
+        else:
+            yield self.ledger.row(lease.record, State.LOST, why, *args)
+            pool.enqueue(lease.record)
 
     def _fail(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass

@@ -95,6 +95,8 @@ class _Process:
     state: str = "starting"  # starting, up, stopping, gone
     key: str | None = None
     attempt_id: str | None = None
+    ahead: list[RunAttempt] = field(default_factory=list)  # given behind what it runs
+    succeeded: str = ""  # its last attempt, if that did
 
 
 class VirtualCluster:
@@ -182,9 +184,10 @@ class VirtualCluster:
             return [event] if self.settings.faults.late_results else []
         command, started = run
         self.busy += (self.now - started) * len(command.worker_ids)
+        succeeded = event.outcome.state is State.SUCCEEDED
         for worker_id in command.worker_ids:
             if worker_id in self.processes:
-                self.processes[worker_id].attempt_id = None
+                self._is_idle(self.processes[worker_id], command if succeeded else None)
         failure = event.outcome.failure
         if failure is not None and failure.failure_class is FailureClass.CRASH:
             rank = event.outcome.ranks[-1].rank
@@ -216,7 +219,16 @@ class VirtualCluster:
             self.busy += (self.now - started) * len(command.worker_ids)
             for worker_id in command.worker_ids:
                 if worker_id in self.processes:
-                    self.processes[worker_id].attempt_id = None
+                    self._is_idle(self.processes[worker_id], None)
+
+    def _is_idle(self, process: _Process, succeeded: RunAttempt | None) -> None:
+        """An attempt is over; after a success the process goes on with what it was given ahead."""
+        process.attempt_id = None
+        process.succeeded = succeeded.attempt.attempt_id if succeeded is not None else ""
+        ahead, process.ahead = process.ahead, []
+        if succeeded is not None and ahead:
+            process.ahead = ahead[1:]
+            self._begin(ahead[0])
 
     # ------------------------------------------------------------ commands
 
@@ -276,6 +288,18 @@ class VirtualCluster:
         self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
 
     def _run(self, command: RunAttempt) -> None:
+        if command.after:
+            process = self.processes.get(command.worker_ids[0])
+            if process is None:
+                return
+            last = process.ahead[-1].attempt.attempt_id if process.ahead else process.attempt_id
+            if last is not None and last == command.after:
+                process.ahead.append(command)
+            if last is not None or process.succeeded != command.after:
+                return
+        self._begin(command)
+
+    def _begin(self, command: RunAttempt) -> None:
         attempt = command.attempt
         processes = [self.processes.get(worker_id) for worker_id in command.worker_ids]
         estimate = self.truth(attempt.job)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.report.all_runs import since_text
-from orchestrator.report.answers import best_text
-from orchestrator.report.comparison import RunComparison
-from orchestrator.report.contests import Contest
 from orchestrator.report.safe import finite, one_line
-from orchestrator.report.summary import Summary
+
+if TYPE_CHECKING:
+    from orchestrator.report.comparison import RunComparison
+    from orchestrator.report.contests import Contest
+    from orchestrator.report.summary import Summary
 
 NOTICE_VERSION = 1
 BEST_SHOWN = 5  # in the text; the field ``best`` has them all
@@ -73,6 +73,9 @@ class Notice:
 
     def text(self) -> str:
         """A few lines for people, in which nothing has a meaning for a chat program."""
+        from orchestrator.report.all_runs import since_text  # a run that begins needs it not
+        from orchestrator.report.answers import best_text
+
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
         if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
             lines.append(one_line(self.reason, REASON_LENGTH))

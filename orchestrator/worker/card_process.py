@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,7 +30,8 @@ from workloads import files
 TAIL_BYTES = 4000
 #: Before it, for what is redacted as a whole: a key of many lines.
 _BEFORE_TAIL_BYTES = 1 << 16
-_REPORT_INTERVAL_S = 0.25
+#: Of orders that the process has not answered: far less than a socket pair holds.
+_MOST_SENT_BYTES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,8 @@ class CardProcess:
         self._stopped_because: str | None = None
         self._gone = threading.Event()
         self._exit: Mapping[str, Any] = {}
+        self._sent: dict[str, int] = {}  # orders that the process has or runs, and their sizes
+        self.succeeded = False  # whether the last attempt did
 
     def start(self) -> WorkerInfo | Failure:
         """Start the process and wait until it is ready; a Failure when it cannot start, and then
@@ -121,10 +124,19 @@ class CardProcess:
         except (EOFError, OSError):
             return self._death("opening a rendezvous")
 
-    def run(self, order: Order) -> bytes | RankOutcome:
+    def sent(self, attempt_id: str) -> bool:
+        """Return whether the process has an order, which it will answer."""
+        return attempt_id in self._sent
+
+    def run(self, order: Order, ahead: Iterable[Order] = ()) -> bytes | RankOutcome | None:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
-        the process pickled it, or one of our own when the process could not make any."""
+        the process pickled it, or one of our own when the process could not make any.
+
+        The orders ``ahead`` go to the process, too, as far as there is room. It begins each when
+        the one before it has succeeded; else ``run`` returns None for it.
+        """
         lasted = Interval()
+        self.succeeded = False
         self._progress = Progress(  # until the process says more, which a hang may keep it from
             worker_id=self._launch.name,
             attempt_id=order.attempt_id,
@@ -135,14 +147,24 @@ class CardProcess:
             if not isinstance(failure, Failure):
                 failure = self._become(order.kind)
             if not isinstance(failure, Failure):
-                kind, value = self._ask("run", order.attempt, order.rank, order.rendezvous)
-                if kind == "answer":
-                    outcome: bytes = value
+                if not self.sent(order.attempt_id):
+                    self._send("run", order, order.rendezvous)
+                for each in ahead:
+                    if each.kind != order.kind or not self._has_room_for(each):
+                        break
+                    if not self.sent(each.attempt_id):
+                        self._send("follow", each, None)
+                kind, value = self._receive()
+                self.succeeded = kind == "answer"
+                if kind != "failed":
+                    outcome: bytes | None = value
                     return outcome
                 failure = value
         except (EOFError, OSError):
+            self._sent.clear()
             failure = self._death(order.label)
         finally:
+            self._sent.pop(order.attempt_id, None)
             self._progress = None
         return RankOutcome(
             rank=order.rank,
@@ -194,6 +216,17 @@ class CardProcess:
         self._gone = threading.Event()  # of the new one, before anybody can wait for it
         started = self.start()
         return started if isinstance(started, Failure) else None
+
+    def _send(self, method: str, order: Order, rendezvous: Any) -> None:
+        if self._channel is None:
+            raise EOFError("the process was never started")
+        self._sent[order.attempt_id] = len(order.attempt)
+        send(self._channel, (method, (order.attempt, order.rank, rendezvous)))
+
+    def _has_room_for(self, order: Order) -> bool:
+        """Return whether an order fits into the pipe. Were it full, process and owner would wait
+        for each other."""
+        return sum(self._sent.values()) + len(order.attempt) <= _MOST_SENT_BYTES
 
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:

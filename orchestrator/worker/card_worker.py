@@ -31,7 +31,7 @@ from orchestrator.worker.failure_record import describe
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redactor_of
 from orchestrator.worker.requests import request_of
-from orchestrator.worker.turns import turn
+from orchestrator.worker.turns import KeptTurn, turn
 from workloads.api import Collective, JobContext, Phase, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.errors import BadConfiguration
@@ -61,6 +61,8 @@ class CardWorker(CardHolder):
         self._turn: Turn | None = None
         self._passport: dict[str, float] | None = None
         self._cores = usable_cores()
+        self._kept_turn = KeptTurn()
+        self.another_waits: Callable[[], bool] = lambda: False  # whether the next job is here
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
@@ -105,6 +107,7 @@ class CardWorker(CardHolder):
 
         ``address`` is one of this host that the other ranks can reach.
         """
+        self._kept_turn.end()
         self._listener = listen(address, self.config.world_size, timeout_s)
         return self._listener.rendezvous
 
@@ -123,6 +126,7 @@ class CardWorker(CardHolder):
         except (Exception, SystemExit) as error:
             failure = self._failure(error)
         if failure is not None:
+            self._kept_turn.end()
             # The exception is gone, and with its frames the last hold on the job's tensors.
             self._forget_everything()
         self._progress = None
@@ -288,7 +292,17 @@ class CardWorker(CardHolder):
             yield
             return
         self._enter(attempt.attempt_id, "queued")
-        with turn(collective, rank, threads, self._cores) as self._turn:
+        alone = len(attempt.cards) == 1
+        if not alone:
+            self._kept_turn.end()
+        with turn(
+            collective,
+            rank,
+            threads,
+            self._cores,
+            kept=self._kept_turn if alone else None,
+            another_waits=self.another_waits,
+        ) as self._turn:
             self._enter(attempt.attempt_id, "start")
             yield
 

@@ -24,6 +24,13 @@ from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.host.processors import threads_of_card, usable_cores
 from orchestrator.worker.guard import guarded
+from orchestrator.worker.kept_imports import (
+    KEEP,
+    ForkedServer,
+    forked_server,
+    import_path,
+    keep_imports,
+)
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.private_directory import make_private_directory
 from orchestrator.worker.process_server import OPTIONAL, installed
@@ -99,9 +106,6 @@ def start_server(
         path: its socket, alone in a directory.
         threads: OpenMP reads its variable when torch is imported, which may be in the server.
     """
-    shown = environment_for(host_device().name, 0, threads=threads)
-    environment = _NO_THREADS | os.environ | shown
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, "-m", "orchestrator.worker.process_server", path]
     logged = open_log(str(log))
     try:
@@ -110,11 +114,37 @@ def start_server(
             stdin=subprocess.PIPE,
             stdout=logged,
             stderr=logged,
-            env=environment,
+            env=_environment(threads),
             start_new_session=True,  # Ctrl-C is for the driver, which ends its jobs in order
         )
     finally:
         os.close(logged)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Variables of a process that imports for workers of so many threads."""
+    shown = environment_for(host_device().name, 0, threads=threads)
+    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(import_path())}
+
+
+def server_of_kept_imports(
+    path: str, preload: Sequence[str], *, threads: int, log: Path
+) -> ForkedServer | None:
+    """A process server like ``start_server``'s, forked from what an earlier run has imported; None
+    where there is nothing of this kind."""
+    if not preload:
+        return None
+    logged = open_log(str(log))
+    try:
+        return forked_server(path, installed(preload), _environment(threads), logged)
+    finally:
+        os.close(logged)
+
+
+def keep_preload(preload: Sequence[str], *, threads: int) -> None:
+    """Leave the imports of a process server behind for the next run, if this one is to."""
+    if preload and os.environ.get(KEEP):
+        keep_imports(installed(preload), _environment(threads))
 
 
 def log_name() -> str:
@@ -134,13 +164,17 @@ def shared_server(
             stack.callback(directory.remove)
             stack.enter_context(guarded(directory))
             log_dir.mkdir(parents=True, exist_ok=True)
-            path = str(directory.path / "s")
-            server = start_server(path, preload, threads=threads, log=log_dir / log_name())
+            path, log = str(directory.path / "s"), log_dir / log_name()
+            stack.callback(keep_preload, preload, threads=threads)
+            forked = server_of_kept_imports(path, preload, threads=threads, log=log)
+            if forked is not None:
+                stack.callback(forked.end, _END_S)
+            else:
+                stack.callback(end_server, start_server(path, preload, threads=threads, log=log))
         except OSError as error:
             output.say_aside(f"no process server for all nodes: {error}")
             yield None
             return
-        stack.callback(end_server, server)
         yield SharedServer(path=path, threads=threads)
 
 

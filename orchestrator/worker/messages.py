@@ -47,6 +47,7 @@ class Run:
     worker_id: str
     order: Order
     card_index: int | None  # of a card whose energy can be read
+    after: str = ""  # given ahead: it begins when this attempt has succeeded, or never
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Listened:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the
-    process died; None if the worker was gone before the request came."""
+    process died; None if it never began: the worker was gone, or what went before it failed."""
 
     worker_id: str
     attempt_id: str
@@ -90,6 +91,7 @@ class Ended:
     process_gone: bool
     energy: Energy | None = None  # what the card took while the rank was timed
     readings: Mapping[str, str] = field(default_factory=dict)  # what it said meanwhile
+    more: bool = False  # the worker has its next attempt, so nobody waits for the driver's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +128,32 @@ class ResponseBatch:
 # ---------------------------------------------------------------- numbers
 
 
+#: A response that no worker waits for the answer to may wait so long for others.
+GATHER_S = 0.01
+
+
 class PendingResponses:
     """Responses that the driver has not acknowledged yet; for any thread."""
 
     def __init__(self) -> None:
+        self._urgent = False  # whether one of them is of some haste
         self._changed = threading.Condition()
         self._kept: deque[Response] = deque()
         self._first = 1
 
     def put(self, response: Response) -> None:
         """Keep one more."""
+        urgent = not (isinstance(response, Ended) and response.more)
         with self._changed:
             self._kept.append(response)
-            self._changed.notify()
+            self._urgent |= urgent
+            if urgent or len(self._kept) == 1:
+                self._changed.notify()
 
     def wake(self) -> None:
         """Let ``wait`` return early: there is other news."""
         with self._changed:
+            self._urgent = True
             self._changed.notify()
 
     def acknowledge(self, number: int) -> None:
@@ -153,10 +164,14 @@ class PendingResponses:
                 self._first += 1
 
     def wait(self, timeout_s: float) -> tuple[int, tuple[Response, ...]]:
-        """All that are kept, and the number of the first; waits until there is one, or ``wake``."""
+        """All that are kept, and the number of the first; waits until there is one, or ``wake``.
+        While all of them can, they wait a moment for others."""
         with self._changed:
-            if not self._kept:
+            if not self._kept and not self._urgent:
                 self._changed.wait(timeout_s)
+            if self._kept and not self._urgent:
+                self._changed.wait_for(lambda: self._urgent, min(timeout_s, GATHER_S))
+            self._urgent = False
             return self._first, tuple(self._kept)
 
 

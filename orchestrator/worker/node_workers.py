@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import RankOutcome
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.worker.card_process import CardProcess
+from orchestrator.worker.card_process import CardProcess, Order
 from orchestrator.worker.messages import (
     Ended,
     Halted,
@@ -55,6 +56,7 @@ class _Worker:
     requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
     runs: tuple[str, threading.Event] | None = None  # attempt, and its end here
+    succeeded: str = ""  # its last attempt, if that did
     rank_of: str = ""  # the attempt of a gang of which it runs a rank
     halted: int = 0  # looks in a row that found its process halted
 
@@ -124,38 +126,54 @@ class NodeWorkers:
         started = worker.process.start()
         self._tell(Started(worker.name, started))
         gone = isinstance(started, Failure)
-        while not gone and (request := worker.requests.get()) is not None:
-            gone = self._respond(worker, request)
+        waiting = deque[Listen | Run | None]()
+        while not gone:
+            if not waiting:
+                waiting.append(worker.requests.get())
+            _take_all(worker.requests, waiting)
+            request = waiting.popleft()
+            if request is None:
+                break
+            gone = self._respond(worker, request, waiting)
         with self._lock:
             del self._workers[worker.name]
-        while not worker.requests.empty():
-            if (late := worker.requests.get()) is not None:
-                self._respond(worker, late)
+        _take_all(worker.requests, waiting)
+        for late in filter(None, waiting):
+            self._respond(worker, late, ())
 
-    def _respond(self, worker: _Worker, request: Listen | Run) -> bool:
-        """Carry out a request and respond; return whether the process is gone."""
+    def _respond(
+        self, worker: _Worker, request: Listen | Run, behind: Collection[Listen | Run | None]
+    ) -> bool:
+        """Carry out a request and respond; return whether the process is gone. What was given ahead
+        of those ``behind`` it goes to the process at once."""
         process = worker.process
         if isinstance(request, Listen):
             rendezvous = process.listen(request.address)
             self._tell(Listened(worker.name, request.attempt_id, rendezvous))
             return False
+        attempt_id = request.order.attempt_id
+        if request.after and request.after != worker.succeeded and not process.sent(attempt_id):
+            self._tell(Ended(worker.name, attempt_id, None, process.gone))
+            return process.gone
         worker.rank_of = request.order.attempt_id if request.order.rendezvous is not None else ""
         ended = threading.Event()
-        worker.runs = request.order.attempt_id, ended
+        worker.runs = attempt_id, ended
         try:
-            outcome = process.run(request.order)
+            outcome = process.run(request.order, _given_ahead(request, behind))
         finally:
             worker.rank_of = ""
             worker.runs = None
             ended.set()
         gone = process.gone
+        worker.succeeded = attempt_id if process.succeeded else ""
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):
             read: RankOutcome = unpickled(outcome)
             if read.timed is not None:
                 energy = self._energy(request.card_index, *read.timed)
                 readings |= self._readings(request.card_index, *read.timed)
-        self._tell(Ended(worker.name, request.order.attempt_id, outcome, gone, energy, readings))
+        more = not gone and (bool(behind) or not worker.requests.empty())
+        self._tell(Ended(worker.name, attempt_id, outcome, gone, energy, readings, more))
         return gone
 
     # ------------------------------------------------------------ a stop's thread
@@ -168,6 +186,23 @@ class NodeWorkers:
             worker.requests.put(None)
             worker.thread.join()
         self._tell(Stopped(request.worker_id))
+
+
+def _take_all(
+    requests: queue.SimpleQueue[Listen | Run | None], into: deque[Listen | Run | None]
+) -> None:
+    while not requests.empty():
+        into.append(requests.get())
+
+
+def _given_ahead(request: Run, behind: Iterable[Listen | Run | None]) -> Iterator[Order]:
+    """The orders that follow upon a request, each if the one before it succeeds."""
+    last = request.order
+    for each in behind:
+        if not isinstance(each, Run) or each.after != last.attempt_id:
+            return
+        last = each.order
+        yield last
 
 
 def _halt(stat: ProcessStat | None) -> str:

@@ -15,13 +15,14 @@ _PREFIX = "ng-"
 _LONGEST_BASE = 23  # Ray's sockets lie below, and a socket's path has at most 107 characters
 
 
-def make_private_directory(owner: str) -> OwnedDirectory:
-    """Make this process's directory, of mode 0700, marked with the driver's turn at its run.
+def make_private_directory(owner: str, prefix: str = _PREFIX) -> OwnedDirectory:
+    """Make this process's directory, of mode 0700, marked with the driver's turn at its run. A
+    ``prefix`` of its own begins with the usual one.
 
     Raises:
         OSError: it cannot be written.
     """
-    return make_owned_directory(_PREFIX, base_directories()[0], owner)
+    return make_owned_directory(prefix, base_directories()[0], owner)
 
 
 def abandoned_private_directories() -> list[OwnedDirectory]:

@@ -25,13 +25,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from orchestrator.host import output
 from orchestrator.worker.child import adopt_orphans, die_with_parent, end_all
 from orchestrator.worker.redaction import redact
-from orchestrator.worker.serving import ProcessServer
+from orchestrator.worker.serving import ProcessServer, tell
 
 #: Mark at the end of a module's name: workers are forked even where it cannot be imported.
 OPTIONAL = "?"
@@ -75,6 +75,17 @@ def _preload_one(asked: str) -> bool:
 def main(argv: Sequence[str]) -> None:
     """``process_server SOCKET [MODULE[?] …]``: stdin is the lifeline."""
     sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
+    sys.exit(run(argv[0], lambda: bool(argv[1:]) and preload(argv[1:])))
+
+
+def run(path: str, preload: Callable[[], bool], asker: socket.socket | None = None) -> int:
+    """Become a guardian with a server beneath it; exit status of whichever of the two returns.
+
+    Args:
+        path: of the socket, alone in a directory. Standard input is the lifeline.
+        preload: imports what is to be imported, and says whether workers are forked.
+        asker: is told the guardian's number once the server listens.
+    """
     adopt_orphans()
     lifeline, held = os.pipe()
     loading, loaded = os.pipe()  # closed by the server once it serves, or by its end
@@ -86,7 +97,9 @@ def main(argv: Sequence[str]) -> None:
     if server:
         os.close(lifeline)
         os.close(loaded)
-        sys.exit(_guard(server, loading, argv[0]))
+        if asker is not None:
+            asker.close()
+        return _guard(server, loading, path)
     os.close(held)
     os.close(loading)
     # While it imports it watches no lifeline.
@@ -95,17 +108,21 @@ def main(argv: Sequence[str]) -> None:
         os._exit(70)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
     # A process that finds the socket's file connects at once, so it is named once it listens.
-    unnamed = os.path.join(os.path.dirname(argv[0]), "_")
+    unnamed = os.path.join(os.path.dirname(path), "_")
     listener.bind(unnamed)
     listener.listen(128)  # requests made while modules are imported wait here
-    os.rename(unnamed, argv[0])
+    os.rename(unnamed, path)
+    if asker is not None:
+        tell(asker, {"pid": guardian})
+        asker.close()
     adopt_orphans()
-    preloaded = bool(argv[1:]) and preload(argv[1:])
+    preloaded = preload()
     output.say(f"serving, {'preloaded' if preloaded else 'fresh processes'}")
     die_with_parent(then=False)  # from now on it ends its workers before itself
     os.close(loaded)
     ProcessServer(listener=listener, preloaded=preloaded).serve(0, lifeline)
-    _remove_socket(argv[0])
+    _remove_socket(path)
+    return 0
 
 
 def _guard(server: int, loading: int, path: str) -> int:

@@ -228,6 +228,11 @@ class Redacted(io.TextIOBase):
 
     def flush(self) -> None:
         """Pass on all that cannot become a secret any more."""
+        if self._line:
+            self._pass_on_complete()
+        self._stream.flush()
+
+    def _pass_on_complete(self) -> None:
         complete = 0 if self._in_key else self._redactor().complete(self._line)
         if len(self._line) - complete > _LONGEST_WAIT:
             complete = len(self._line)
@@ -236,7 +241,6 @@ class Redacted(io.TextIOBase):
         self._pass_on(fresh)
         if complete > _LONGEST_LINE:
             self._line, self._passed_on = self._line[complete:], ""
-        self._stream.flush()
 
     def finish(self) -> None:
         """Pass on the rest: nothing follows."""

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.host import output
 from orchestrator.worker.child import Child, adopt_orphans, die_with_parent, end_all
@@ -129,12 +129,12 @@ class ProcessServer:
         self.children[pid] = Child(
             pid=pid,
             name=request["name"],
-            asker=_asker_of(connection),
+            asker=credentials_of(connection).pid,
             connection=connection,
             memory_kills_before=before,
         )
         self.selector.register(connection, selectors.EVENT_READ, pid)
-        _tell(connection, {"pid": pid})
+        tell(connection, {"pid": pid})
 
     def _end(self, ended: str | int, connection: socket.socket) -> None:
         """Kill the process of this name, or all that this process asked for, and tell the asker
@@ -149,7 +149,7 @@ class ProcessServer:
         """A holder closed its side: it needs nothing more, or is gone."""
         self.selector.unregister(connection)
         self.holders.discard(connection)
-        self._end(_asker_of(connection), connection)
+        self._end(credentials_of(connection).pid, connection)
 
     def _become_worker(self, request: Mapping[str, Any], channel: int, mine: socket.socket) -> None:
         """Turn the new process into the worker: drop what is the server's. Never returns."""
@@ -230,7 +230,7 @@ class ProcessServer:
                 continue
             oom = child.status == -signal.SIGKILL and memory_kills() > child.memory_kills_before
             message = {"exit": child.status, "asked": child.asked, "host_oom": oom}
-            _tell(child.connection, message)
+            tell(child.connection, message)
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(child.connection)
             child.connection.close()
@@ -239,7 +239,7 @@ class ProcessServer:
         there |= {child.asker for child in self.children.values()}
         for ended, connection in self.waiting:
             if ended not in there:
-                _tell(connection, {"gone": ended})
+                tell(connection, {"gone": ended})
                 connection.close()
         self.waiting = [waiting for waiting in self.waiting if waiting[0] in there]
 
@@ -254,14 +254,22 @@ def open_log(path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _asker_of(connection: socket.socket) -> int:
+class Credentials(NamedTuple):
+    """The process on the other side of a connection, as the kernel knows it."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def credentials_of(connection: socket.socket) -> Credentials:
     """The process on the other side."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid: int = struct.unpack("3i", credentials)[0]
-    return pid
+    layout = struct.Struct("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    return Credentials(*layout.unpack(found))
 
 
-def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the asker may be gone
+def tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message to an asker, which may be gone."""
+    with contextlib.suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")

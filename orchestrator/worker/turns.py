@@ -17,6 +17,9 @@ once or none (the *gate* is locked for that moment), so that two gangs never wai
 process that somebody has stopped (SIGSTOP) does not compute: it is passed over in the queue, and
 its cores may be taken once more.
 
+Short jobs of one card that are there one after the other share a turn (``KeptTurn``): to hand it on
+takes longer than they do.
+
 Turns are a courtesy, and what a process really got is measured beside its figure
 (``host/processor_time.py``). So where there is no such file, and where nothing has moved for hours,
 a job goes on without a turn.
@@ -54,6 +57,9 @@ PATIENCE_S = 4 * 3600.0
 #: Between two looks of the first in the queue, and of others: each costs a tenth of a millisecond,
 #: on processors that somebody measures on.
 FIRST_LOOK_S, QUEUE_LOOK_S = 0.025, 0.2
+#: A process keeps its turn over short jobs that follow each other at once, up to so long after it
+#: began: to hand it on costs more than such a job.
+KEPT_S = 0.05
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
 
 #: Places of bytes: a few for each core, of which one is locked unless its holder was stopped; the
@@ -227,6 +233,47 @@ def _bytes_of(core: int) -> tuple[int, int]:
     return 1 + core * _LANES, 1 + (core + 1) * _LANES
 
 
+class KeptTurn:
+    """The turn of a process between two jobs of one card, the second of which is there already."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._place: Place | None = None
+        self._threads = 0
+        self._until = 0.0
+
+    def begin(self, place: Place, threads: int) -> None:
+        """A turn has come."""
+        self._place, self._threads = place, threads
+        self._until = self._clock() + KEPT_S
+
+    def holds(self, threads: int) -> bool:
+        """Return whether the next job may use this turn; one that it may not use ends."""
+        if self._place is not None and threads == self._threads and self._clock() < self._until:
+            return True
+        self.end()
+        return False
+
+    def is_of(self, place: Place | None) -> bool:
+        """Return whether this is the turn."""
+        return place is not None and self._place is place
+
+    def end_unless(self, another_waits: Callable[[], bool]) -> None:
+        """A job is over: end its turn unless the next job is there and there is time left."""
+        if self._clock() >= self._until or not another_waits():
+            self.end()
+
+    def end(self) -> None:
+        """Give the cores back, if they are kept."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
+
+def _nobody() -> bool:
+    return False
+
+
 @contextlib.contextmanager
 def turn(
     collective: Collective,
@@ -235,6 +282,8 @@ def turn(
     cores: Sequence[int],
     *,
     paths: Sequence[Path] = (),
+    kept: KeptTurn | None = None,
+    another_waits: Callable[[], bool] = _nobody,
 ) -> Iterator[Turn | None]:
     """Wait for the turn of a job and keep it within the block; None where there are no turns.
 
@@ -248,7 +297,15 @@ def turn(
         threads: of this rank.
         cores: of this host, those that this process may use (``usable_cores``).
         paths: the file to use, the first that can be opened; by default ``own_paths``.
+        kept: of a job of one card: a turn that may last for several.
+        another_waits: asked at the job's end, whether the next one is there.
     """
+    if kept is not None and kept.holds(threads):
+        try:
+            yield Turn(waited_s=0.0, oversubscribed=threads > len(cores))
+        finally:
+            kept.end_unless(another_waits)
+        return
     began = time.monotonic()
     locks = _locks(paths or own_paths())
     own = locks.identity if locks else ""
@@ -263,10 +320,14 @@ def turn(
             waits = place if file == own else None
             while not any(collective.gather(waits.wait(ROUND_S) if waits else False)):
                 pass
+        if kept is not None and place is not None:
+            kept.begin(place, threads)
         waited_s, oversubscribed = time.monotonic() - began, wanted > len(cores)
         yield Turn(waited_s=waited_s, oversubscribed=oversubscribed) if locks else None
     finally:
-        if place is not None:
+        if kept is not None and kept.is_of(place):
+            kept.end_unless(another_waits)
+        elif place is not None:
             place.leave()
 
 

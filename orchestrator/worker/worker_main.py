@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, classify
+from orchestrator.domain.job import State
 from orchestrator.worker.card_process import TAIL_BYTES
 from orchestrator.worker.redaction import finish_output, redact, redact_output
 from orchestrator.worker.wire import pickled, send
@@ -43,6 +45,13 @@ class Worker(Protocol):
 
     def failure(self, error: BaseException) -> Failure:
         """The record of what ``start`` or ``listen`` raised."""
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A worker that does something else where another job follows at once."""
+
+    another_waits: Callable[[], bool]
 
 
 def serve(fd: int) -> int:
@@ -70,16 +79,23 @@ def _serve(fd: int) -> int:
     send(channel, ("answer", info))
     sending = threading.Lock()
     threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
+    if isinstance(worker, Follower):
+        worker.another_waits = channel.poll
+    kind = ""
     while True:
         try:
             method, arguments = channel.recv()
         except EOFError:
             return 0
         try:
-            message = ("answer", _call(worker, method, arguments))
+            if method == "follow" and kind != "answer":
+                kind, value = "unbegun", None
+            else:
+                kind, value = _call(worker, method, arguments)
         except Exception as error:
             _print_traceback()
-            message = ("failed", worker.failure(error))
+            kind, value = "failed", worker.failure(error)
+        message = (kind, value)
         ours.restore()
         with sending:
             send(channel, message)
@@ -108,11 +124,14 @@ def _print_traceback() -> None:
         traceback.print_exc()
 
 
-def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
+def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    """Do what is asked: the answer, or the outcome of a rank that was ``unsuccessful``."""
     if method == "listen":
-        return worker.listen(*arguments)
+        return "answer", worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
-    return pickled(worker.run(Attempt.from_json(attempt), rank, rendezvous))
+    outcome = worker.run(Attempt.from_json(attempt), rank, rendezvous)
+    succeeded = outcome.state is State.SUCCEEDED
+    return "answer" if succeeded else "unsuccessful", pickled(outcome)
 
 
 def _failure_of(error: Exception) -> Failure:

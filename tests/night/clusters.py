@@ -362,7 +362,8 @@ class Books:
             job = command.attempt.job
             limit = LIMITS["measure"] + MEASURE_FACTOR * job.measure.time_limit_s
             for worker_id in command.worker_ids:
-                self.busy_since[worker_id] = now, limit
+                if not command.after:  # else it is busy with another
+                    self.busy_since[worker_id] = now, limit
             self._may_be_tried_again(command.attempt.job_id)
 
     def _may_be_tried_again(self, job_id: str) -> None:

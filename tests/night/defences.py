@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from disk_model import SimulatedDisk
 from exchange import run_exchange
-from nights import Night, run_night
+from nights import Night, NightOfShortJobs, run_night
 from stores import Lock, Promises
 
 from orchestrator.domain.events import (
@@ -49,6 +49,7 @@ from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
 from orchestrator.scheduling.stops import Stops
+from orchestrator.scheduling.verdicts import Verdicts
 from orchestrator.worker import messages
 
 
@@ -61,12 +62,16 @@ class Defence:
     take_away: Callable[[], contextlib.AbstractContextManager[Any]]
     on_disk: bool = False
     of_channel: bool = False  # protects requests, not nights
+    ahead: bool = False  # in nights in which busy workers are given more jobs
     first: int = 0  # seed; most nights do without the rarer ones
     seeds: int = 100  # tried at most
 
     def run(self, seed: int) -> object:
         """One history in which it may be needed."""
-        return run_exchange(seed) if self.of_channel else run_night(seed, on_disk=self.on_disk)
+        if self.of_channel:
+            return run_exchange(seed)
+        make = NightOfShortJobs if self.ahead else Night
+        return run_night(seed, on_disk=self.on_disk, make=make)
 
 
 # ---------------------------------------------------------------- the parts put in place
@@ -553,6 +558,13 @@ DEFENCES = (
         first=554,
         without="has ended and is started",
         take_away=_run_what_has_ended,
+    ),
+    Defence(
+        name="jobs given back from behind a failure",
+        first=1,
+        without="no end after",
+        take_away=_of(Verdicts, "give_back", _no_commands),
+        ahead=True,
     ),
     Defence(
         name="numbers of requests",

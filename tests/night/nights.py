@@ -475,6 +475,13 @@ class Night:
         return f"python tests/night/replay.py {self.shape.seed}{kind}"
 
 
+class NightOfShortJobs(Night):
+    """A night whose jobs all count as short: busy workers have several."""
+
+    def _settings(self) -> ScheduleSettings:
+        return dataclasses.replace(super()._settings(), ahead_s=1e4)
+
+
 class _View:
     """Counts pauses, and looks at the figures that people see."""
 
@@ -500,7 +507,7 @@ class _View:
         """Nothing."""
 
 
-def run_night(seed: int, *, on_disk: bool, make: Callable[[Shape], Night] = Night) -> Tally:
+def run_night(seed: int, *, on_disk: bool = False, make: Callable[[Shape], Night] = Night) -> Tally:
     """One night; a violation says how to replay it."""
     night = make(Shape.of(seed, on_disk=on_disk))
     try:

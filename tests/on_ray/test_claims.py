@@ -464,6 +464,26 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert case.held == [("hpu-1",), ()] and case.claims.held.waits_for == ""
 
 
+def test_an_agent_that_may_not_raise_its_priority_is_started_with_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where this host lets a process do so and the node's does not, Ray gives it the right one; the
+    node is claimed again with the next look, and is not reported as broken."""
+    monkeypatch.setattr(claims, "may_raise_priority", lambda: True)
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    started: list[bool] = []
+    monkeypatch.setattr(claims, "start_agent", lambda *_, plain: started.append(plain))
+    case = Case()
+    claimed(case)
+    case.store.asked[-1][0]()
+    case.store.answer(Opened(group=None, agent=None, serve=PermissionError("not permitted")))
+    case.pass_s(1, silent=False)
+    while "id-1" not in case.claims.by_node:
+        case.store.answer({"id-1": HPU_1})
+    case.store.asked[-1][0]()
+    assert started == [True, False]
+
+
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
     """Ray's accounts alone decide then, as without one."""
     case = Case(Queue())

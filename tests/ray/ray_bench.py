@@ -106,13 +106,15 @@ class Bench:
             )
         return [self.ready(worker_id) for worker_id in ids]
 
-    def run(self, cards: CardSet, workers: list[WorkerReady], model: str) -> str:
+    def run(
+        self, cards: CardSet, workers: list[WorkerReady], model: str, *, after: str = ""
+    ) -> str:
         """Start an attempt; ``model`` says what the fake worker does. The attempt's id."""
         job = a_job(model=model, accelerator=cards[0].accelerator, cards=len(cards))
         attempt_id = f"{job.job_id}-{next(_numbers)}"
         attempt = Attempt(attempt_id=attempt_id, job_id=job.job_id, number=1, job=job, cards=cards)
         ids = tuple(worker.worker_id for worker in workers)
-        self.executor.perform(RunAttempt(attempt=attempt, worker_ids=ids))
+        self.executor.perform(RunAttempt(attempt=attempt, worker_ids=ids, after=after))
         return attempt_id
 
     def ended(self, attempt_id: str, timeout_s: float = 40.0) -> AttemptEnded:

@@ -142,6 +142,28 @@ def test_a_warm_worker_takes_one_attempt_after_another(bench: Bench) -> None:
     bench.stop(*workers)
 
 
+def test_what_is_given_ahead_follows_a_success_and_never_a_crash(bench: Bench) -> None:
+    """Four attempts in one breath, of which the third crashes: of the last nothing is heard."""
+    card = bench.node("hpu-1").cards[1]
+    (worker,) = bench.start(card)
+    attempts = [""]
+    for model in ("ok", "ok", "segfault", "ok"):
+        attempts.append(bench.run((card,), [worker], model, after=attempts[-1]))
+    outcomes = [bench.ended(attempt_id).outcome for attempt_id in attempts[1:4]]
+    assert [each.state for each in outcomes] == [State.SUCCEEDED, State.SUCCEEDED, State.FAILED]
+    first, second = (each.ranks[0] for each in outcomes[:2])
+    assert first.ended_at <= second.started_at
+    bench.stopped(worker.worker_id)
+    ended = [each.outcome.attempt_id for each in bench.seen if isinstance(each, AttemptEnded)]
+    assert attempts[4] not in ended
+    (again,) = bench.start(card)
+    assert bench.ended(bench.run((card,), [again], "ok")).outcome.state is State.SUCCEEDED
+    assert attempts[4] not in {
+        each.outcome.attempt_id for each in bench.seen if isinstance(each, AttemptEnded)
+    }
+    bench.stop(again)
+
+
 def test_a_segfault_becomes_a_failure_and_the_card_is_free(bench: Bench) -> None:
     """The row names the signal and quotes the log; then the worker stops; the card works again."""
     card = bench.node("hpu-1").cards[1]

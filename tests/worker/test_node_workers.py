@@ -92,6 +92,7 @@ class Node:
         attempt_id: str = "a-1",
         card_index: int | None = None,
         rendezvous: object = None,
+        after: str = "",
     ) -> Run:
         order = Order(
             attempt_id=attempt_id,
@@ -101,7 +102,7 @@ class Node:
             attempt=ATTEMPT.to_json(),
             rendezvous=rendezvous,
         )
-        return Run(name, order, card_index)
+        return Run(name, order, card_index, after)
 
     def pid(self, name: str) -> int:
         started = self.wait_for(Started, name)
@@ -181,6 +182,58 @@ def test_what_comes_too_late_is_answered(node: Node) -> None:
     (refused,) = [a for a in node.told if isinstance(a, Listened)]
     assert isinstance(refused.rendezvous, Failure)
     assert refused.rendezvous.failure_class is FailureClass.CRASH
+
+
+#: Writes down that it ran, and crashes, fails or succeeds as a file says.
+_AS_TOLD = """
+import pathlib, os, signal, time
+log = pathlib.Path({log!r})
+ran = len(log.read_text()) if log.exists() else 0
+log.write_text("x" * (ran + 1))
+if ran + 1 == {at}:
+    {what}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "gone"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", True), ("raise ValueError('no')", False)],
+)
+def test_what_is_behind_a_failure_never_begins(
+    node: Node, tmp_path: Path, what: str, gone: bool
+) -> None:
+    """Of six attempts given in one breath the third fails or takes its process along: it alone
+    failed, and those behind it are given back without having run. What is asked for without
+    regard to them runs, if the process is there."""
+    log = tmp_path / "ran"
+    chain = ["", *(f"a-{number}" for number in range(5))]
+    runs = [node.run("w", f"a-{number}", after=chain[number]) for number in range(6)]
+    node.do(node.start("w", run=_AS_TOLD.format(log=str(log), at=3, what=what)), *runs)
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 6])
+    first, second, third, *others = [each for each in node.told if isinstance(each, Ended)]
+    assert {outcome_of(each).state for each in (first, second)} == {State.SUCCEEDED}
+    assert outcome_of(third).state is State.FAILED and third.process_gone is gone
+    assert [each.outcome for each in others] == [None] * 3
+    assert len(log.read_text()) == 3
+    node.do(node.run("w", "b-1", after="a-5"), node.run("w", "b-2"))
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 8])
+    *_, behind, free = [each for each in node.told if isinstance(each, Ended)]
+    assert behind.outcome is None
+    assert free.outcome is None if gone else outcome_of(free).state is State.SUCCEEDED
+
+
+def test_attempts_given_ahead_follow_whether_they_come_together_or_late(node: Node) -> None:
+    """Some in one breath, one while its predecessor runs, one after that has ended."""
+    node.do(node.start("w", run="import time; time.sleep(0.05)"))
+    node.do(node.run("w", "a-0"), node.run("w", "a-1", after="a-0"))
+    node.wait_for(Started, "w")
+    node.do(node.run("w", "a-2", after="a-1"))
+    assert eventually(lambda: len(node.kinds("w")) == 4)
+    node.do(node.run("w", "a-3", after="a-2"), node.run("w", "a-9", after="a-8"))
+    assert eventually(lambda: len(node.kinds("w")) == 6)
+    ended = [each for each in node.told if isinstance(each, Ended)]
+    assert [each.attempt_id for each in ended] == ["a-0", "a-1", "a-2", "a-3", "a-9"]
+    assert [each.outcome is None for each in ended] == [False] * 4 + [True]
 
 
 def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:

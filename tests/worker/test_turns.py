@@ -18,7 +18,7 @@ import pytest
 from patience import patience
 
 from orchestrator.worker import turns
-from orchestrator.worker.turns import Locks, Place, turn
+from orchestrator.worker.turns import KeptTurn, Locks, Place, turn
 from workloads.collective import OneCard
 
 CORES = (0, 2, 5)
@@ -400,3 +400,60 @@ def test_one_turn_that_ends_makes_room_for_two(
     assert all(map(has_turn, others))
     for each in takers:
         each.end()
+
+
+def test_a_turn_lasts_for_jobs_that_follow_at_once_and_no_longer_than_that(
+    directory: Path,
+) -> None:
+    """Another process waits meanwhile. It comes to turn when no job follows, when the time for
+    several is over, and before a job of more threads."""
+    path = directory / "kept.lock"
+    now = [0.0]
+    kept = KeptTurn(lambda: now[0])
+    other = Taker(path, (0, 1))
+
+    def job(threads: int = 1, *, another: bool) -> float:
+        with turn(
+            OneCard(), 0, threads, (0, 1), paths=[path], kept=kept, another_waits=lambda: another
+        ) as had:
+            assert had is not None
+            now[0] += turns.KEPT_S / 3.5
+            return had.waited_s
+
+    job(another=True)
+    other.queue(1)
+    assert waits(other)
+    assert job(another=True) == 0.0
+    assert waits(other)
+    job(another=False)
+    assert has_turn(other)
+    other.leave()
+
+    job(another=True)
+    other.queue(1)
+    for _ in range(2):
+        assert waits(other)
+        assert job(another=True) == 0.0
+    assert waits(other)
+    job(another=True)  # the fourth
+    assert has_turn(other)
+    other.leave()
+
+    job(another=True)
+    other.queue(1)
+    threading.Timer(0.5, other.leave).start()
+    assert job(2, another=False) > 0.0
+    kept.end()
+    other.end()
+
+
+def test_a_kept_turn_ends_with_a_job_that_fails(directory: Path) -> None:
+    """Nothing follows upon it."""
+    path = directory / "failing.lock"
+    kept = KeptTurn()
+    with contextlib.suppress(ValueError), turn(OneCard(), 0, 1, (0,), paths=[path], kept=kept):
+        raise ValueError
+    other = Taker(path, (0,))
+    other.queue(1)
+    assert has_turn(other)
+    other.end()

@@ -22,9 +22,11 @@ from workloads.api import Result
 from workloads.devices.monitoring.host_memory import resident_bytes
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
-from workloads.generation.continuous_batching import Admission, Move, best_tokens, generate
+from workloads.generation.admission import Admission, Move
+from workloads.generation.continuous_batching import best_tokens, generate
 from workloads.generation.kv_cache import KVCache, length_classes
-from workloads.generation.packed import GatedProduct, Int8Linear, LeftLinear, PackedLinear, pack
+from workloads.generation.packed import pack
+from workloads.generation.packed_products import GatedProduct, Int8Linear, LeftLinear, PackedLinear
 from workloads.refusal import Asked
 from workloads.registry import find_workload, refusals
 
@@ -261,7 +263,8 @@ def test_plain_matrices_are_freed_while_others_are_packed(monkeypatch: pytest.Mo
             most = max(most, packed + sum(each() is not None for each in plain))
 
     del layers
-    monkeypatch.setattr("workloads.generation.packed.PackedLinear", Counted)
+    for module in ("packed", "packed_products"):
+        monkeypatch.setattr(f"workloads.generation.{module}.PackedLinear", Counted)
     pack(model)
     assert packed == len(plain) == 20
     assert most <= len(plain) + 6  # a gated layer has three matrices; the one before may be held

@@ -44,7 +44,12 @@ def full() -> Result:
         {"padding": "packing", "gradient_accumulation": 2},
         {"optimizer": "adamw-fused"},
         {"logits": "learned"},
-        {"logits": "chunked", "padding": "packing", "packed_attention": "apart"},
+        {
+            "logits": "chunked",
+            "padding": "packing",
+            "packed_attention": "apart",
+            "adapter_products": "together",
+        },
         {"logits": "learned", "padding": "packing", "gradient_accumulation": 2},
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),

@@ -14,7 +14,8 @@ import torch
 from workloads.decoding import slots
 from workloads.decoding.decoder import STEPS, Generator
 from workloads.decoding.slots import Slots
-from workloads.generation.continuous_batching import PREFILL_TOKENS, Completed
+from workloads.generation.admission import PREFILL_TOKENS
+from workloads.generation.continuous_batching import Completed
 
 
 def runs(free: Sequence[int]) -> Iterator[range]:

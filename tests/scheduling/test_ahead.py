@@ -1,0 +1,194 @@
+"""Short jobs given to a busy worker ahead: begun after a success, given back after all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_cases import Cluster, Fixed, job, node, planned
+
+from orchestrator.domain.events import RecordRow, RunAttempt, StopWorker
+from orchestrator.domain.failure import FailureClass
+from orchestrator.domain.job import State
+from orchestrator.scheduling.ahead import MOST_AHEAD, Pace, may_wait_behind
+from orchestrator.scheduling.schedule import ScheduleSettings
+from orchestrator.scheduling.simulate import SimulationSettings, simulate
+
+SHORT_S = 0.01
+seconds = st.floats(0, 1e4)
+
+
+@given(
+    next_s=seconds,
+    ahead_s=st.lists(seconds, max_size=10),
+    most_s=st.floats(0, 10),
+    left=st.integers(1, 500),
+    workers=st.integers(1, 64),
+)
+def test_what_waits_is_short_few_and_no_more_than_a_share(
+    next_s: float, ahead_s: Sequence[float], most_s: float, left: int, workers: int
+) -> None:
+    """Given one after the other for as long as the rule allows."""
+    given_s = list(ahead_s)
+    while may_wait_behind(next_s, given_s, most_s=most_s, left=left, workers=workers):
+        left -= 1
+        given_s.append(next_s)
+        assert sum(given_s) <= most_s and len(given_s) <= MOST_AHEAD
+        assert left >= (len(given_s) - 1) * workers
+
+
+@given(took_s=seconds, estimated_s=st.floats(1e-6, 1e4), next_s=seconds)
+def test_a_job_is_expected_to_take_no_less_than_the_last(
+    took_s: float, estimated_s: float, next_s: float
+) -> None:
+    """And in proportion where its estimate is longer."""
+    expected_s = Pace(took_s, estimated_s).expected_s(next_s)
+    assert expected_s >= took_s
+    if next_s > estimated_s:
+        assert expected_s == pytest.approx(took_s * next_s / estimated_s)
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0.001, 0.01, 0.03, 0.2, 3.0]), min_size=1, max_size=80),
+    cards=st.integers(1, 8),
+    ahead_s=st.sampled_from([0.02, 0.1]),
+)
+def test_a_job_given_early_makes_no_run_longer_than_what_may_wait(
+    lengths: list[float], cards: int, ahead_s: float
+) -> None:
+    """Short jobs among long ones, on workers that come up at different times."""
+    jobs = planned(*(job(str(n)) for n in range(len(lengths))))
+    estimates = Fixed(load_s=0.0, by_name={str(n): each for n, each in enumerate(lengths)})
+
+    def lasts_s(how: ScheduleSettings) -> float:
+        how_it_is = SimulationSettings(noise=0.0, start_s=1.0)
+        nodes = [node(cards=cards)]
+        return simulate(
+            jobs, nodes, estimates, settings=how_it_is, schedule_settings=how
+        ).makespan_s
+
+    assert lasts_s(ScheduleSettings(ahead_s=ahead_s)) <= lasts_s(ScheduleSettings()) + ahead_s
+
+
+# ------------------------------------------------------------ what becomes of it
+
+
+def busy(count: int = 6, **settings: object) -> Cluster:
+    """One card, whose worker has run one short job and been given all the others."""
+    jobs = planned(*(job(str(n)) for n in range(count)))
+    cluster = Cluster(jobs, estimates=Fixed(SHORT_S, 0.0), ahead_s=0.1, **settings)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only(), took=SHORT_S)
+    return cluster
+
+
+def given_ahead(cluster: Cluster) -> list[RunAttempt]:
+    """The attempts that were given and have not ended, in order."""
+    return list(cluster.running.values())
+
+
+def test_a_short_job_is_followed_by_more_and_each_ends_in_its_place() -> None:
+    """The first job tells how long they take; from then on the worker has its next ones."""
+    cluster = busy()
+    first, *others = given_ahead(cluster)
+    assert first.after == ""
+    assert [each.after for each in others] == [
+        each.attempt.attempt_id for each in given_ahead(cluster)[:-1]
+    ]
+    assert len(others) == 2  # a half of what is left
+    while cluster.running:
+        cluster.ends(given_ahead(cluster)[0].attempt, took=SHORT_S)
+    cluster.stopped()
+    assert cluster.finished is not None
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert len(cluster.rows) == 6
+
+
+def test_a_long_job_is_followed_by_nothing() -> None:
+    """Only what the driver's answer is long beside."""
+    cluster = Cluster(planned(*(job(str(n)) for n in range(9))), ahead_s=0.1)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only(), took=0.2)
+    assert len(given_ahead(cluster)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "failure_class"),
+    [(State.FAILED, FailureClass.CRASH), (State.UNSUPPORTED, FailureClass.UNSUPPORTED)],
+)
+def test_what_is_behind_a_failure_is_neither_blamed_nor_lost(
+    state: State, failure_class: FailureClass
+) -> None:
+    """Its rows say that it never began; the jobs wait for a card as if nothing had been."""
+    cluster = busy()
+    runs = given_ahead(cluster)
+    commands = cluster.ends(runs[0].attempt, state, failure_class, took=SHORT_S)
+    rows = [each for each in commands if isinstance(each, RecordRow)]
+    assert [row.attempt for row in rows] == [run.attempt for run in runs]
+    assert all(row.state is State.LOST and not row.final for row in rows[1:])
+    assert all("had not begun" in row.reason for row in rows[1:])
+    for run in runs[1:]:
+        del cluster.running[run.attempt.attempt_id]
+    cluster.play_out()
+    for name, row in cluster.finals().items():
+        if name != runs[0].attempt.job.dataset:
+            assert row.state is State.SUCCEEDED and row.attempt is not None
+            assert row.attempt.number <= 2
+
+
+def test_a_lost_node_gives_back_what_had_not_begun() -> None:
+    """One attempt is lost with it, the others only wait again."""
+    cluster = busy()
+    runs = given_ahead(cluster)
+    cluster.leave("n1")
+    lost = [row.reason for row in cluster.rows if row.state is State.LOST]
+    assert len(lost) == len(runs) and sum("had not begun" in each for each in lost) == len(lost) - 1
+    cluster.join(node("n2", cards=1))
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_an_orderly_stop_lets_what_was_given_end() -> None:
+    """The worker is stopped behind the last of it, and nothing else begins."""
+    cluster = busy(20)
+    cluster.stop_request()
+    runs = given_ahead(cluster)
+    assert len(runs) == MOST_AHEAD + 1
+    for run in runs:
+        assert not cluster.stopping
+        commands = cluster.ends(run.attempt, took=SHORT_S)
+        assert not any(isinstance(each, RunAttempt) for each in commands)
+    assert any(isinstance(each, StopWorker) for each in commands)
+    cluster.stopped()
+    assert cluster.finished is not None
+
+
+def test_nothing_is_given_ahead_while_a_gang_waits() -> None:
+    """It would hold up the cards that are drained for the gang."""
+    jobs = planned(*(job(str(n)) for n in range(8)), job("wide", cards=2))
+    cluster = Cluster(jobs, estimates=Fixed(SHORT_S, 0.0), ahead_s=0.1)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only(), took=SHORT_S)
+    assert [run.after for run in given_ahead(cluster)] == [""]
+
+
+def test_a_refused_attempt_takes_what_is_behind_it_along() -> None:
+    """One that could not be handed over has ended before its turn: those after it would wait for
+    ever. The one that runs is not touched."""
+    cluster = busy()
+    runs = given_ahead(cluster)
+    cluster.ends(runs[2].attempt, State.LOST, FailureClass.NODE_LOST, took=0.0)
+    assert not cluster.stopping
+    for run in runs[3:]:
+        del cluster.running[run.attempt.attempt_id]
+    names = [run.attempt.job.dataset for run in runs[:2]]
+    for run in runs[:2]:
+        cluster.ends(run.attempt, took=SHORT_S)
+    assert all(cluster.finals()[name].state is State.SUCCEEDED for name in names)
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}

@@ -1,0 +1,99 @@
+"""Decoder layers computed in few calls: the same logits, with and without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.generation import continuous_batching
+from workloads.generation.packed import pack
+
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def small(kind: str, **changes: Any) -> Any:
+    """A model of a few numbers with random weights, alike for the same arguments."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**(_SIZES | changes))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for each in model.parameters():  # gains and biases that tell
+            each.add_(torch.randn_like(each), alpha=0.1)
+    return model
+
+
+def continued(model: Any) -> list[list[int]]:
+    """Texts of three prompts in two slots."""
+    with continuous_batching.attention_over_kv_cache(model):
+        return continuous_batching.generate(
+            model,
+            [[1, 2, 3, 4, 5], [6], [7, 8, 9]],
+            slot_count=2,
+            output_tokens=6,
+            end_token_ids=frozenset(),
+            on_admit=lambda _: None,
+            on_step=lambda _: None,
+        ).tokens
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Glm"])
+@torch.inference_mode()
+def test_a_layer_in_few_calls_computes_the_same(kind: str) -> None:
+    """Halves turned and neighbours turned, all of a head or a part of it, biases or none; read
+    whole, continued with transformers' cache, and in continuous batches."""
+    plain, packed = small(kind), small(kind)
+    assert "2 decoder layers in few calls" in pack(packed)
+    ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])
+    torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
+    texts = [
+        each.generate(ids, max_new_tokens=8, do_sample=False).tolist() for each in (plain, packed)
+    ]
+    assert texts[0] == texts[1]
+    assert continued(packed) == continued(plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Granite", {"residual_multiplier": 0.5}),
+        ("Qwen3", {}),
+        ("Mistral", {"sliding_window": 4}),
+    ],
+)
+@torch.inference_mode()
+def test_another_layer_stays_as_it_is(kind: str, changes: dict[str, Any]) -> None:
+    """Sums of another kind, norms of single heads, attention to a part of the text."""
+    plain, packed = small(kind, **changes), small(kind, **changes)
+    assert "few calls" not in pack(packed)
+    ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])
+    torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Glm"])
+@torch.inference_mode()
+def test_int8_layers_in_few_calls_compute_the_same(kind: str) -> None:
+    """As near to the weight-only product as activations in 8 bits are."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    plain, packed = small(kind).bfloat16(), small(kind).bfloat16()
+    for model in (plain, packed):
+        quantize_(model.model, Int8WeightOnlyConfig())
+    told = pack(packed)
+    assert "2 decoder layers in few calls" in told and "14 with activations in int8" in told
+    ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])
+    got, expected = packed(ids).logits.float(), plain(ids).logits.float()
+    assert (got - expected).norm() < 0.05 * expected.norm()

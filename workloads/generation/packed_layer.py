@@ -1,0 +1,215 @@
+"""A decoder layer in few calls: queries, keys and values by one product, sums inside of products.
+
+A decoding step of few texts is many small operations, each of which is over before the processor's
+cores have met. A layer of norm, attention, norm and gated linear unit keeps its place in the model,
+its attention function and its cache, and computes the same with a third of the calls. That it is
+such a layer is shown, not believed: what comes out must be alike (``fuse``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import rms_norm
+
+from workloads.generation.packed_products import (
+    GatedProduct,
+    Int8Gated,
+    Int8Linear,
+    PackedLinear,
+    Rows8,
+    gate_up_down,
+    is_int8,
+    is_plain,
+    joined,
+)
+
+_PARTS = {"input_layernorm", "mlp", "post_attention_layernorm", "self_attn"}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+#: Positions of the text with which a layer is compared.
+_PROOF_POSITIONS, _PROOF_DISTANCE = 4, 7
+#: Shares of what a layer changes by which it may be off: in fp32, and with activations in int8.
+_ALIKE, _ALIKE_INT8 = 1e-4, 0.1
+
+
+class Rotation:
+    """Rotary positions, of which all layers of a model have one together: what the angles of a
+    pass are in the form in which they are needed is found once."""
+
+    def __init__(self, pairs: bool) -> None:
+        self._pairs = pairs
+        self._of: Any = None
+        self._angles: tuple[torch.Tensor, torch.Tensor]
+
+    def __call__(self, heads: torch.Tensor, embeddings: Any) -> torch.Tensor:
+        """Heads [..., heads, width], turned."""
+        cos, sin = self._found(embeddings)
+        rotary = cos.shape[-1]
+        turns, rest = heads[..., :rotary], heads[..., rotary:]
+        if self._pairs:
+            other = turns.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            half = rotary // 2
+            other = torch.cat((turns[..., half:], turns[..., :half]), dim=-1)
+        done = torch.addcmul(turns * cos, other, sin)
+        return torch.cat((done, rest), dim=-1) if rest.shape[-1] else done
+
+    def _found(self, embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines, and sines with the sign of what they are multiplied by; for all heads."""
+        if embeddings is not self._of:
+            cos, sin = (each.unsqueeze(-2) for each in embeddings)
+            half = cos.shape[-1] // 2
+            if self._pairs:
+                cos = cos[..., :half].repeat_interleave(2, dim=-1)
+                sin = torch.stack((-sin[..., :half], sin[..., :half]), dim=-1).flatten(-2)
+            else:
+                sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+            self._of, self._angles = embeddings, (cos, sin)
+        return self._angles
+
+
+class PackedLayer:
+    """The forward of a decoder layer.
+
+    Args:
+        layer: of transformers, with the parts of which this is made.
+        rotation: of the model's positions.
+    """
+
+    def __init__(self, layer: Any, rotation: Rotation) -> None:
+        attention: Any = layer.self_attn
+        self._attention = attention
+        self._rotation = rotation
+        self._before = _gain(layer.input_layernorm)
+        self._between = _gain(layer.post_attention_layernorm)
+        self._width = int(attention.head_dim)
+        three = [getattr(attention, name) for name in _PROJECTIONS[:3]]
+        self._heads = [each.out_features // self._width for each in three]
+        self.int8 = is_int8(attention.o_proj)
+        self._qkv: Int8Linear | PackedLinear
+        self._out: Int8Linear | PackedLinear
+        self._unit: Int8Gated | GatedProduct
+        if self.int8:
+            *gates, down = (getattr(layer.mlp, name) for name in _int8_gates(layer.mlp))
+            self._qkv = Int8Linear(three, Rows8())
+            self._out = Int8Linear([attention.o_proj], Rows8())
+            self._unit = Int8Gated(gates, down)
+        else:
+            parts = gate_up_down(layer.mlp)
+            assert parts is not None
+            self._qkv, self._out = PackedLinear(joined(three)), PackedLinear(attention.o_proj)
+            self._unit = GatedProduct(*parts)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: Any = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """As transformers calls it."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        attention = self._attention
+        normed = rms_norm(hidden_states, *self._before)
+        three = self._qkv(normed).unflatten(-1, (-1, self._width))
+        queries, keys, values = self._heads
+        turned = self._rotation(three[..., : queries + keys, :], position_embeddings)
+        query, key = (each.transpose(1, 2) for each in turned.split((queries, keys), dim=-2))
+        value = three[..., -values:, :].transpose(1, 2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, attention.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+        found, _ = attend(
+            *(attention, query, key, value, attention_mask),
+            dropout=0.0,
+            scaling=attention.scaling,
+            **others,
+        )
+        hidden = self._out.plus(found.flatten(2), hidden_states)
+        return self._unit.plus(rms_norm(hidden, *self._between), hidden)
+
+
+def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> tuple[int, int]:
+    """Give those of a model's layers that can be computed so this forward; their number, and that
+    of those among them with products in int8.
+
+    Args:
+        layers: one after the other; each gives up its matrices as it is packed.
+        rotary: makes the embeddings of positions.
+    """
+    done, int8, rotations = 0, 0, [Rotation(pairs) for pairs in (False, True)]
+    for layer in layers:
+        rotation = _proved(layer, rotary, rotations)
+        if rotation is None:
+            continue
+        packed = PackedLayer(layer, rotation)
+        layer.forward = packed.forward
+        for name in _PROJECTIONS:
+            delattr(layer.self_attn, name)
+        del layer.mlp
+        done, int8, rotations = done + 1, int8 + packed.int8, [rotation]
+    return done, int8
+
+
+def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) -> Rotation | None:
+    """The rotation with which the same comes out; None where it does with neither."""
+    if not _has_parts(layer):
+        return None
+    int8 = is_int8(layer.self_attn.o_proj)
+    # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
+    layer = layer if int8 else copy.deepcopy(layer).float()
+    gain = layer.input_layernorm.weight
+    size = _PROOF_POSITIONS, len(gain)
+    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
+    positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
+    off = {}
+    try:
+        asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
+        expected = layer(hidden, **asked)
+        change = (expected - hidden).float().norm()
+        for rotation in rotations:
+            got = PackedLayer(layer, rotation).forward(hidden, **asked)
+            off[rotation] = float((got - expected).float().norm() / change)
+    except Exception:  # whatever a layer of another kind makes of this
+        return None
+    best = min(off, key=off.__getitem__)
+    return best if off[best] <= (_ALIKE_INT8 if int8 else _ALIKE) else None
+
+
+def _has_parts(layer: Any) -> bool:
+    """Tell if a layer has the parts of which ``PackedLayer`` is made, and no others."""
+    if {name for name, _ in layer.named_children()} != _PARTS or layer.training:
+        return False
+    attention: Any = layer.self_attn
+    if {name for name, _ in attention.named_children()} != set(_PROJECTIONS):
+        return False
+    linear: Sequence[Any] = [getattr(attention, name) for name in _PROJECTIONS]
+    if any(type(one) is not torch.nn.Linear for one in linear):
+        return False
+    if linear[0].weight.device.type != "cpu":
+        return False
+    if all(map(is_int8, linear)):
+        return bool(_int8_gates(layer.mlp))
+    return all(map(is_plain, linear)) and gate_up_down(layer.mlp) is not None
+
+
+def _int8_gates(unit: torch.nn.Module) -> tuple[str, ...]:
+    """The names of the linear layers of a gated feed-forward layer in int8; none: it is not one."""
+    children = {name: each for name, each in unit.named_children() if type(each) is torch.nn.Linear}
+    if not all(map(is_int8, children.values())):
+        return ()
+    for names in (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj")):
+        if children.keys() == set(names):
+            return names
+    return ()
+
+
+def _gain(norm: Any) -> tuple[tuple[int, ...], torch.Tensor, float]:
+    """A norm's further arguments of ``rms_norm``."""
+    weight = norm.weight.detach()
+    return tuple(weight.shape), weight, float(norm.variance_epsilon)
