@@ -95,7 +95,7 @@ class Timed:
         self.files += 1
         self.last = (perf_counter(), process_time(), self.rows, self.files)
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Start the clock. The rows of the first jobs, which count for nothing, are yet to come."""
         self.warm = (perf_counter(), process_time(), self._workers, self.files)
 
@@ -140,7 +140,7 @@ def main() -> None:
             )
             timed = Timed(store, workers)
             closing = stack.enter_context(contextlib.closing(ray))
-            executor = Together(closing, workers, timed.begin)
+            executor = Together(closing, workers, timed.start_clock)
             board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
                 schedule=Schedule(
