@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -50,10 +51,11 @@ NOOP: dict[str, Any] = {
 
 class Together:
     """An executor whose workers are all ready at once, and whose first jobs all end at once: a
-    worker's first job takes longer than all others."""
+    worker's first job takes longer than all others. Then the clock starts, before anybody hears of
+    these ends and decides about the next jobs."""
 
-    def __init__(self, executor: RayExecutor, workers: int) -> None:
-        self._executor, self._workers = executor, workers
+    def __init__(self, executor: RayExecutor, workers: int, begin: Callable[[], None]) -> None:
+        self._executor, self._workers, self._begin = executor, workers, begin
         self._held: list[Event] = []
         self._kinds: list[type] = [WorkerReady, AttemptEnded]
 
@@ -69,6 +71,8 @@ class Together:
             told += self._held
             self._held = []
             del self._kinds[0]
+            if not self._kinds:
+                self._begin()
         return told
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +80,7 @@ class Together:
 
 
 class Timed:
-    """A store that knows when rows were safe: from when on there was one for each worker."""
+    """A store that knows when rows were safe, and when the clock was started."""
 
     def __init__(self, store: Store, workers: int) -> None:
         self._store, self._workers = store, workers
@@ -90,8 +94,10 @@ class Timed:
         self.rows += len(measurements)
         self.files += 1
         self.last = (perf_counter(), process_time(), self.rows, self.files)
-        if self.warm is None and self.rows >= self._workers:
-            self.warm = self.last
+
+    def start_clock(self) -> None:
+        """Start the clock. The rows of the first jobs, which count for nothing, are yet to come."""
+        self.warm = (perf_counter(), process_time(), self._workers, self.files)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -132,8 +138,9 @@ def main() -> None:
                 log_dir=store.path / "logs",
                 **({} if real else NOOP),
             )
-            executor = Together(stack.enter_context(contextlib.closing(ray)), workers)
             timed = Timed(store, workers)
+            closing = stack.enter_context(contextlib.closing(ray))
+            executor = Together(closing, workers, timed.start_clock)
             board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
                 schedule=Schedule(

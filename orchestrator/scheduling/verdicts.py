@@ -7,7 +7,7 @@ held to account).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from orchestrator.domain.attempt import Outcome, RankOutcome
 from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
@@ -21,7 +21,7 @@ from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.pool import Pool, blamed_cards
 from orchestrator.scheduling.record import JobRecord
-from orchestrator.scheduling.retry import POLICIES, failure_class_of, judge
+from orchestrator.scheduling.retry import POLICIES, Verdict, failure_class_of, judge
 from orchestrator.scheduling.searching import Searches
 
 
@@ -78,6 +78,7 @@ class Verdicts:
             tried or failure_class is FailureClass.OUT_OF_MEMORY
         )
         self._searches.learn(lease, outcome)
+        verdict: Verdict | None = None
         if searching:
             yield from self._searches.note(lease, outcome, fits=succeeded)
         elif failure_class is None:
@@ -86,11 +87,13 @@ class Verdicts:
                 reason = f"measured; {why(record.search, record.wish)}"
             yield self.ledger.finish(pool, record, State.SUCCEEDED, reason, lease.attempt, outcome)
         else:
-            yield from self._fail(pool, lease, outcome, failure_class)
+            verdict = yield from self._record_failure(pool, lease, outcome, failure_class)
+        for behind in unbegun:  # they wait again before anything else is decided about them
+            yield from self.give_back(pool, behind, lease)
         if succeeded:
             yield from pool.count_success(lease)
-        for behind in unbegun:
-            yield from self.give_back(pool, behind, lease)
+        elif verdict is not None and failure_class is not None:
+            yield from self._follow_up(pool, lease, outcome, failure_class, verdict)
         for worker in workers:
             reason = self._why_replace(worker, lease, failure_class, searching=searching)
             if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
@@ -112,11 +115,11 @@ class Verdicts:
             yield self.ledger.row(lease.record, State.LOST, why, *args)
             pool.enqueue(lease.record)
 
-    def _fail(
+    def _record_failure(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
-    ) -> Iterator[Command]:
-        """An attempt failed: its job is retried or ends, and its cards may have to answer."""
-        record, policy = lease.record, POLICIES[failure_class]
+    ) -> Generator[Command, None, Verdict]:
+        """Write the row of a failed attempt, the job's last unless that is to be retried."""
+        record = lease.record
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
         message = outcome.failure.message if outcome.failure is not None else ""
         verdict = judge(
@@ -126,26 +129,39 @@ class Verdicts:
             attempts=sum(record.failures.values()),
             max_attempts=self.settings.max_attempts,
         )
-        detail = f": {message}" if message else ""
-        retry = verdict.retry and not self.ledger.stopping
-        if retry:
+        if verdict.retry and not self.ledger.stopping:
             yield self.ledger.row(record, outcome.state, verdict.reason, lease.attempt, outcome)
         else:
             state, reason = verdict.state, verdict.reason
             if self.ledger.stopping and outcome.state is State.LOST:  # taken away from it
                 why = self.ledger.stopping
-                more = "" if why in message else detail  # the message may be that very reason
+                # The message may be that very reason.
+                more = f": {message}" if message and why not in message else ""
                 state, reason = State.LOST, f"cut short: {why}{more}"
             elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
             yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+        return verdict
+
+    def _follow_up(
+        self,
+        pool: Pool,
+        lease: Lease,
+        outcome: Outcome,
+        failure_class: FailureClass,
+        verdict: Verdict,
+    ) -> Iterator[Command]:
+        """A failed job is retried or ends, and its cards may have to answer."""
+        record, policy = lease.record, POLICIES[failure_class]
+        message = outcome.failure.message if outcome.failure is not None else ""
+        detail = f": {message}" if message else ""
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
                 yield from pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
         elif policy.blame_card == "if_it_works_elsewhere":
             record.suspects.update(blamed)
-        if retry:
+        if verdict.retry and not self.ledger.stopping:
             record.send_elsewhere(policy.elsewhere, blamed)
             yield from self.ledger.retry(pool, record, verdict.delay_s)
         elif verdict.state is State.OUT_OF_MEMORY:

@@ -140,6 +140,29 @@ def test_what_is_behind_a_failure_is_neither_blamed_nor_lost(
             assert row.attempt.number <= 2
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_is_behind_an_out_of_memory_is_pruned_once(*, stops: bool) -> None:
+    """Larger batches of the same configuration lie behind one that does not fit: each has its row
+    for being given back, and one final row."""
+    jobs = planned(*(job("x", batch_size=2**n) for n in range(7)))
+    cluster = Cluster(jobs, estimates=Fixed(SHORT_S, 0.0), ahead_s=0.1)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only(), took=SHORT_S)
+    runs = given_ahead(cluster)
+    assert len(runs) > 2
+    if stops:
+        cluster.stop_request()
+    cluster.running.clear()
+    cluster.ends(runs[0].attempt, State.OUT_OF_MEMORY, FailureClass.OUT_OF_MEMORY, took=SHORT_S)
+    cluster.play_out()
+    final = {row.job.batch_size: row.state for row in cluster.rows if row.final}
+    given_back = {run.attempt.job.batch_size for run in runs[1:]}
+    assert final[1] is State.SUCCEEDED and final[2] is State.OUT_OF_MEMORY
+    assert {final[size] for size in given_back} == {State.LOST if stops else State.PRUNED}
+    assert len(final) == len([row for row in cluster.rows if row.final]) == 7
+
+
 def test_a_lost_node_gives_back_what_had_not_begun() -> None:
     """One attempt is lost with it, the others only wait again."""
     cluster = busy()
