@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,7 +76,14 @@ class KindWorker(ScriptedWorker):
 
 
 class TimedWorker(ScriptedWorker):
-    """Says when its timed part was."""
+    """Says when its timed part was, and runs more of its source when nothing follows."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        super().__init__(config)
+        self.another_waits: Callable[[], bool] = bool
+
+    def nothing_follows(self) -> None:
+        exec(self.config.get("idle", ""))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
         return replace(super().run(attempt, rank, rendezvous), timed=(1.0, 3.0))

@@ -191,7 +191,8 @@ class Board:
         metrics, attempt = measurement.metrics, row.attempt
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
-        if row.state in _FAILED and attempt is not None:
+        begun = row.outcome is None or row.outcome.begun
+        if row.state in _FAILED and attempt is not None and begun:
             self._failures.appendleft(
                 FailedAttempt(
                     at=at,

@@ -18,6 +18,7 @@ from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
+from orchestrator.worker import card_process
 from orchestrator.worker.card_process import Launch, Order
 from orchestrator.worker.messages import (
     Ended,
@@ -74,13 +75,13 @@ class Node:
         """The kinds of a worker's responses, in order."""
         return [type(response).__name__ for response in self.told if response.worker_id == name]
 
-    def start(self, name: str, run: str = "", start: str = "") -> Start:
+    def start(self, name: str, run: str = "", start: str = "", idle: str = "") -> Start:
         return Start(
             Launch(
                 name=name,
                 server=self._server.path,
                 factory="scripted_worker:TimedWorker",
-                config={"name": name, "start": start, "run": run},
+                config={"name": name, "start": start, "run": run, "idle": idle},
                 environments={"": {"CARD": "5"}},
                 log=str(self._server.logs / f"{name}.log"),
             )
@@ -220,6 +221,37 @@ def test_what_is_behind_a_failure_never_begins(
     *_, behind, free = [each for each in node.told if isinstance(each, Ended)]
     assert behind.outcome is None
     assert free.outcome is None if gone else outcome_of(free).state is State.SUCCEEDED
+
+
+def test_what_waits_behind_a_long_job_is_given_back_and_does_not_begin(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is in the process already or came while that was busy. The long job ends well, and
+    the worker takes others. It keeps nothing for what it has and does not begin."""
+    monkeypatch.setattr(card_process, "KEEP_S", 0.5)
+    log, go_on = tmp_path / "ran", tmp_path / "go-on"
+    wait = f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.02)"
+    run = _AS_TOLD.format(log=str(log), at=2, what=wait)
+    seen = tmp_path / "idle"
+    idle = f"import pathlib; pathlib.Path({str(seen)!r}).write_text('nothing follows')"
+    node.do(node.start("w", run=f"{run}\npathlib.Path({str(seen)!r}).unlink(True)", idle=idle))
+    node.do(node.run("w", "a-0"))
+    node.do(*(node.run("w", f"a-{n}", after=f"a-{n - 1}") for n in range(1, 4)))
+    assert eventually(lambda: log.exists() and len(log.read_text()) == 2)
+    node.do(node.run("w", "a-4", after="a-3"))
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 4])
+    go_on.touch()
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
+    assert eventually(seen.exists)
+    node.do(
+        node.run("w", "a-5", after="a-4"), node.run("w", "b-1"), node.run("w", "b-2", after="b-1")
+    )
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 8])
+    ended = [each for each in node.told if isinstance(each, Ended)]
+    told = {each.attempt_id: each.outcome is not None for each in ended}
+    ran = ["a-0", "a-1", "b-1", "b-2"]
+    assert told == {name: name in ran for name in ("a-0", "a-2", "a-3", "a-4", "a-1", "a-5", *ran)}
+    assert len(log.read_text()) == 4
 
 
 def test_attempts_given_ahead_follow_whether_they_come_together_or_late(node: Node) -> None:
