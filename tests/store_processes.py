@@ -54,6 +54,16 @@ def write_and_compact(results: Path, count: int, every: int) -> None:
                 store.compact()
 
 
+def log_rows(results: Path, count: int, every: int) -> None:
+    """Append ``count`` rows and make Parquet of them now and then."""
+    with Store.open(results, "night") as store:
+        for number in range(count):
+            store.append(row(number))
+            if (number + 1) % every == 0:
+                store.to_parquet()
+                time.sleep(0.05)
+
+
 def append_one(results: Path, acknowledged: Connection) -> None:
     """Append row 100."""
     with Store.open(results, "night") as store:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workloads.measure_settings import MeasureSettings as MeasureSettings
 
@@ -50,18 +50,6 @@ class Request:
     saved_by: str = ""
     attempt: int = 1  # number of this try at the job
     took: str = ""  # savings of what it takes by name (``workloads/products.py``), for its row
-
-
-class Saving(NamedTuple):
-    """The attempt that saved what has a name now; empty where its note does not say."""
-
-    saved_by: str = ""  # ids of the run and the job (``Request.saved_by``)
-    attempt: int = 0  # its number; 0 in notes of earlier versions
-
-    @property
-    def identity(self) -> str:
-        """No two savings have the same; "" where it is not known."""
-        return f"{self.saved_by}-{self.attempt}" if self.saved_by and self.attempt else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from workloads.api import Saving
 from workloads.models.saved import ATTEMPT, SAVED_BY, models_root, origin_of
 from workloads.onnx_graphs.calibrations import calibrations_root
+from workloads.saving import Saving
 from workloads.training.adapters import adapters_root
 
 #: The directory of each kind's names, on this machine.

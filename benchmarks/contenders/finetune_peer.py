@@ -1,6 +1,8 @@
 """transformers' Trainer with peft's LoRA; needs torch, transformers, peft and accelerate only.
 
-finetune_peer.py MODEL_DIRECTORY SAMPLES.json fixed|dynamic MAX_LENGTH BATCH_SIZE ADAPTER.json
+With padding ``none`` TRL's SFTTrainer, which then writes a batch into one row (trl and datasets).
+
+finetune_peer.py MODEL_DIRECTORY SAMPLES.json fixed|dynamic|none MAX_LENGTH BATCH_SIZE ADAPTER.json
 """
 
 from __future__ import annotations
@@ -52,10 +54,13 @@ def main() -> None:
                 task_type="CAUSAL_LM",
             ),
         )
+        way = _without_padding(samples) if padding == "none" else (samples, collate, {})
+        data, joined, more = way
         done = timed(
             model,
-            samples,
-            collate,
+            data,
+            joined,
+            **more,
             per_device_train_batch_size=int(batch_size),
             learning_rate=told["learning_rate"],
             lr_scheduler_type="constant",
@@ -65,9 +70,27 @@ def main() -> None:
             remove_unused_columns=False,
             seed=0,
         )
-        return {**done, "positions": sum(positions)}
+        packed = sum(len(sample["ids"]) for sample in samples)
+        return {**done, "positions": sum(positions) or packed}
 
     serve(turn)
+
+
+def _without_padding(samples: list[dict[str, Any]]) -> tuple[Any, None, dict[str, Any]]:
+    """The samples as TRL takes them, with its own collator; its trainer and settings."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    data = Dataset.from_list([{"input_ids": s["ids"], "labels": s["labels"]} for s in samples])
+    settings = {
+        "trainer": SFTTrainer,
+        "arguments": SFTConfig,
+        "padding_free": True,
+        "max_length": None,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    return data, None, settings
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class _Clock(TrainerCallback):
 def timed(
     model: Any,
     samples: Sequence[Any],
-    collate: Callable[[list[Any]], Any],
+    collate: Callable[[list[Any]], Any] | None,
     *,
     trainer: Any = Trainer,
     arguments: Any = TrainingArguments,

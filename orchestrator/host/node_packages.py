@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.domain.topology import Node
+from orchestrator.host.processors import usable_cores
 from workloads.devices import device_spec
+from workloads.devices.cpu import CORES
 from workloads.engines import packages_on
 
 
@@ -15,8 +17,9 @@ def packages_here(device: str) -> tuple[tuple[str, str], ...]:
     on this very host. They come from package metadata: nothing is imported, no card is acquired."""
     from orchestrator.host.environment import versions  # a plan that asks nobody needs it not
 
-    found = versions()
-    names = (*packages_on(device), *device_spec(device).versions())
+    found = versions() | {CORES: str(len(usable_cores()))}
+    spec = device_spec(device)
+    names = (*packages_on(device), *spec.versions(), *([CORES] if spec.can("host_cores") else ()))
     return tuple((name, found[name]) for name in names if name in found)
 
 

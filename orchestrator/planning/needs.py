@@ -26,7 +26,7 @@ from orchestrator.planning.implied_jobs import (
 )
 from orchestrator.planning.plan import Action, PlannedJob
 from workloads import registry
-from workloads.api import Saving
+from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid

@@ -26,10 +26,10 @@ from orchestrator.planning.implied_jobs import with_implied
 from orchestrator.planning.needs import Thing, measured_again, with_needs
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.rules import Rules
-from workloads.api import Saving
 from workloads.engines import ENGINES
 from workloads.precision import support
 from workloads.registry import find_workload
+from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.model import Grid

@@ -1,1 +1,1 @@
-"""Result rows on disk: the Arrow schema, immutable fragments, the store and its lock."""
+"""Result rows on disk: the Arrow schema, the log and files of rows, the store and its lock."""

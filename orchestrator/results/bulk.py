@@ -9,6 +9,7 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +23,10 @@ from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.results import arrays, disk, fragments
+from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage
 from orchestrator.results.older_tables import current
-from orchestrator.results.scan import scan_rows
+from orchestrator.results.scan import record_table, row_files, scan_rows
 from orchestrator.results.schema import RAW_COLUMNS, column_names, rules_of
 from orchestrator.results.tables import from_table, value_of
 from workloads.api import MeasureSettings
@@ -70,15 +72,9 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
 
 
 def about_how_many(names: Iterable[str]) -> int:
-    """Estimate how many rows files of these names hold: nearly right, never too low."""
-    count = 0
-    for name in names:
-        attempt = fragments.attempt_of(name)
-        if fragments.is_compacted(name):
-            count += int(name.split("-")[1])
-        elif attempt is not None:
-            count += fragments.MOST_TOGETHER if attempt[0] == fragments.TOGETHER else 1
-    return count
+    """Estimate how many rows files of these names hold: nearly right, never too low, but for the
+    rows of the last seconds in a log."""
+    return sum(map(fragments.most_rows, names))
 
 
 def read_lean(store: Store) -> Contents:
@@ -125,7 +121,6 @@ def raw_batches(
 ) -> Iterator[tuple[list[Measurement], pa.RecordBatch]]:
     """The rows of ``read_lean`` in batches, each with its raw columns, in no order."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     # An attempt that was given up, and brought its result after all, has two rows.
     wanted = {
@@ -133,20 +128,33 @@ def raw_batches(
         for row in rows
     }
     columns = [*_KEY, *names]
-    for name in sorted(disk.names(store.tables_path)) if wanted else ():
-        if fragments.partial_target(name) is not None or not wanted:
-            continue
-        try:
-            data = disk.read(store.tables_path / name)
-            if fragments.damage_of(name, data) is None:
-                file = pq.ParquetFile(pa.BufferReader(data))
-                for batch in file.iter_batches(
-                    ROWS_TOGETHER // 8, columns=columns, use_threads=False
-                ):
+    seen: set[str] = set()
+    # More than once where a log became a file under our hands.
+    while wanted and (new := sorted(row_files(store.tables_path) - seen)):
+        seen.update(new)
+        for name in new:
+            if not wanted:
+                break
+            with contextlib.suppress(OSError, pa.ArrowException, *_UNEXPECTED):
+                # ``read_lean`` has told of what is damaged.
+                data = disk.read(store.tables_path / name)
+                for batch in _batches(name, data, columns):
                     yield _wanted(batch, wanted)
-        except (OSError, pa.ArrowException, *_UNEXPECTED):
-            continue  # ``read_lean`` has told of it
     pa.default_memory_pool().release_unused()
+
+
+def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file or log, a few at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if is_log(name):
+        for part in parts_of(data):
+            if not part.reason:
+                yield from record_table(part.data).select(columns).to_batches()
+    elif fragments.damage_of(name, data) is None:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        yield from file.iter_batches(ROWS_TOGETHER // 8, columns=columns, use_threads=False)
 
 
 def _wanted(

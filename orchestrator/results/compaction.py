@@ -1,18 +1,21 @@
-"""Compaction: the rows of many files as one, without a record of each.
+"""Compaction: the rows of many records or files as one file, without a ``Measurement`` of each.
 
 A scan has seen to it that every value is what its column says (``validation.py``), and has left out
-what is not; so the columns of all files are put together as they are.
+what is not; so the columns of all are put together as they are.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results import fragments
+from orchestrator.results import disk, fragments
+from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet
-from orchestrator.results.scan import COVERS_KEY, Scan
-from orchestrator.results.schema import schema
+from orchestrator.results.scan import COVERS_KEY, Scan, read_logs, replaced_by
+from orchestrator.results.schema import column_names, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,22 +23,57 @@ if TYPE_CHECKING:
 
 def compacted(scan: Scan) -> tuple[str, bytes]:
     """Name and content of one file for the rows of all; it lists the files that it covers."""
-    table = joined_rows(scan)
+    data = _covering(scan, joined_rows(scan))
+    return fragments.compacted_name(scan.joined().num_rows, data), data
+
+
+def logged(directory: Path, logs: Iterable[str], covered: Iterable[str]) -> Scan:
+    """The records of these logs, but for those that stand in a file.
+
+    Raises:
+        SchemaMismatch: one is of a newer version.
+    """
+    scan = Scan(directory, {}, [], list(covered))
+    read_logs(scan, logs, column_names(), {})
+    return scan
+
+
+def file_of_records(scan: Scan) -> tuple[str, bytes]:
+    """Name and content of one file for the records of logs, in the order of their names."""
+    import pyarrow.compute as pc
+
+    table = scan.joined()
+    data = _covering(scan, table)
+    highest = pc.max(table["attempt_number"]).as_py()
+    return fragments.together_name(table.num_rows, highest, data), data
+
+
+def spoiled(directory: Path, log: str, kept: Container[str]) -> dict[str, bytes]:
+    """The torn and rotten parts of a log, and all else beside these records, by names for files."""
+    found = {}
+    for part in parts_of(disk.read(directory / log)):
+        if part.reason or part.name not in kept:
+            name = part.name or f"{log.strip('.')}-{fragments.digest(part.data)}"
+            found[name + ".partial" * part.torn] = part.data
+    return found
+
+
+def _covering(scan: Scan, table: pa.Table) -> bytes:
+    """A table as the content of a file that stands for all that a scan has read."""
     covers = {COVERS_KEY: json.dumps(sorted(scan.tables)).encode()}
     table = table.replace_schema_metadata(dict(table.schema.metadata) | covers)
-    data = parquet(table, use_dictionary=True)
-    return fragments.compacted_name(table.num_rows, data), data
+    return parquet(table, use_dictionary=True)
 
 
 def leftovers(scan: Scan) -> list[str]:
-    """The files that a compaction has replaced but not deleted. Any writer of this
+    """The files and records that a compaction has replaced but not deleted. Any writer of this
     directory may claim to replace a file, so only those go whose attempt has a row there."""
     if not scan.covered:
         return []
     there = {
         pair
         for name, table in scan.tables.items()
-        if fragments.is_compacted(name)
+        if replaced_by(table)
         for pair in zip(
             table["job_id"].to_pylist(), table["attempt_number"].to_pylist(), strict=True
         )

@@ -34,6 +34,11 @@ def write(handle: int, data: bytes | memoryview) -> int:
     return os.write(handle, data)
 
 
+def truncate(handle: int, length: int) -> None:
+    """Cut an open file to so many bytes."""
+    os.ftruncate(handle, length)
+
+
 def sync(handle: int) -> None:
     """Make the content of a file survive a power failure."""
     os.fsync(handle)

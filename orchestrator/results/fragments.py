@@ -1,15 +1,20 @@
-"""Files that are whole or absent: how a row gets onto the disk, and how damage is noticed.
+"""Files that are whole or absent, the names of files of rows, and how damage is noticed.
 
-A fragment is written under a name that readers ignore, synced, and renamed; then its directory
+A file is written under a name that readers ignore, synced, and renamed; then its directory
 is synced. A crash at any instant leaves the old state or the new. The name ends in the SHA-256 of
 the bytes, because Parquet alone does not notice all damage: of 1,426 one-byte flips in a
-fragment, 52 read back as wrong values without an error. The same bytes have the same name, so
+file, 52 read back as wrong values without an error. The same bytes have the same name, so
 writing a row again after a failure cannot make it two.
 
-    <job>-<attempt>-<sha256[:16]>.parquet          one row
-    rows-<attempt>-<sha256[:16]>.parquet           rows written together; their highest attempt
-    compacted-<rows>-<sha256[:16]>.parquet         many rows, instead of fragments it lists
+    rows-<rows>-<attempt>-<sha256[:16]>.parquet    rows of a few seconds; their highest attempt
+    compacted-<rows>-<sha256[:16]>.parquet         many rows, instead of files it lists
     .<name>.partial                                not written yet; left behind by a crash
+    <job>-<attempt>-<sha256[:16]>.parquet          one row, as earlier versions wrote it
+    rows-<attempt>-<sha256[:16]>.parquet           rows written together by earlier versions
+
+A *record* is what one append writes, one row or several, as an Arrow IPC stream. It is named like a
+file that ends in ``.arrow``, and lies in a log of rows (``append_log.py``), or in a file of its own
+where a row found no room at home (``spilled.py``).
 """
 
 from __future__ import annotations
@@ -27,11 +32,13 @@ from orchestrator.results import disk
 
 _DIGEST_LENGTH = 16
 _ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
-_FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.parquet")
+_FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.(?P<kind>parquet|arrow)")
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
-_PARTIAL = re.compile(r"\.(?P<name>.+\.parquet)\.partial")
+_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrow))\.partial")
 #: Stands in a name for the jobs of rows that were written together.
 TOGETHER = "rows"
+_TOGETHER = re.compile(rf"{TOGETHER}(-(?P<rows>\d+))?")
+RECORD = ".arrow"
 #: So many of them at most.
 MOST_TOGETHER = 1000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -51,13 +58,53 @@ def digest(data: bytes) -> str:
 
 
 def fragment_name(job_id: str, attempt_number: int, data: bytes) -> str:
-    """The name of a fragment with this content: one row, or, as of job ``TOGETHER``, several.
+    """The name of a Parquet file with this content: one row, or, as of job ``TOGETHER``, several.
 
     Raises:
         StoreError: the job id cannot be part of a file name.
     """
     refuse_unnameable(job_id, attempt_number)
     return f"{job_id}-{attempt_number}-{digest(data)}.parquet"
+
+
+def together_name(rows: int, attempt_number: int, data: bytes) -> str:
+    """The name of a Parquet file with so many rows, the highest attempt being this."""
+    return fragment_name(f"{TOGETHER}-{rows}", attempt_number, data)
+
+
+def record_name(job_id: str, attempt_number: int, data: bytes) -> str:
+    """The name of a record. Its checksum is of all that stands before it, too: in a log, names rot
+    as contents do.
+
+    Raises:
+        StoreError: the job id cannot be part of a name.
+    """
+    refuse_unnameable(job_id, attempt_number)
+    whose = f"{job_id}-{attempt_number}-"
+    return f"{whose}{digest(whose.encode() + data)}{RECORD}"
+
+
+def is_record(name: str) -> bool:
+    """Return whether this is the name of a record."""
+    return name.endswith(RECORD) and _FRAGMENT.fullmatch(name) is not None
+
+
+def _replaces_others(name: str) -> bool:
+    """Return whether a file of this name holds rows that were safe elsewhere when it was made."""
+    match = _FRAGMENT.fullmatch(name)
+    together = _TOGETHER.fullmatch(match["job"]) if match else None
+    return is_compacted(name) or (together is not None and together["rows"] is not None)
+
+
+def most_rows(name: str) -> int:
+    """The number of rows in the file of this name, as far as the name tells; never too low."""
+    if match := _COMPACTED.fullmatch(name):
+        return int(match["rows"])
+    match = _FRAGMENT.fullmatch(name)
+    together = _TOGETHER.fullmatch(match["job"]) if match else None
+    if together is not None:
+        return int(together["rows"] or MOST_TOGETHER)
+    return int(match is not None)
 
 
 def refuse_unnameable(job_id: str, attempt_number: int) -> None:
@@ -92,7 +139,8 @@ def attempt_of(name: str) -> tuple[str, int] | None:
     match = _FRAGMENT.match(name)
     if match is None or is_compacted(name):
         return None
-    return match["job"], int(match["attempt"])
+    together = _TOGETHER.fullmatch(match["job"])
+    return TOGETHER if together else match["job"], int(match["attempt"])
 
 
 def damage_of(name: str, data: bytes) -> str | None:
@@ -100,8 +148,10 @@ def damage_of(name: str, data: bytes) -> str | None:
     match = _COMPACTED.fullmatch(name) or _FRAGMENT.fullmatch(name)
     if match is None:
         return "the name is not one that Nightgrid gives, so its content cannot be verified"
-    if digest(data) != match["digest"]:
-        return f"its {len(data):,} bytes have SHA-256 {digest(data)}…, its name says otherwise"
+    whose = name[: match.start("digest")] if is_record(name) else ""
+    found = digest(whose.encode() + data)
+    if found != match["digest"]:
+        return f"its {len(data):,} bytes have SHA-256 {found}…, its name says otherwise"
     return None
 
 
@@ -149,17 +199,22 @@ def write_error(path: Path, error: OSError) -> StoreError:
 def _write(path: Path, data: bytes, *, synced: bool) -> None:
     handle = disk.create(path)
     try:
-        view = memoryview(data)
-        while view:  # a disk that fills up makes a write short before it makes it fail
-            view = view[disk.write(handle, view) :]
+        write_all(handle, data)
         if synced:
             disk.sync(handle)
     finally:
         disk.close(handle)
 
 
+def write_all(handle: int, data: bytes) -> None:
+    """Write data to an open file: a disk that fills up makes a write short before it fails."""
+    view = memoryview(data)
+    while view:
+        view = view[disk.write(handle, view) :]
+
+
 def recover(directory: Path, quarantine: Path) -> list[Damage]:
-    """Clear up after a crash; only the holder of the lock may. Nothing is deleted.
+    """Clear up after a crash; only the holder of the lock may. No row is deleted.
 
     What was written whole but not yet renamed becomes a row: its measurement did end so. What is
     torn or corrupt moves to ``quarantine``.
@@ -176,7 +231,9 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
             found.append(_aside_or_left(path, quarantine, str(error)))
             continue
         reason = damage_of(target or name, data)
-        if reason is not None:
+        if reason is not None and target is not None and _replaces_others(target):
+            disk.remove(path)  # all that it was to hold is there
+        elif reason is not None:
             found.append(_aside_or_left(path, quarantine, reason))
         elif target is not None:
             write_durably(directory, target, data)

@@ -17,16 +17,18 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import StoreError
 from orchestrator.host import output
 from orchestrator.results import disk, fragments, paths
+from orchestrator.results.append_log import is_log
 from orchestrator.results.directory import directory_of
 from orchestrator.results.finding import find_run
 from orchestrator.results.identity import id_at
+from orchestrator.results.scan import has_rows
 from workloads import files
 
 MARK = "NIGHTGRID-PARCEL-1"
@@ -36,20 +38,21 @@ PART_BYTES = 48 * 1024
 SIDE_FILES = (paths.GRID, paths.OPTIONS, paths.PASSPORTS, paths.REPORT, paths.STATUS)
 
 
-def carried(run: Path) -> list[str]:
-    """The names of a run's files that mean something elsewhere, beneath its directory."""
+def carried(run: Path, *, logs: bool = True) -> list[str]:
+    """The names of a run's files that mean something elsewhere, beneath its directory.
+
+    Args:
+        logs: also the logs of rows, which grow, and which are Parquet a few seconds later.
+    """
     try:
         rows = sorted(disk.names(run / paths.ROWS))
     except OSError:
         rows = []
-    names = [f"{paths.ROWS}/{name}" for name in rows if _is_row_file(name)]
+    rows = [name for name in rows if has_rows(name) and (logs or not is_log(name))]
+    names = [f"{paths.ROWS}/{name}" for name in rows]
     with contextlib.suppress(OSError):
         names += sorted(filter(paths.is_trace, disk.names(run)))
     return names + [name for name in SIDE_FILES if os.path.isfile(run / name)]
-
-
-def _is_row_file(name: str) -> bool:
-    return name.endswith(".parquet") and not name.startswith(".")
 
 
 def digest_of(path: Path) -> str:
@@ -84,6 +87,7 @@ def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
     there = digests(run)
     wanted = [name for name, digest in there.items() if have.get(name) != digest]
     head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted, "files": len(there)}
+    head["logs"] = [name for name in there if is_log(os.path.basename(name))]
     yield f"{MARK} begin {json.dumps(head)}"
     for name in wanted:
         try:
@@ -136,6 +140,7 @@ class Receiver:
     received: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # that did not come whole
     _run: Path | None = None
+    _logs: list[str] | None = None  # those of the sender, whose other logs are Parquet now
     _text: str = ""
     _parts: list[bytes] = field(default_factory=list)
     _broken: bool = False
@@ -164,11 +169,20 @@ class Receiver:
         if what == "refused":
             raise StoreError(str(told))
         if what == "begin":
-            self._run = self.begin(told)
+            self._run, self._logs = self.begin(told), told.get("logs")
         elif what == "file" and self._run is not None:
             self._file(self._run, str(told.get("name")), str(told.get("sha256")))
         elif what == "end":
             self.finished = True
+            if self._run is not None and self._logs is not None and not self.damaged:
+                self._forget_logs(self._run, self._logs)
+
+    def _forget_logs(self, run: Path, logs: Sequence[str]) -> None:
+        """Remove the logs of an earlier transfer whose rows came in Parquet by now."""
+        for name in carried(run):
+            if is_log(os.path.basename(name)) and name not in logs:
+                with contextlib.suppress(OSError):
+                    disk.remove(run / name)
 
     def _part(self, check: str, text: str) -> None:
         try:
@@ -185,14 +199,15 @@ class Receiver:
             self.damaged.append(name)
             return
         folder, _, last = name.rpartition("/")
-        row = folder == paths.ROWS and _is_row_file(last)
+        row = folder == paths.ROWS and has_rows(last)
         known = row or name in SIDE_FILES or paths.is_trace(name)
         if not known:  # a name of the other side's making leads nowhere else
             raise StoreError(f"{name!r} is no file of a run")
         directory = run / folder if folder else run
         disk.make_directory(directory)
         if folder:
-            fragments.write_durably(directory, fragments.valid_name(last, "file name"), data)
+            name_there = last if is_log(last) else fragments.valid_name(last, "file name")
+            fragments.write_durably(directory, name_there, data)
         else:
             fragments.replace_file(directory, last, data)
         self.received.append(name)

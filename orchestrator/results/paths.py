@@ -1,7 +1,9 @@
 """The names of all files of a run, and where rows go that find no room in it.
 
 <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
-<results>/<run>/quarantine/       fragments that were found torn or corrupt, or that came too
+<results>/<run>/rows/.appended-*  rows of the last seconds, until they are Parquet
+                                  (``append_log.py``)
+<results>/<run>/quarantine/       rows that were found torn or corrupt, or that came too
                                   late, kept for a look
 <results>/<run>/logs/             what worker processes print
 <results>/<run>/grid.yaml         the grid file as it was read

@@ -1,29 +1,32 @@
 """One consistent look at a directory of rows, while others write to it or compact it.
 
-Every file is verified against the checksum in its name before it is parsed, and its values once
-after (``validation.py``); what is not rows is named and left out, and stays where it is. A
-compacted file says which fragments it stands for; where both are there (a compaction is going on,
-or was cut short) only the compacted file counts.
+Every file, and every record in a log, is verified against the checksum in its name before it is
+parsed, and its values once after (``validation.py``); what is not rows is named and left out, and
+stays where it is. A file says which others, or which records, it stands for; where both are there
+(a compaction is going on, or was cut short) only that file counts.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SchemaMismatch, StoreError
 from orchestrator.results import disk, fragments
+from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Key of the Parquet metadata under which a compacted file lists the files it replaces, as JSON.
+#: Key of the Parquet metadata under which a file lists the files or records it replaces, as JSON.
 COVERS_KEY = b"nightgrid.covers"
+#: The columns by which an attempt is known.
+ATTEMPT = ("job_id", "attempt_number")
 #: A file that says it holds more is refused: it would not fit into memory.
 MOST_ROWS = 10_000_000
 
@@ -35,10 +38,18 @@ class Scan:
     """One consistent look at a directory of rows."""
 
     directory: Path
-    tables: dict[str, pa.Table]  # by file name, each row once
+    tables: dict[str, pa.Table]  # by name of the file or record, each row once
     damaged: list[Damage]
-    covered: list[str]  # leftovers of a compaction
+    covered: list[str]  # files and records that another file stands for
     together: pa.Table | None = None  # all tables as one, if they have been put together
+
+    def attempts(self) -> set[tuple[str, int]]:
+        """Job and number of each attempt that has a row, of a scan with these two columns."""
+        return {
+            (row["job_id"], row["attempt_number"])
+            for table in self.tables.values()
+            for row in table.select(ATTEMPT).to_pylist()
+        }
 
     def joined(self) -> pa.Table:
         """All tables as one; there is at least one."""
@@ -54,12 +65,13 @@ def scan_rows(
 ) -> Scan:
     """Read every file of rows, verified, of one moment.
 
-    Files never change, so who follows a run hands in the tables of the last look as ``known``
-    and only what came since is read.
+    Files and records never change, so who follows a run hands in the tables of the last look as
+    ``known`` and only what came since is parsed.
 
     A compaction may replace files under our hands, so the names are listed again afterwards: if
     one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
-    them twice, and we start over. Rows appended meanwhile may or may not be seen.
+    them twice, and we start over. Rows appended meanwhile may or may not be seen, and a file for
+    the records of a log that we have read is not missed.
     """
     columns = list(columns)
     for _ in range(100):
@@ -78,14 +90,19 @@ def scan_rows(
 
 
 def row_files(directory: Path) -> set[str]:
-    """Names of the files with rows in a run's directory of tables."""
+    """Names of the files and logs with rows in a run's directory of tables."""
     try:
         names = disk.names(directory)
     except FileNotFoundError:
         return set()
     except OSError as error:
         raise StoreError(f"{directory} cannot be read: {error.strerror or error}") from error
-    return {name for name in names if name.endswith(".parquet") and not name.startswith(".")}
+    return set(filter(has_rows, names))
+
+
+def has_rows(name: str) -> bool:
+    """Tell if a file of this name is one of rows."""
+    return is_log(name) or (name.endswith(".parquet") and not name.startswith("."))
 
 
 def _read_files(
@@ -97,7 +114,9 @@ def _read_files(
 
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
-    # Compacted files first: they say which fragments need not be read.
+    logs = set(filter(is_log, names))
+    names = names - logs
+    # Compacted files first: they say which files need not be read.
     compacted = {name for name in names if fragments.is_compacted(name)}
     for name in [*sorted(compacted), *sorted(names - compacted)]:
         if name in covered:
@@ -111,7 +130,7 @@ def _read_files(
                 table = _vouched_for(directory / name, table, scan.damaged)
         if table is not None:
             scan.tables[name] = table
-            covered |= _covers(table)
+            covered |= replaced_by(table)
     for name in covered & scan.tables.keys():  # an older compacted file that sorted first
         del scan.tables[name]
         scan.covered.append(name)
@@ -123,17 +142,59 @@ def _read_files(
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
+    if logs:  # last: what stands for records is sound
+        read_logs(scan, logs, columns, known)
     return scan
 
 
+def read_logs(
+    scan: Scan, logs: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
+) -> None:
+    """Add the sound records of these logs to a scan, but for those that one of its tables or of
+    its covered names stands for."""
+    from orchestrator.results.validation import faults
+
+    covered = {name for table in scan.tables.values() for name in replaced_by(table)}
+    covered |= {*scan.covered}
+    new: dict[str, pa.Table] = {}
+    where: dict[str, Path] = {}
+    for log in sorted(logs):
+        path = scan.directory / log
+        for name, data, reason in _records(path):
+            if reason:
+                scan.damaged.append(Damage(path=path, reason=f"{name or 'a row'}: {reason}"))
+            elif name in covered:
+                scan.covered.append(name)
+            elif name in known:
+                scan.tables[name] = known[name]
+            elif (table := _table_of(name, data, columns, path, scan.damaged)) is not None:
+                scan.tables[name] = new[name] = table
+                where[name] = path
+            scan.together = None
+    for name, reason in faults(new).items():
+        del scan.tables[name]
+        scan.damaged.append(_not_rows(where[name], f"{name}: {reason}"))
+
+
+def _records(path: Path) -> Iterator[tuple[str, bytes, str]]:
+    """Name and bytes of each record of a log, and why it is none; a torn end is no damage."""
+    try:
+        data = disk.read(path)
+    except OSError as error:
+        if not disk.is_there(path):
+            raise  # vanished: the caller looks again
+        yield "", b"", f"cannot be read: {error.strerror or error}"
+        return
+    for part in parts_of(data):
+        if not part.torn:
+            yield part.name, part.data, part.reason
+
+
 def _vouched_for(path: Path, table: pa.Table, damaged: list[Damage]) -> pa.Table | None:
-    """The table of a compacted file, if it is sound and has a row at least for each file that it
-    replaces; else None, and an entry in ``damaged``."""
+    """The table of a compacted file, if it is sound; else None, and an entry in ``damaged``."""
     from orchestrator.results.validation import faults
 
     reason = faults({path.name: table}).get(path.name, "")
-    if not reason and table.num_rows < len(_covers(table)):
-        reason = f"it has {table.num_rows:,} rows and stands for {len(_covers(table)):,} files"
     if not reason:
         return table
     damaged.append(_not_rows(path, reason))
@@ -144,15 +205,15 @@ def _not_rows(path: Path, reason: str) -> Damage:
     return Damage(path=path, reason=f"not a table of results: {reason}")
 
 
-def _covers(table: pa.Table) -> set[str]:
-    """The names of the files for which a table stands.
+def replaced_by(table: pa.Table) -> set[str]:
+    """The names of the files or records for which a table stands.
 
     Raises:
         ValueError: what it says of them is no list of names.
     """
     names = json.loads((table.schema.metadata or {}).get(COVERS_KEY, b"[]"))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("it does not list the files that it stands for")
+        raise ValueError("it does not list what it stands for")
     return set(names)
 
 
@@ -166,31 +227,71 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
             raise  # vanished: the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
     if reason is None:
-        try:
-            return _parsed(data, columns, path)
-        except SchemaMismatch:
-            raise  # not damage: this program is too old
-        except Exception as error:  # bytes from anywhere make the library raise anything
-            text = str(error) or repr(error)
-            reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
+        return _table_of(path.name, data, columns, path, damaged)
     damaged.append(Damage(path=path, reason=reason))
     return None
 
 
-def _parsed(data: bytes, columns: list[str], path: Path) -> pa.Table:
-    """The columns of a file of rows, of exactly their types."""
+def _table_of(
+    name: str, data: bytes, columns: list[str], path: Path, damaged: list[Damage]
+) -> pa.Table | None:
+    """The table of a file or record; None, and an entry in ``damaged``, if it is none of rows."""
+    try:
+        return _parsed(name, data, columns, path)
+    except SchemaMismatch:
+        raise  # not damage: this program is too old
+    except Exception as error:  # bytes from anywhere make the library raise anything
+        text = str(error) or repr(error)
+        reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
+    damaged.append(Damage(path=path, reason=reason))
+    return None
+
+
+def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
+    """The columns of a file of rows, or of a record, of exactly their types."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from orchestrator.results.older_tables import current
 
-    file = pq.ParquetFile(pa.BufferReader(data))
-    if file.metadata.num_rows > MOST_ROWS:
-        raise StoreError(f"{path} has {file.metadata.num_rows:,} rows, more than is read of one")
-    present = set(file.schema_arrow.names)
-    # None is all: choosing some costs half a millisecond, with a hundred in the file.
-    wanted = [name for name in columns if name in present] if present - {*columns} else None
-    table = current(file.read(wanted, use_threads=False), str(path), columns)
-    if _covers(table) and not fragments.is_compacted(path.name):
+    if fragments.is_record(name):
+        table = record_table(data)
+        _refuse_too_many(table.num_rows, path)
+        present = set(table.column_names)
+        if present - {*columns}:
+            table = table.select([each for each in columns if each in present])
+    else:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        _refuse_too_many(file.metadata.num_rows, path)
+        present = set(file.schema_arrow.names)
+        # None is all: choosing some costs half a millisecond, with a hundred in the file.
+        wanted = [each for each in columns if each in present] if present - {*columns} else None
+        table = file.read(wanted, use_threads=False)
+    table = current(table, str(path), columns)
+    replaced = replaced_by(table)
+    if not all(map(fragments.is_record, replaced)) and not fragments.is_compacted(name):
         raise StoreError("it claims to replace other files, but is not a compacted file")
+    if len(replaced) > table.num_rows:
+        rows = f"{table.num_rows:,} rows and stands for {len(replaced):,}"
+        raise StoreError(f"it has {rows} files or records")
+    return table
+
+
+def _refuse_too_many(rows: int, path: Path) -> None:
+    if rows > MOST_ROWS:
+        raise StoreError(f"{path} has {rows:,} rows, more than is read of one")
+
+
+def record_table(data: bytes) -> pa.Table:
+    """The rows of a record, every offset of which leads somewhere: unlike Parquet's, Arrow's own
+    reader takes the buffers as they are.
+
+    Raises:
+        ArrowException: it is no Arrow IPC stream.
+    """
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        table = stream.read_all()
+    table.validate(full=True)
     return table

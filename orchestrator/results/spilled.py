@@ -8,10 +8,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.identity import Former
+from orchestrator.results.scan import ATTEMPT, record_table, scan_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LOG = logging.getLogger("nightgrid.store")
 
@@ -23,7 +28,7 @@ class SpilledRows:
     run: str
     tables_path: Path
     quarantine_path: Path
-    recorded: Callable[[], set[tuple[str, int]]]  # job and number of each attempt that has a row
+    append: Callable[[str, bytes], object]  # a record to the run's log
     rescued: int = 0  # rows recovered
     _places: dict[str, Path] = field(default_factory=dict)  # by the name of the row's file
 
@@ -53,7 +58,10 @@ class SpilledRows:
         A row of an attempt that another driver took for lost, and whose job went on, is set aside.
         """
         directories = [each for each in paths.spill_directories(run_id) if disk.is_ours(each)]
-        recorded = self.recorded() if directories else set()
+        if not directories:
+            return 0
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        recorded, home = scan.attempts(), {*scan.tables, *scan.covered}
         before = self.rescued
         for directory in directories:
             for found in sorted(disk.names(directory)):
@@ -69,13 +77,16 @@ class SpilledRows:
                         continue
                     _LOG.warning("not brought home: %s: %s", directory / found, reason)
                     continue  # it stays where it is
-                there = disk.is_there(self.tables_path / name)
-                if fragments.attempt_of(name) in recorded and not there and _is_final(data):
+                there = name in home
+                if fragments.attempt_of(name) in recorded and not there and _is_final(name, data):
                     disk.make_directory(self.quarantine_path)
                     aside = fragments.write_durably(self.quarantine_path, name, data)
                     _LOG.warning("set aside as %s: the attempt has a row", aside)
                 else:
-                    fragments.write_durably(self.tables_path, name, data)
+                    if fragments.is_record(name):
+                        self.append(name, data)
+                    else:  # of an earlier version
+                        fragments.write_durably(self.tables_path, name, data)
                     self.rescued += 1
                 disk.remove(directory / found)
             disk.remove_empty_directory(directory)
@@ -137,20 +148,22 @@ def _spilled_rows(run_id: str) -> list[Path]:
 def _run_named_in(path: Path) -> str | None:
     """The name of the run that a file of rows says it belongs to; None if it says none."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(disk.read(path)), columns=["run"])
-        return str(table["run"][0].as_py())
+        return str(_table(path.name, disk.read(path))["run"][0].as_py())
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError):
         return None
 
 
-def _is_final(data: bytes) -> bool:
+def _is_final(name: str, data: bytes) -> bool:
     """Return whether the row in a file of one row is its job's final one, of an attempt."""
+    (row,) = _table(name, data).select(("final", "attempt_number")).to_pylist()
+    return bool(row["final"] and row["attempt_number"])
+
+
+def _table(name: str, data: bytes) -> pa.Table:
+    """The rows of a spilled file: a record, or Parquet of an earlier version."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(pa.BufferReader(data), columns=["final", "attempt_number"])
-    (row,) = table.to_pylist()
-    return bool(row["final"] and row["attempt_number"])
+    return record_table(data) if fragments.is_record(name) else pq.read_table(pa.BufferReader(data))

@@ -1,10 +1,11 @@
-"""Results on disk: one immutable Parquet fragment per row, which any reader can open.
+"""Results on disk: rows go to a log first, and every few seconds into a Parquet file.
 
 ``paths.py`` names the files of a run, ``stored_run.py`` reads them.
-A row is durable when ``append`` returns. A writer of a big run compacts it when it ends: many
-fragments become one file. A *plain* reader may see rows twice for the moment between the two; the
-pair (invocation_id, attempt_id) tells copies of a row. (An attempt that was given up and brings its
-result after all has two rows that differ; the later one is never final.)
+A row is durable when ``append`` returns; ``to_parquet`` shows it to any reader. A writer of a big
+run compacts it when it ends: many files become one. A *plain* reader may see rows twice for the
+moment between the two; the pair (invocation_id, attempt_id) tells copies of a row. (An attempt that
+was given up and brings its result after all has two rows that differ; the later one is never
+final.)
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, fragments, identity, paths
+from orchestrator.results.append_log import AppendLog, is_log
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
-from orchestrator.results.row_file import row_file
-from orchestrator.results.scan import scan_rows
+from orchestrator.results.row_file import record_of
+from orchestrator.results.scan import ATTEMPT, scan_rows
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.stored_run import StoredRun, runs
 
@@ -55,8 +57,10 @@ class Store(StoredRun):
             run=self.run,
             tables_path=self.tables_path,
             quarantine_path=self.quarantine_path,
-            recorded=self.attempts_recorded,
+            append=lambda name, data: self._log.append(name, data),
         )
+        self._log = AppendLog(self.tables_path)
+        self._in_parquet: set[str] = set()  # records for which a file stands
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -118,12 +122,27 @@ class Store(StoredRun):
             waiting = self._spilled.told(self.path, self._identity.former)
             self.notes = (*self._identity.notes, *waiting)
             self.interrupted = self._record_interrupted()
+            self._take_over_logs()
             with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
                 self.make_reserve()
         except BaseException:
+            self._log.close()
             self._lock.release()
             raise
         return self
+
+    def _take_over_logs(self) -> None:
+        """Put what a dead driver left in a log into Parquet, if that is possible now."""
+        if not any(map(is_log, disk.names(self.tables_path))):
+            return
+        from orchestrator.results.compaction import leftovers
+
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        self._in_parquet = set(filter(fragments.is_record, leftovers(scan)))
+        try:
+            self.to_parquet()
+        except (StoreError, OSError) as problem:  # our reader finds them where they are
+            _LOG.warning("rows of a log are not in Parquet: %s", problem)
 
     def refuse_if_held(self) -> None:
         """Refuse as ``with store:`` would now, before anything is waited for that may be away.
@@ -161,13 +180,17 @@ class Store(StoredRun):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        ours = self._is_ours()
         try:
-            if error is None and len(disk.names(self.tables_path)) >= COMPACT_FROM:
-                self.compact()
+            if ours:
+                self.to_parquet()
+                if error is None and len(disk.names(self.tables_path)) >= COMPACT_FROM:
+                    self.compact()
         except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", problem)
         finally:
-            ours = self._is_ours()
+            self._log.close()
+            ours = ours and self._is_ours()
             self._begun.close(ours=ours)
             if ours:
                 with contextlib.suppress(OSError):
@@ -182,8 +205,8 @@ class Store(StoredRun):
         return True
 
     def append(self, *measurements: Measurement) -> Path:
-        """Write a row, or several as one file: all or none. When this returns, they survive a
-        power failure. Safe to repeat with the same rows.
+        """Write a row, or several as one record: all or none; the log that has them. When this
+        returns, they survive a power failure. Safe to repeat with the same rows.
 
         Raises:
             StoreFull: no space is left; try again later.
@@ -191,19 +214,41 @@ class Store(StoredRun):
             StoreError: it cannot be written.
         """
         self._lock.still_mine()
-        name, data = row_file(measurements)
-        there = disk.is_there(self.tables_path / name)
-        try:
-            path = fragments.write_durably(self.tables_path, name, data)
-        except StoreError:
-            # It may be there, and not last; in another company the rows would be there twice.
-            if len(measurements) > 1 and not there:
-                with contextlib.suppress(OSError):
-                    disk.remove(self.tables_path / name)
-            raise
+        name, data = record_of(measurements)
+        path = self._log.append(name, data)
+        self._lock.still_mine()  # else our successor may have read the log before
         for measurement in measurements:
             self._begun.end(measurement.attempt_id)
         self._spilled.forget(name)
+        return path
+
+    def to_parquet(self) -> Path | None:
+        """Put the rows of the log into a Parquet file; None if there are none. Rows may be
+        appended meanwhile, in another thread. What is torn or rotten is set aside.
+
+        The file lists the records that it covers, so from the instant it appears our reader ignores
+        those in the log; only then is the log removed.
+
+        Raises:
+            StoreError: not the writer, or the file cannot be written; the rows stay in the log.
+        """
+        self._lock.still_mine()
+        logs = self._log.rotate()
+        if not logs:
+            return None
+        from orchestrator.results.compaction import file_of_records, logged, spoiled
+
+        scan = logged(self.tables_path, logs, self._in_parquet)
+        path = None
+        if scan.tables:
+            path = self._written_and_read(*file_of_records(scan))
+            self._in_parquet |= scan.tables.keys()
+        for log in logs:
+            for name, data in spoiled(self.tables_path, log, self._in_parquet).items():
+                disk.make_directory(self.quarantine_path)
+                aside = fragments.write_durably(self.quarantine_path, name, data)
+                _LOG.warning("set aside as %s: %s", aside, f"no sound row of {log}")
+        self._delete(logs)
         return path
 
     @property
@@ -223,7 +268,7 @@ class Store(StoredRun):
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row that finds no room where it belongs on another disk of this host, from where
         the run's next driver here fetches it; None if there is no room there either."""
-        return self._spilled.write(self.run_id, *row_file([measurement]))
+        return self._spilled.write(self.run_id, *record_of([measurement]))
 
     def begin(self, *notes: Note) -> None:
         """Note that attempts start, so that they have rows should this process die before
@@ -287,10 +332,10 @@ class Store(StoredRun):
             return fragments.replace_file(self.path, name, data)
 
     def compact(self) -> Path | None:
-        """Put all sound fragments into one file; None when there is nothing to gain. A file that
-        holds something else than rows stays where it is.
+        """Put all sound files into one; None when there is nothing to gain. A file that holds
+        something else than rows stays where it is.
 
-        The new file lists the fragments that it covers, so from the instant it appears our reader
+        The new file lists the files that it covers, so from the instant it appears our reader
         ignores them; only then are they deleted. A crash in between leaves leftovers that the next
         compaction deletes.
 
@@ -300,17 +345,25 @@ class Store(StoredRun):
         from orchestrator.results.compaction import compacted, leftovers
         from orchestrator.results.schema import column_names
 
-        self._lock.still_mine()
+        self.to_parquet()
         scan = scan_rows(self.tables_path, column_names())
         self._delete(leftovers(scan))
         if len(scan.tables) < 2:
             return None
-        name, data = compacted(scan)
+        path = self._written_and_read(*compacted(scan))
+        self._delete(scan.tables)
+        return path
+
+    def _written_and_read(self, name: str, data: bytes) -> Path:
+        """Write a file that stands for others.
+
+        Raises:
+            StoreError: it does not read back.
+        """
         path = fragments.write_durably(self.tables_path, name, data)
         if disk.read(path) != data:
             disk.remove(path)
-            raise StoreError(f"{path} does not read back as written; the fragments were kept")
-        self._delete(scan.tables)
+            raise StoreError(f"{path} does not read back as written; what it replaces was kept")
         return path
 
     def _delete(self, names: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """A run's rows as any reader sees them, who needs no lock and may read while a run writes.
 
 Every file is verified, damage is reported (``Contents.damaged``), and each row is seen once, also
-while the writer (``store.py``) replaces many fragments by one file.
+while the writer (``store.py``) replaces a log or many files by one file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.fragments import Damage
 from orchestrator.results.past_rows import past_rows
-from orchestrator.results.scan import Scan, scan_rows
+from orchestrator.results.scan import ATTEMPT, Scan, scan_rows
 
 if TYPE_CHECKING:
     from orchestrator.domain.measurement import Measurement
@@ -108,12 +108,7 @@ class StoredRun:
 
     def attempts_recorded(self) -> set[tuple[str, int]]:
         """Job and number of each attempt that has a row."""
-        scan = scan_rows(self.tables_path, ("job_id", "attempt_number"))
-        return {
-            (row["job_id"], row["attempt_number"])
-            for table in scan.tables.values()
-            for row in table.to_pylist()
-        }
+        return scan_rows(self.tables_path, ATTEMPT).attempts()
 
 
 def _measurements(scan: Scan) -> list[Measurement]:

@@ -48,20 +48,36 @@ def to_table(measurements: Sequence[Measurement], *, documented: bool = True) ->
     Raises:
         StoreError: a value does not fit its column; the message names both.
     """
-    return _table([_flat(measurement) for measurement in measurements], documented)
-
-
-def _table(rows: Sequence[Mapping[str, Any]], documented: bool) -> pa.Table:
-    """Flat rows as a table; a column that they lack is null."""
     import pyarrow as pa
 
-    columns = schema() if documented else undocumented_schema()
+    batch = to_batch(measurements, documented=documented)
+    metadata = (schema() if documented else undocumented_schema()).metadata
+    return pa.Table.from_batches([batch]).replace_schema_metadata(metadata)
+
+
+def to_batch(measurements: Sequence[Measurement], *, documented: bool = True) -> pa.RecordBatch:
+    """Rows as one Arrow batch, whose schema has no metadata.
+
+    Raises:
+        StoreError: a value does not fit its column; the message names both.
+    """
+    import pyarrow as pa
+
+    rows = [_flat(measurement) for measurement in measurements]
     try:  # all at once, since a hundred columns of few values each cost by the call
-        records = pa.array(rows, pa.struct(list(columns)))
+        records = pa.array(rows, _row_type(documented))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        columns = schema() if documented else undocumented_schema()
         raise StoreError(_misfit(rows, columns) or str(error)) from error
-    batch = pa.RecordBatch.from_struct_array(records)
-    return pa.Table.from_batches([batch]).replace_schema_metadata(columns.metadata)
+    return pa.RecordBatch.from_struct_array(records)
+
+
+@lru_cache(maxsize=2)
+def _row_type(documented: bool) -> pa.StructType:
+    """All columns of a row as one type."""
+    import pyarrow as pa
+
+    return pa.struct(list(schema() if documented else undocumented_schema()))
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> str | None:

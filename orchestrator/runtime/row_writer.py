@@ -1,8 +1,9 @@
 """Writes rows durably: those of a moment together, again after a failure, later if a disk is full.
 
-With a thread for it, rows are written beside the loop (``write_soon``), one file after the other:
-half of a busy driver's time went into waiting for the disk. Until a file is written, its rows count
-as unwritten.
+With a thread for it, rows are written beside the loop (``write_soon``), one record after the other:
+half of a busy driver's time went into waiting for the disk. Until a record is written, its rows
+count as unwritten. Every few seconds the rows that are safe become a Parquet file, which any reader
+opens, in the same thread.
 
 While no room is left, nothing new is started: rows wait here (``held.py``), each with a copy on
 another disk where there is one, and with them the commands that would start something.
@@ -11,6 +12,7 @@ another disk where there is one, and with them the commands that would start som
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -40,11 +42,15 @@ T = TypeVar("T")
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
+PARQUET_INTERVAL_S = 5.0  # between two files for readers that know nothing of our log
 
 
 def row_thread() -> Threads:
-    """A thread for ``RowWriter``: one, so that a file is safe before the next is begun."""
-    return ThreadPoolExecutor(1, thread_name_prefix="rows")
+    """A thread for ``RowWriter``: one, so that a record is safe before the next is begun. It
+    imports first what writing needs, while the cluster still starts: the first row would wait."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
+    threads.submit(importlib.import_module, "pyarrow.parquet")
+    return threads
 
 
 class RowStore(Protocol):
@@ -63,6 +69,13 @@ class RowStore(Protocol):
         Raises:
             StoreFull: no space is left.
             StoreLocked: another driver has taken the run.
+        """
+
+    def to_parquet(self) -> object:
+        """Put the rows that were appended where any reader finds them.
+
+        Raises:
+            StoreError: it cannot be done now; they are as safe as before.
         """
 
     def make_reserve(self) -> object:
@@ -126,10 +139,13 @@ class RowWriter:
     thread: Threads | None = None  # one that writes files beside the loop; None: the loop does
     held: Held | None = None  # while there is no room for results
     _unwritten: list[Row] = field(default_factory=list)
-    _writing: Future[object] | None = None  # the file that the thread is writing, and
+    _writing: Future[object] | None = None  # the record that the thread is writing, and
     _in_it: int = 0  # how many of the unwritten rows are in it, the first ones
     _write_by: float = 0.0  # when the oldest of the others must be written
     _look_at: float = 0.0  # for room
+    _only_logged: bool = False  # there are rows that are safe, and not in Parquet
+    _parquet_at: float = 0.0  # when they may become so, at the earliest
+    _to_parquet: Future[object] | None = None  # what the thread does to that end
 
     # ------------------------------------------------------------ rows in
 
@@ -146,8 +162,8 @@ class RowWriter:
 
     @property
     def writing(self) -> bool:
-        """Return whether rows are being written beside the loop."""
-        return self._writing is not None
+        """Return whether the thread is at work beside the loop."""
+        return self._writing is not None or self._to_parquet is not None
 
     @property
     def due(self) -> bool:
@@ -189,21 +205,50 @@ class RowWriter:
 
     def write_soon(self) -> None:
         """Begin to write what waits, when what is being written is safe; without a thread, or while
-        rows are held, do all of it now."""
+        rows are held, do all of it now. Now and then, make Parquet of what is safe."""
         if self.thread is None or self.held is not None:
             self.write()
+            if self._parquet_is_due():
+                self._make_parquet()
             return
+        if self._to_parquet is not None:
+            if not self._to_parquet.done():
+                return
+            self._end_of_parquet()
         if self._writing is not None:
             if not self._writing.done():
                 return
-            self._finish_file()
-        if self._unwritten and self.held is None:
+            self._finish_record()
+        if self._parquet_is_due():
+            self._to_parquet = self.thread.submit(self._make_parquet)
+        elif self._unwritten and self.held is None:
             rows = self._unwritten[:MOST_TOGETHER]
             measurements = [measurement for _, measurement in rows]
             self._writing = self.thread.submit(self.store.append, *measurements)
             self._in_it = len(rows)
 
-    def _finish_file(self) -> None:
+    def _parquet_is_due(self) -> bool:
+        """Return whether there are rows for a Parquet file, and it is time for one; then it is not
+        for a while."""
+        now = self.clock()
+        if not self._only_logged or self.held is not None or now < self._parquet_at:
+            return False
+        self._only_logged, self._parquet_at = False, now + PARQUET_INTERVAL_S
+        return True
+
+    def _make_parquet(self) -> None:
+        try:
+            self.store.to_parquet()
+        except (OSError, StoreError):  # a convenience; whoever appends hears of it
+            self._only_logged = True
+
+    def _end_of_parquet(self) -> None:
+        """Wait for the thread to have made its file."""
+        making, self._to_parquet = self._to_parquet, None
+        if making is not None:
+            making.result()
+
+    def _finish_record(self) -> None:
         """Make the rows safe that are being written."""
         unrun = [row for row, _ in self._unwritten[: self._in_it] if row.attempt is None]
         self._write_next()
@@ -248,6 +293,7 @@ class RowWriter:
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
         now = self.clock()
+        self._only_logged = True
         self._keep_trace(command)
         self.board.did(command, now)
         self.board.measured(command, measurement, now)
@@ -284,7 +330,7 @@ class RowWriter:
         asked for the end, or room does not come for ``patience.limit_s``.
         """
         if self._writing is not None:
-            self._finish_file()
+            self._finish_record()
         held, now = self.held, self.clock()
         if held is None or now < self._look_at:
             return []
@@ -317,8 +363,15 @@ class RowWriter:
     # ------------------------------------------------------------ the end
 
     def save(self) -> None:
-        """The loop ends: write what is not written yet. What cannot be is put on another disk, or
-        printed; a run that another driver has taken gets nothing more from this one."""
+        """The loop ends: write what is not written yet, and have all of it in Parquet. What cannot
+        be is put on another disk, or printed; a run that another driver has taken gets nothing more
+        from this one."""
+        self._save()
+        self._end_of_parquet()
+        if self._only_logged:
+            self._make_parquet()
+
+    def _save(self) -> None:
         if not self._unwritten and self.held is None:
             return
         self.patience.limit_s = 0.0  # the store has had it, or somebody has none

@@ -217,7 +217,9 @@ def keep_imports(
     with started:
         assert started.stdout is not None
         # It goes on in a child of its own, which says so, or is not there.
-        select.select([started.stdout], [], [], _START_S)
+        told = select.poll()
+        told.register(started.stdout, select.POLLIN)
+        told.poll(_START_S * 1000)
 
 
 def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -254,8 +256,11 @@ def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def import_path() -> list[str]:
-    """Directories in which this process looks for modules, as absolute paths."""
-    return list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path if entry))
+    """Places in which this process looks for modules, directories and archives as absolute paths;
+    there are others, of import hooks."""
+    given = [entry for entry in sys.path if entry]
+    there = (os.path.abspath(entry) if os.path.exists(entry) else entry for entry in given)
+    return list(dict.fromkeys(there))
 
 
 def _names_in(directory: str, suffixes: tuple[str, ...]) -> list[str]:

@@ -432,14 +432,14 @@ DEFENCES = (
     ),
     Defence(
         name="numbers of attempts whose rows are damaged",
-        first=91,
+        first=61,
         without="used twice",
         take_away=_of(Store, "attempts_set_aside", lambda *_: {}),
         on_disk=True,
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=218,
+        first=136,
         without="left no row",
         take_away=_of(begun, "read_begun", lambda _: ([], "")),
         on_disk=True,

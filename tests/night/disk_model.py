@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from orchestrator.results.scan import has_rows
+
 NOWHERE = Path("/nowhere")
 
 
@@ -96,6 +98,14 @@ class SimulatedDisk:
             self.room -= len(part)
         inode.content += part
         return len(part)
+
+    def truncate(self, handle: int, length: int) -> None:
+        """Cut."""
+        self.step()
+        inode, path = self._open[handle]
+        if self.room is not None and path.is_relative_to(NOWHERE):
+            self.room += max(0, len(inode.content) - length)
+        del inode.content[length:]
 
     def sync(self, handle: int) -> None:
         """Make the content last."""
@@ -209,14 +219,18 @@ class SimulatedDisk:
     def _after_power_failure(self, inode: Inode) -> bytearray:
         if bytes(inode.content) == inode.synced:
             return bytearray(inode.synced)
-        part = inode.content[: self.random.randint(0, len(inode.content))]
+        # What was appended to after a sync keeps what it had then.
+        grown = inode.content.startswith(inode.synced)
+        least = len(inode.synced) if grown else 0
+        part = inode.content[: self.random.randint(least, len(inode.content))]
         if self.random.random() < 0.3:  # its length was kept, and nothing of it had been written
             part += bytes(len(inode.content) - len(part))
         return bytearray(inode.synced) if self.random.random() < 0.3 else bytearray(part)
 
     def flip_bits(self, directory: Path, count: int) -> None:
         """Flip one bit in each of some files of rows."""
-        names = sorted(name for name in self.names(directory) if name.endswith(".parquet"))
+        now = self.directories[directory].now
+        names = sorted(name for name in now if has_rows(name) and now[name].content)
         for name in self.random.sample(names, min(count, len(names))):
             inode = self.directories[directory].now[name]
             at = self.random.randrange(len(inode.content))

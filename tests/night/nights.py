@@ -33,7 +33,7 @@ from orchestrator.domain.topology import Card
 from orchestrator.errors import StoreFull, StoreLocked
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
-from orchestrator.results import paths
+from orchestrator.results import fragments, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime import driver as driver_module
@@ -54,6 +54,7 @@ _DISK_CALLS = (
         "create",
         "open_to_append",
         "write",
+        "truncate",
         "sync",
         "close",
         "rename",
@@ -428,8 +429,10 @@ class Night:
         must(not twice, f"attempts with two rows: {twice}")
         seen = {(row.attempt_id, row.invocation_id) for row in rows}
         for (attempt_id, invocation), row in self.promised.items():
-            file = self.files.get((attempt_id, invocation), f"{row.job_id}-{row.attempt_number}-")
-            reported = any(name.startswith(file) for name in damaged) and bool(self.disk.flipped)
+            # In its log, set aside from there, or in Parquet, where others lie beside it.
+            log = self.files.get((attempt_id, invocation), "none")
+            names = (log, f"{row.job_id}-{row.attempt_number}-", f"{fragments.TOGETHER}-")
+            reported = any(name.startswith(names) for name in damaged) and bool(self.disk.flipped)
             there = (attempt_id, invocation) in seen
             must(there or reported, f"the row of attempt {attempt_id} is lost")
         numbers = Counter(r.attempt_id for r in rows if r.attempt_number and not is_late(r))

@@ -109,6 +109,11 @@ class MemoryStore:
         if measurement in self.night.elsewhere:
             self.night.elsewhere.remove(measurement)
 
+    def to_parquet(self) -> None:
+        """Nobody else reads these."""
+        self.night.step()
+        self._lock.still_mine()
+
     def make_reserve(self) -> None:
         """See whether there is room."""
         if self.night.is_full:
@@ -158,6 +163,10 @@ class Promises:
                 night.promised[key] = measurement
                 night.files[key] = path.name if path else ""
         night.unsafe -= ids
+
+    def to_parquet(self) -> None:
+        """Make Parquet of what is promised."""
+        self.store.to_parquet()
 
     def make_reserve(self) -> None:
         """Room for more."""

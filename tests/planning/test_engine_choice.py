@@ -229,6 +229,7 @@ PROCESSOR = {
     "openvino": "2026.4.1",
     "openvino-genai": "2026.4.1",
     "cpu_bf16": "amx_bf16",
+    "cpu_cores": "3",
 }
 
 
@@ -245,14 +246,17 @@ def planned(body: str, *has: Mapping[str, str] | None, nodes: str = "") -> tuple
 
 
 def test_processors_that_have_openvino_run_it_where_it_is_faster() -> None:
-    """fp32, and bf16 with instructions for it; quantised jobs are another format with it."""
+    """fp32, and bf16 with instructions for it and two threads for a job; quantised jobs are another
+    format with it."""
     every = "axes: {precision: [fp32, bf16, fp16, int8, int4]}"
     rest = {f"{precision} transformers" for precision in ("fp16", "int8", "int4")}
     found, plan = planned(every, PROCESSOR)
     assert found == {"fp32 openvino", "bf16 openvino"} | rest
     assert any("on CPU openvino for 2 jobs, transformers for 3 jobs" in note for note in plan.notes)
     older = {name: version for name, version in PROCESSOR.items() if name != "cpu_bf16"}
-    assert planned(every, PROCESSOR, older)[0] == {"fp32 openvino", "bf16 transformers"} | rest
+    for slower in (older, PROCESSOR | {"cpu_cores": "2"}):
+        assert planned(every, PROCESSOR, slower)[0] == {"fp32 openvino", "bf16 transformers"} | rest
+    assert planned("precision: bf16\nthreads: 1", PROCESSOR)[0] == {"bf16 transformers"}
 
 
 @pytest.mark.parametrize(

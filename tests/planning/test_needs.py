@@ -26,7 +26,7 @@ from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
-from workloads.api import Saving
+from workloads.saving import Saving
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))
 USER = job("user", parameters=(("adapter", "advert"),))

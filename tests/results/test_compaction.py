@@ -31,6 +31,7 @@ def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> Non
     with TemporaryDirectory() as directory, Store.open(Path(directory), "night") as store:
         for rows in files:
             store.append(*rows)
+            store.to_parquet()
         before, history = store.measurements(), sorted(map(repr, store.history()))
         path = store.compact()
         assert store.measurements() == before
@@ -96,6 +97,7 @@ def test_what_holds_no_rows_is_not_lost(tmp_path: Path, make: Callable[[], pa.Ta
     with Store.open(tmp_path, "night") as store:
         for number in range(4):
             store.append(row(number))
+            store.to_parquet()
         odd = _file(store, make())
         content = odd.read_bytes()
         path = store.compact()
@@ -126,6 +128,7 @@ def test_rows_without_a_time_come_first(tmp_path: Path) -> None:
     """As readers have it: the order is that of recording, and one without a time is the oldest."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(1))
+        store.to_parquet()
         store.append(row(2, recorded_at=None))
         path = store.compact()
     times = pq.ParquetFile(str(path)).read()["recorded_at"].to_pylist()

@@ -75,6 +75,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with Store.open(results, run) as store:
             for number in range(ROWS):
                 store.append(row(number))
+                store.to_parquet()
             store.write_file("grid.yaml", GRID)
             store.write_file("status.json", STATUS)
             store.write_file("options.json", '{"emulate": "1x2:HPU"}')

@@ -60,6 +60,7 @@ def run_of(results: Path, rows: int) -> Store:
     with store:
         for number in range(rows):
             store.append(row(number, run="night"))
+            store.to_parquet()
         store.write_file(paths.STATUS, "{}")
     return store
 

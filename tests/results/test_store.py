@@ -22,10 +22,11 @@ from orchestrator.results.stored_run import runs
 
 
 def filled(results: Path, count: int) -> Store:
-    """A run with ``count`` rows."""
+    """A run with ``count`` rows, each in a file of its own."""
     with Store.open(results, "night") as store:
         for number in range(count):
             store.append(row(number))
+            store.to_parquet()
     return store
 
 
@@ -48,23 +49,29 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert store.measurements(samples=False) == bare
 
 
-def test_rows_written_together_are_one_file(tmp_path: Path) -> None:
-    """Many rows, one name that says their highest attempt; read and compacted as any others."""
+def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
+    """Its name says how many and their highest attempt; they are read in the log as in it, and
+    those of later seconds make another file, then compacted as any others."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
-        path = store.append(row(1), row(2, attempt_number=7), row(3))
-        assert path.name.startswith("rows-7-") and len(os.listdir(store.tables_path)) == 2
-        assert path == store.append(row(1), row(2, attempt_number=7), row(3))
+        log = store.append(row(1), row(2, attempt_number=7), row(3))
+        assert os.listdir(store.tables_path) == [log.name]
+        assert log == store.append(row(1), row(2, attempt_number=7), row(3))
         assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
+        path = store.to_parquet()
+        assert path is not None and path.name.startswith("rows-4-7-")
+        assert os.listdir(store.tables_path) == [path.name] and store.to_parquet() is None
+        assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
+        store.append(row(4))
         store.compact()
-    assert numbers(store) == [0, 1, 2, 3] and len(os.listdir(store.tables_path)) == 1
+    assert numbers(store) == [0, 1, 2, 3, 4] and len(os.listdir(store.tables_path)) == 1
 
 
 def test_rows_that_could_not_be_written_together_can_be_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever call failed, nothing of them is left that would make them two."""
-    for number, name in enumerate(("create", "write", "sync", "rename", "sync_directory")):
+    for number, name in enumerate(("create", "write", "sync", "sync_directory")):
         with Store.open(tmp_path, f"night{number}") as store:
             with monkeypatch.context() as broken:
                 broken.setattr(disk, name, raising(OSError(errno.ENOSPC, "full")))
@@ -87,7 +94,8 @@ def raising(error: Exception) -> Callable[..., None]:
 def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_path: Path) -> None:
     """Nobody can tell whose rows they were."""
     with Store.open(tmp_path, "night") as store:
-        path = store.append(row(1), row(2, attempt_number=7))
+        store.append(row(1), row(2, attempt_number=7))
+    (path,) = store.tables_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     with Store.open(tmp_path, "night") as store:
         ids = [row(1).job_id, row(5).job_id]
@@ -257,6 +265,7 @@ def test_a_big_run_is_compacted_when_it_ends(
     with pytest.raises(ZeroDivisionError), Store.open(tmp_path / "big", "night") as store:
         for number in range(4, 9):
             store.append(row(number))
+            store.to_parquet()
         raise ZeroDivisionError
     assert len(os.listdir(store.tables_path)) == 6 and numbers(store) == list(range(9))
 
@@ -274,15 +283,16 @@ def test_a_full_disk_at_the_end_does_not_spoil_the_run(
     assert not (store.path / "driver.lock").exists()
 
 
-def test_a_row_appended_again_after_compaction_is_not_two(tmp_path: Path) -> None:
-    """A repeated append of a row that was compacted meanwhile changes nothing."""
-    store = filled(tmp_path, 3)
-    with store:
-        store.compact()
+def test_a_row_appended_again_is_not_two(tmp_path: Path) -> None:
+    """A repeated append of a row that is in Parquet meanwhile changes nothing."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+        store.to_parquet()
         store.append(row(1))
         assert numbers(store) == [0, 1, 2]
-        store.compact()
-    assert len(os.listdir(store.tables_path)) == 1
+        assert store.to_parquet() is None
+    assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 1
 
 
 def test_a_damaged_fragment_is_not_compacted_away(tmp_path: Path) -> None:
@@ -327,8 +337,11 @@ def test_a_listing_that_a_compaction_made_stale_is_taken_again(
 @pytest.mark.slow
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     """Wherever a fragment rots it is reported and left out; the other rows are read."""
-    store = filled(tmp_path, 2)
-    victim = next(p for p in store.tables_path.iterdir() if p.name.startswith(row(0).job_id))
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        victim = store.to_parquet()
+        store.append(row(1))
+    assert victim is not None
     sound = victim.read_bytes()
     for position in range(0, len(sound), max(1, len(sound) // 150)):
         rotten = bytearray(sound)

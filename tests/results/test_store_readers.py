@@ -22,6 +22,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             if request.param == "both" and number == 5:
                 store.compact()
             store.append(row(number))
+            if number % 4 == 3:
+                store.to_parquet()
+        store.to_parquet()
         if request.param == "compacted":
             store.compact()
         (store.tables_path / ".x-1-0000000000000000.parquet.partial").write_bytes(b"PAR1 torn")

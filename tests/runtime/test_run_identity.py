@@ -111,7 +111,7 @@ def copy(run: Path, name: str) -> Path:
 
 def spilled(elsewhere: Path) -> list[str]:
     """The run ids under which rows lie elsewhere."""
-    found = elsewhere.glob(".nightgrid-unsaved-*/*.parquet")
+    found = elsewhere.glob(".nightgrid-unsaved-*/*.arrow")
     return sorted({path.parent.name.removeprefix(".nightgrid-unsaved-") for path in found})
 
 

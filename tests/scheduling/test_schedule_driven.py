@@ -46,6 +46,9 @@ class Rows:
     def begin(self, *notes: Note) -> None:
         """Nothing is lost here."""
 
+    def to_parquet(self) -> None:
+        """Rows are plain for everybody."""
+
     def make_reserve(self) -> None:
         """There is room."""
 

@@ -57,6 +57,8 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
         ),
         ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
         ({"compile_scope": "layers"}, "compile_scope", "nothing is compiled"),
+        ({"packed_length": "longest"}, "packed_length", "into one row"),
+        ({"adapter_products": "together", "method": "qlora"}, "adapter_products", "than LoRA's"),
         ({"logits": "chunked", "autocast": "bf16"}, "logits", "outside of autocast"),
         ({"logits": "chunked", "method": "qat-lora"}, "logits", "which QAT converts whole"),
     ],

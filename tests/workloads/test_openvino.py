@@ -23,7 +23,7 @@ from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from workloads.devices import device_for
 from workloads.engines import find_engine
-from workloads.errors import BadConfiguration
+from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.openvino_engine import Pipeline
 from workloads.models.model_rules import text_refusals
 
@@ -47,6 +47,7 @@ class Library:
         return self
 
     def add_request(self, index: int, prompt: int, config: Any) -> Any:
+        assert config.eos_token_id in config.stop_token_ids  # as the library asks
         fresh: list[int] = []
 
         def read() -> dict[int, Any]:
@@ -120,6 +121,16 @@ def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
         )
 
 
+def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -> None:
+    """Of SIGFPE, which would be three crashes of a worker; also where a later job has fewer."""
+    monkeypatch.setitem(sys.modules, "openvino_genai", Library())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    pipeline = Pipeline(Path(), "bf16", least_threads=2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    with pytest.raises(Unsupported, match="fewer threads than 2, and this one has 1"):
+        pipeline.take_threads()
+
+
 @pytest.mark.parametrize(
     ("engine", "tokens", "refused"),
     [("openvino", 13, True), ("openvino", 12, False), ("transformers", 13, False)],
@@ -176,12 +187,15 @@ def test_in_fp32_texts_are_those_of_plain_generate(library, dataset, tmp_path, m
             assert sample.step_s and sum(sample.step_s) <= sample.wall_s
             tokens = sample.input_tokens + sample.output_tokens - sample.items
             assert sample.computed_tokens == tokens
+    found = worker.run(dataset, batch_size=3, engine=engine, ignore_eos=True)
+    assert all(sample.output_tokens == 24 * sample.items for sample in found.samples)
     ours, theirs = (worker.loaded[key].engine for key in sorted(worker.loaded))
     text = SimpleNamespace(prompt=ours.encode("类型#裙"), answer=[5, 9, 200])
     (a,), (b,) = ours.answer_logits([text]), theirs.answer_logits([text])
     assert torch.allclose(a, b, atol=1e-3)
     shares = {"bf16": 0.51, "int8": 0.27, "int4": 0.21}
     able = device_for("cpu").lacks("bf16") is None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as bf16 needs
     for precision, share in shares.items():
         if precision == "bf16" and not able:
             continue

@@ -97,7 +97,8 @@ def _short(kind: pa.DataType) -> str:
 
 
 _EXAMPLES = """
-Any reader of Parquet opens `<results>/<run>/rows/*.parquet`, also while the run writes:
+Any reader of Parquet opens `<results>/<run>/rows/*.parquet`, also while the run writes: a row is
+there some seconds after it is safe (5 and the next turn of the driver's loop, 10 at most):
 
 ```sql
 -- DuckDB: the best batch size of each precision
@@ -124,9 +125,14 @@ polars.read_parquet("results/smoke/rows/*.parquet")
 Store.open(Path("results"), "smoke").measurements()  # verified, typed, each row once
 ```
 
-Nightgrid's own reader verifies the checksum that each file name holds, reports damaged files and
-sees each row once even during a compaction. The others see a row twice for the moment between the
-appearance of a compacted file and the removal of the fragments it replaces.
+A row is appended and synced to a log first (`rows/.appended-<n>.arrows`, an Arrow IPC stream a
+record, each with its checksum; plain readers skip names with a point). Every few seconds the log
+becomes a Parquet file, and a run of more than 200 files becomes one when it ends.
+
+Nightgrid's own reader verifies the checksum that each name holds, reads the log too, reports what
+is damaged and sees each row once, always. The others see no row twice while a log becomes a file,
+but do for the moment between the appearance of a compacted file and the removal of those it
+replaces.
 """
 
 

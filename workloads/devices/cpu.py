@@ -73,6 +73,9 @@ def processor() -> str:
 #: Among a CPU's versions: its x86 instructions for products in bfloat16; left out without any.
 BF16 = "cpu_bf16"
 
+#: Among what a node tells of itself: the cores of its host, of which jobs leave one to the rest.
+CORES = "cpu_cores"
+
 
 def versions_of(cpuinfo: str) -> dict[str, str]:
     """The types that a CPU multiplies by instructions of its own, as its description says."""

@@ -160,11 +160,11 @@ def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
     if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
         "tensor_parallel" not in spec.features
     ):
-        able = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
+        others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
         yield Refusal(
             setting="tensor_parallel",
             reason=f"with the engine {spec.name} this version gives every card the whole model",
-            hint=f"engine {' or '.join(able)} splits matrices over cards",
+            hint=f"engine {' or '.join(others)} splits matrices over cards",
             unsupported=True,
         )
     if (able := spec.abilities.get(ability)) is not None:

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from workloads.devices.cpu import BF16
+from workloads.devices.cpu import BF16, CORES
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.engines.onnxruntime import EXPORT
 from workloads.metrics import Metric
 from workloads.refusal import Asked, Refusal
 from workloads.support import supported, unsupported
 
+#: With one thread the library (2025.4 to 2026.4) divides by zero when it opens weights in bf16.
+BF16_THREADS = 2
+
 
 def _refuse(asked: Asked) -> Iterator[Refusal]:
-    """A profile, which would be empty."""
+    """A profile, which would be empty, and too few threads."""
+    threads = asked.parameters.get("threads")
+    if asked.precision == "bf16" and threads is not None and threads < BF16_THREADS:
+        yield Refusal(
+            setting="threads",
+            reason=f"OpenVINO ends its process in bf16 with fewer threads than {BF16_THREADS}",
+            hint=f"write threads: {BF16_THREADS} or more, or leave out `engine:`",
+            unsupported=True,
+        )
     if asked.parameters.get("profile"):
         yield Refusal(
             setting="profile",
@@ -35,8 +46,12 @@ _FASTER_IN = frozenset({"fp32", "bf16"})
 
 def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
     """Tell if it is the better choice: its int8 and int4 are other formats than the default
-    engine's, and without instructions for bfloat16 it would refuse the job when it runs."""
-    if precision not in _FASTER_IN or (precision == "bf16" and BF16 not in versions):
+    engine's, and without instructions for bfloat16, or on two cores, of which a job has one, it
+    would refuse the job when it runs."""
+    if precision not in _FASTER_IN:
+        return False
+    cores = int(versions.get(CORES, BF16_THREADS + 1))
+    if precision == "bf16" and (BF16 not in versions or cores <= BF16_THREADS):
         return False
     from workloads.models.catalog import checkpoint_kind  # it knows tasks, which know engines
 

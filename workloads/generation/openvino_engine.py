@@ -21,6 +21,7 @@ from workloads import precision as precisions
 from workloads.api import Request
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
+from workloads.engines.openvino import BF16_THREADS
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.openvino_graph import (
     StatefulGraph,
@@ -40,8 +41,9 @@ _NO_LIMIT = 1 << 16
 class Pipeline:
     """An open pipeline, opened anew where a job computes with another number of threads."""
 
-    def __init__(self, directory: Path, computes_in: str) -> None:
+    def __init__(self, directory: Path, computes_in: str, *, least_threads: int = 1) -> None:
         self._directory, self._computes_in = directory, computes_in
+        self._least_threads = least_threads
         self._stateful: StatefulGraph | None = None
         self._open()
 
@@ -55,10 +57,20 @@ class Pipeline:
         }
 
     def _open(self) -> None:
+        """
+        Raises:
+            Unsupported: this process computes with fewer threads than the library needs.
+        """
         import openvino_genai
 
         began = time.perf_counter()
         self._threads = torch.get_num_threads()
+        if self._threads < self._least_threads:
+            raise Unsupported(
+                f"OpenVINO ends its process where it opens weights in {self._computes_in} with "
+                f"fewer threads than {self._least_threads}, and this one has {self._threads}: use "
+                "the engine transformers"
+            )
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = scheduler.max_num_batched_tokens = _NO_LIMIT
         scheduler.cache_size = 0  # grows as texts need it
@@ -107,8 +119,8 @@ class Pipeline:
         config.max_new_tokens = output_tokens
         config.do_sample = False
         config.ignore_eos = not ends
-        config.stop_token_ids = set(ends)
-        config.eos_token_id = min(ends, default=0)
+        config.stop_token_ids = set(ends) or {0}  # the library wants one where it ends nothing
+        config.eos_token_id = min(config.stop_token_ids)
         found: list[list[int]] = [[] for _ in prompts]
         running: dict[int, Any] = {}
 
@@ -200,7 +212,8 @@ def load(request: Request, device: Device) -> OpenVinoEngine:
     tokenizer = load_tokenizer(source)
     directory = graph_directory(request, source, tokenizer)
     facts = facts_of(directory)
-    pipeline = Pipeline(directory, computes_in)
+    least = BF16_THREADS if request.precision == "bf16" else 1
+    pipeline = Pipeline(directory, computes_in, least_threads=least)
     return OpenVinoEngine(
         pipeline=pipeline,
         tokenizer=tokenizer,

@@ -27,6 +27,7 @@ from workloads.generation.packed_products import (
     Rows8,
     alike,
     gate_up_down,
+    is_int8,
     is_plain,
 )
 from workloads.models import reach
@@ -46,10 +47,11 @@ def pack(model: torch.nn.Module) -> str:
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
-        whole = _pack_layers(model)
+        whole, int8 = _pack_layers(model)
         done = _pack_children(model, holders)
-    layers = done[PackedLinear] + done[LeftLinear] + done[Int8Linear] + 4 * whole
-    done[GatedProduct] += whole
+    done[Int8Linear] += 7 * int8
+    done[GatedProduct] += whole - int8
+    layers = done[PackedLinear] + done[LeftLinear] + done[Int8Linear] + 4 * (whole - int8)
     if not done.total():
         raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
     parts = [f"{layers + 3 * done[GatedProduct]} layers"]
@@ -62,13 +64,14 @@ def pack(model: torch.nn.Module) -> str:
     return ", ".join(parts)
 
 
-def _pack_layers(model: Any) -> int:
-    """Have decoder layers of known parts computed in few calls; their number."""
+def _pack_layers(model: Any) -> tuple[int, int]:
+    """Have decoder layers of known parts computed in few calls; their number, and that of those
+    among them with products in int8."""
     inner = getattr(model, "model", None)
     layers, rotary = (getattr(inner, name, None) for name in ("layers", "rotary_emb"))
     if not isinstance(layers, torch.nn.ModuleList) or rotary is None:
-        return 0
-    return 0 if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
+        return 0, 0
+    return (0, 0) if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
 
 
 def _pack_children(module: torch.nn.Module, holders: Mapping[int, int]) -> Counter[type]:
@@ -91,27 +94,13 @@ def _pack_children(module: torch.nn.Module, holders: Mapping[int, int]) -> Count
         elif is_plain(child):
             layer = (LeftLinear if holders[id(child.weight)] > 1 else PackedLinear)(child)
         else:
-            layer = Int8Linear(child, rows) if _int8_weight_only(child) else None
+            layer = Int8Linear([child], rows) if is_int8(child) else None
         if layer is None:
             done += _pack_children(child, holders)
         else:
             setattr(module, name, layer)
             done[type(layer)] += 1
     return done
-
-
-def _int8_weight_only(linear: torch.nn.Linear) -> bool:
-    """Tell if torchao keeps the matrix in int8 with a scale for each output, no offsets, and has
-    nothing else to do at a product."""
-    weight: Any = linear.weight
-    numbers, offsets = getattr(weight, "qdata", None), getattr(weight, "zero_point", None)
-    return (
-        isinstance(numbers, torch.Tensor)
-        and numbers.dtype is torch.int8
-        and weight.scale.numel() == linear.out_features
-        and getattr(weight, "act_quant_kwargs", None) is None
-        and (offsets is None or not bool(offsets.any()))
-    )
 
 
 def _fused(module: torch.nn.Module) -> GatedProduct | None:

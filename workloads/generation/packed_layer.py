@@ -8,6 +8,7 @@ such a layer is shown, not believed: what comes out must be alike (``fuse``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch.nn.functional import rms_norm
 
 from workloads.generation.packed_products import (
     GatedProduct,
+    Int8Gated,
+    Int8Linear,
     PackedLinear,
-    alike,
+    Rows8,
     gate_up_down,
+    is_int8,
     is_plain,
     joined,
 )
@@ -26,7 +30,9 @@ from workloads.generation.packed_products import (
 _PARTS = {"input_layernorm", "mlp", "post_attention_layernorm", "self_attn"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 #: Positions of the text with which a layer is compared.
-_PROOF_POSITIONS = 4
+_PROOF_POSITIONS, _PROOF_DISTANCE = 4, 7
+#: Shares of what a layer changes by which it may be off: in fp32, and with activations in int8.
+_ALIKE, _ALIKE_INT8 = 1e-4, 0.1
 
 
 class Rotation:
@@ -75,8 +81,6 @@ class PackedLayer:
 
     def __init__(self, layer: Any, rotation: Rotation) -> None:
         attention: Any = layer.self_attn
-        gates = gate_up_down(layer.mlp)
-        assert gates is not None
         self._attention = attention
         self._rotation = rotation
         self._before = _gain(layer.input_layernorm)
@@ -84,9 +88,20 @@ class PackedLayer:
         self._width = int(attention.head_dim)
         three = [getattr(attention, name) for name in _PROJECTIONS[:3]]
         self._heads = [each.out_features // self._width for each in three]
-        self._qkv = PackedLinear(joined(three))
-        self._out = PackedLinear(attention.o_proj)
-        self._unit = GatedProduct(*gates)
+        self.int8 = is_int8(attention.o_proj)
+        self._qkv: Int8Linear | PackedLinear
+        self._out: Int8Linear | PackedLinear
+        self._unit: Int8Gated | GatedProduct
+        if self.int8:
+            *gates, down = (getattr(layer.mlp, name) for name in _int8_gates(layer.mlp))
+            self._qkv = Int8Linear(three, Rows8())
+            self._out = Int8Linear([attention.o_proj], Rows8())
+            self._unit = Int8Gated(gates, down)
+        else:
+            parts = gate_up_down(layer.mlp)
+            assert parts is not None
+            self._qkv, self._out = PackedLinear(joined(three)), PackedLinear(attention.o_proj)
+            self._unit = GatedProduct(*parts)
 
     def forward(
         self,
@@ -119,41 +134,51 @@ class PackedLayer:
         return self._unit.plus(rms_norm(hidden, *self._between), hidden)
 
 
-def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> int:
-    """Give those of a model's layers that can be computed so this forward; their number.
+def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> tuple[int, int]:
+    """Give those of a model's layers that can be computed so this forward; their number, and that
+    of those among them with products in int8.
 
     Args:
         layers: one after the other; each gives up its matrices as it is packed.
         rotary: makes the embeddings of positions.
     """
-    done, rotations = 0, [Rotation(pairs) for pairs in (False, True)]
+    done, int8, rotations = 0, 0, [Rotation(pairs) for pairs in (False, True)]
     for layer in layers:
-        for rotation in rotations:
-            if packed := _packed(layer, rotary, rotation):
-                layer.forward = packed.forward
-                for name in _PROJECTIONS:
-                    delattr(layer.self_attn, name)
-                del layer.mlp
-                done, rotations = done + 1, [rotation]
-                break
-    return done
+        rotation = _proved(layer, rotary, rotations)
+        if rotation is None:
+            continue
+        packed = PackedLayer(layer, rotation)
+        layer.forward = packed.forward
+        for name in _PROJECTIONS:
+            delattr(layer.self_attn, name)
+        del layer.mlp
+        done, int8, rotations = done + 1, int8 + packed.int8, [rotation]
+    return done, int8
 
 
-def _packed(layer: Any, rotary: torch.nn.Module, rotation: Rotation) -> PackedLayer | None:
-    """The layer packed, if the same comes out."""
+def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) -> Rotation | None:
+    """The rotation with which the same comes out; None where it does with neither."""
     if not _has_parts(layer):
         return None
-    weight = layer.self_attn.q_proj.weight
-    size = _PROOF_POSITIONS, weight.shape[1]
-    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(weight.dtype)
-    positions = torch.arange(_PROOF_POSITIONS)[None]
+    int8 = is_int8(layer.self_attn.o_proj)
+    # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
+    layer = layer if int8 else copy.deepcopy(layer).float()
+    gain = layer.input_layernorm.weight
+    size = _PROOF_POSITIONS, len(gain)
+    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
+    positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
+    off = {}
     try:
         asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
-        packed = PackedLayer(layer, rotation)
-        expected, got = layer(hidden, **asked), packed.forward(hidden, **asked)
+        expected = layer(hidden, **asked)
+        change = (expected - hidden).float().norm()
+        for rotation in rotations:
+            got = PackedLayer(layer, rotation).forward(hidden, **asked)
+            off[rotation] = float((got - expected).float().norm() / change)
     except Exception:  # whatever a layer of another kind makes of this
         return None
-    return packed if alike(got, expected) else None
+    best = min(off, key=off.__getitem__)
+    return best if off[best] <= (_ALIKE_INT8 if int8 else _ALIKE) else None
 
 
 def _has_parts(layer: Any) -> bool:
@@ -164,9 +189,24 @@ def _has_parts(layer: Any) -> bool:
     if {name for name, _ in attention.named_children()} != set(_PROJECTIONS):
         return False
     linear: Sequence[Any] = [getattr(attention, name) for name in _PROJECTIONS]
-    return all(type(one) is torch.nn.Linear and is_plain(one) for one in linear) and (
-        gate_up_down(layer.mlp) is not None and linear[0].weight.device.type == "cpu"
-    )
+    if any(type(one) is not torch.nn.Linear for one in linear):
+        return False
+    if linear[0].weight.device.type != "cpu":
+        return False
+    if all(map(is_int8, linear)):
+        return bool(_int8_gates(layer.mlp))
+    return all(map(is_plain, linear)) and gate_up_down(layer.mlp) is not None
+
+
+def _int8_gates(unit: torch.nn.Module) -> tuple[str, ...]:
+    """The names of the linear layers of a gated feed-forward layer in int8; none: it is not one."""
+    children = {name: each for name, each in unit.named_children() if type(each) is torch.nn.Linear}
+    if not all(map(is_int8, children.values())):
+        return ()
+    for names in (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj")):
+        if children.keys() == set(names):
+            return names
+    return ()
 
 
 def _gain(norm: Any) -> tuple[tuple[int, ...], torch.Tensor, float]:

@@ -88,28 +88,56 @@ class Rows8:
 
 
 class Int8Linear(torch.nn.Module):
-    """Stands in for a linear layer whose weights torchao keeps in int8, a scale for each output."""
+    """Stands in for linear layers whose weights torchao keeps in int8, a scale for each output; for
+    several that read the same inputs, one after the other."""
 
-    def __init__(self, linear: torch.nn.Linear, rows: Rows8) -> None:
+    def __init__(self, linear: Sequence[torch.nn.Linear], rows: Rows8) -> None:
         super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        weight: Any = linear.weight
-        self._packed = torch.ops.onednn.qlinear_prepack(weight.qdata, [_ROWS, linear.in_features])
-        self._scales = weight.scale.detach().flatten().float()
-        self._zeros = torch.zeros(linear.out_features, dtype=torch.int64)
+        weights: list[Any] = [each.weight for each in linear]
+        self.in_features = linear[0].in_features
+        self.out_features = sum(each.out_features for each in linear)
+        self._bias = _joined_biases(linear)
+        numbers = torch.cat([each.qdata for each in weights])
+        self._packed = torch.ops.onednn.qlinear_prepack(numbers, [_ROWS, self.in_features])
+        self._scales = torch.cat([each.scale.detach().flatten().float() for each in weights])
+        self._zeros = torch.zeros(self.out_features, dtype=torch.int64)
         self._rows = rows
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        rows, scales = self._rows(inputs)
-        weights = self._packed, self._scales, self._zeros
-        product = torch.ops.onednn.qlinear_pointwise(
-            *(rows, 1.0, 0, *weights, None, 1.0, 0, inputs.dtype, "none", [], "")
-        ).mul_(scales)
+        product, scales = self._product(inputs)
+        product.mul_(scales)
         if self._bias is not None:
             product += self._bias
-        return product.view(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
+        return product.view(*inputs.shape[:-1], -1)
+
+    def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
+        """The product, each number of it plus one of ``summands``."""
+        product, scales = self._product(inputs)
+        found = torch.addcmul(summands.reshape(product.shape), product, scales)
+        if self._bias is not None:
+            found += self._bias
+        return found.view(summands.shape)
+
+    def _product(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the product, and the scale of each."""
+        rows, scales = self._rows(inputs)
+        weights = self._packed, self._scales, self._zeros
+        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(rows, 1.0, 0, *weights, None, 1.0, 0, inputs.dtype, "none", [], "")
+        )
+        return product, scales
+
+
+class Int8Gated:
+    """A gated feed-forward layer in int8, its first two matrices as one."""
+
+    def __init__(self, gates: Sequence[torch.nn.Linear], down: torch.nn.Linear) -> None:
+        self._gates, self._down = Int8Linear(gates, Rows8()), Int8Linear([down], Rows8())
+
+    def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
+        """The layer's output plus ``summands``."""
+        gate, up = self._gates(inputs).chunk(2, dim=-1)
+        return self._down.plus(torch.nn.functional.silu(gate) * up, summands)
 
 
 class GatedProduct(torch.nn.Module):
@@ -123,7 +151,7 @@ class GatedProduct(torch.nn.Module):
         return self.down(self._gated(inputs))  # type: ignore[no-any-return]
 
     def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
-        """What the layer computes, plus ``summands``."""
+        """The layer's output plus ``summands``."""
         return self.down.plus(self._gated(inputs), summands)
 
     def _gated(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -157,16 +185,38 @@ def gate_up_down(module: torch.nn.Module) -> tuple[torch.nn.Linear, ...] | None:
     return None
 
 
+def is_int8(linear: torch.nn.Linear) -> bool:
+    """Tell if torchao keeps the matrix in int8 with a scale for each output, no offsets, and has
+    nothing else to do at a product."""
+    weight: Any = linear.weight
+    numbers, offsets = getattr(weight, "qdata", None), getattr(weight, "zero_point", None)
+    return (
+        isinstance(numbers, torch.Tensor)
+        and numbers.dtype is torch.int8
+        and weight.scale.numel() == linear.out_features
+        and getattr(weight, "act_quant_kwargs", None) is None
+        and (offsets is None or not bool(offsets.any()))
+    )
+
+
 def joined(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
     """A linear layer that computes what several compute of the same inputs, in this order."""
     out = sum(part.out_features for part in parts)
     whole = torch.nn.Linear(parts[0].in_features, out, bias=False, device="meta")
     weight = torch.cat([part.weight for part in parts])
     whole.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if any(part.bias is not None for part in parts):
-        biases = [weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
-        whole.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+    if (bias := _joined_biases(parts)) is not None:
+        whole.bias = torch.nn.Parameter(bias, requires_grad=False)
     return whole
+
+
+def _joined_biases(parts: Sequence[torch.nn.Linear]) -> torch.Tensor | None:
+    """Biases one behind the other; None where no layer has one."""
+    held = next((part.bias for part in parts if part.bias is not None), None)
+    if held is None:
+        return None
+    zeros = held.new_zeros
+    return torch.cat([zeros(p.out_features) if p.bias is None else p.bias.detach() for p in parts])
 
 
 def _halves(linear: torch.nn.Linear) -> Iterator[torch.nn.Linear]:

@@ -19,6 +19,7 @@ from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 from workloads.techniques.compilation import compiles_whole
+from workloads.techniques.padding import one_shape
 
 
 class LearnedLogits(Technique):
@@ -47,7 +48,8 @@ class LearnedLogits(Technique):
                 reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
                 unsupported=True,
             )
-        if compiles_whole(asked.parameters):
+        of_all = self.logits == "chunked" and one_shape(asked.parameters)
+        if compiles_whole(asked.parameters) and not of_all:
             yield Refusal(
                 setting="logits",
                 reason="with torch_compile every new number of positions would be compiled",

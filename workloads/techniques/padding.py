@@ -10,8 +10,8 @@ what graph compilers like, since every step has the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
@@ -54,9 +54,23 @@ class Padding(Technique):
         "in one row, however long, so that nothing is padded.",
     )
 
+    packed_length: Literal["exact", "longest"] = setting(
+        "exact",
+        role="choice",
+        description="For packed_attention apart: each step's row has the length of its samples, or "
+        "is filled up to that of the longest step, so that all have one shape and torch_compile "
+        "compiles the whole model once.",
+    )
+
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.packed_attention == "apart":
             yield from self._apart_refusals(asked)
+        elif self.packed_length != "exact":
+            yield Refusal(
+                setting="packed_length",
+                reason="only packed_attention apart puts the samples of a step into one row",
+                hint="write padding: packing and packed_attention: apart, or leave it out",
+            )
         usual = type(self).model_fields["length_window"].default
         if self.length_window != usual and self.padding != "uniform-length":
             yield Refusal(
@@ -73,6 +87,8 @@ class Padding(Technique):
             pack = data.task.function("pack")
             one_row = self.packed_attention == "apart"
             data.collate = lambda samples: pack(samples, data.form, one_row=one_row)
+            if self.packed_length == "longest":
+                self._one_shape(data)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 
@@ -89,11 +105,12 @@ class Padding(Technique):
                 reason="apart is PyTorch's sdpa, call by call; the job asks for another attention",
                 hint="leave attention out, or write packed_attention: masked",
             )
-        if compiles_whole(asked.parameters):
+        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
             yield Refusal(
                 setting="packed_attention",
-                reason="with torch_compile every new mix of lengths would be compiled",
-                hint="write packed_attention: masked, or compile_scope: layers",
+                reason="with torch_compile every new length of a row would be compiled",
+                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
+                "masked",
             )
         if not asked.on.can("dynamic_shapes"):
             yield Refusal(
@@ -105,6 +122,21 @@ class Padding(Technique):
     def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
         return rows.uniform_length(samples, batch, self.length_window)
 
+    def _one_shape(self, data: DataPlan) -> None:
+        """Fill each step's row up to the longest, which is known when samples become batches."""
+        arrange, collate, lengths = data.arrange, data.collate, [0]
+
+        def arranged(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
+            batches = arrange(samples, batch)
+            lengths[0] = rows.longest_row(samples, batches, data.cards, data.micro_batches)
+            data.details["packed_length"] = str(lengths[0])
+            return batches
+
+        data.arrange = arranged
+        data.collate = lambda samples: rows.filled_up(
+            collate(samples), lengths[0], data.form.pad_token_id
+        )
+
     def on_model(self, training: Training) -> None:
         if self.packed_attention == "apart":
             from workloads.training import apart
@@ -113,6 +145,11 @@ class Padding(Technique):
             training.model.config._attn_implementation = apart.NAME
         if self.padding == "packing":
             training.task.function("check_packing")(training.model, training.device)
+
+
+def one_shape(parameters: Mapping[str, Any]) -> bool:
+    """Tell if all steps of a job with these parameters have inputs of one shape."""
+    return parameters.get("padding") == "fixed" or parameters.get("packed_length") == "longest"
 
 
 SPEC = Padding

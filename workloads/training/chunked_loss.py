@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, log_softmax
 
 from workloads.errors import Unsupported
 from workloads.training.samples import NOT_LEARNED
@@ -44,14 +44,12 @@ class _Summed(torch.autograd.Function):
             chunk = slice(start, start + CHUNK)
             logits = linear(states[chunk], weight, bias).float()
             target = targets[chunk, None]
-            largest, of_target = logits.amax(1, keepdim=True), logits.gather(1, target)
-            exponentials = logits.sub_(largest).exp_()
-            normalizer = exponentials.sum(1, keepdim=True)
-            summed += (normalizer.log() + largest - of_target).sum()
+            logarithms = log_softmax(logits, 1)
+            summed -= logarithms.gather(1, target).sum()
             if not any(wanted):
                 continue
-            probabilities = exponentials.div_(normalizer)
-            minus_one = torch.full_like(normalizer, -1.0)
+            probabilities = logarithms.exp_()
+            minus_one = probabilities.new_full(target.shape, -1.0)
             difference = probabilities.scatter_add_(1, target, minus_one).to(weight.dtype)
             if of_states is not None:
                 of_states[chunk] = difference @ weight

@@ -8,6 +8,7 @@ without a word, so ``check_packing`` tries it out on the very model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import Unsupported
@@ -96,6 +97,37 @@ def packed(samples: Sequence[TrainingSample], pad_token_id: int, max_length: int
         labels.append([*_chain(s.labels for s in row), *[NOT_LEARNED] * rest])
         positions.append([*_chain(range(len(s.ids)) for s in row), *range(rest)])
     return _inputs(ids=ids, labels=labels, positions=positions)
+
+
+def longest_row(
+    samples: Sequence[Learnable], batches: Sequence[Sequence[int]], cards: int, parts: int
+) -> int:
+    """Tokens of the longest row of all steps and cards, where a card cuts its share of a batch into
+    so many parts, a row each."""
+    longest = 0
+    for batch in batches:
+        for card in range(cards):
+            tokens = [samples[index].tokens for index in batch[card::cards]]
+            size = len(tokens) // parts
+            rows = (sum(tokens[start : start + size]) for start in range(0, len(tokens), size))
+            longest = max(longest, *rows)
+    return longest
+
+
+def filled_up(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
+    """A row of packed samples with one more sample at its end, of which nothing is learned."""
+    import torch
+    from torch.nn.functional import pad
+
+    assert inputs.position_ids is not None
+    rest = length - inputs.input_ids.shape[1]
+    places = torch.arange(rest).expand(len(inputs.position_ids), -1)
+    return replace(
+        inputs,
+        input_ids=pad(inputs.input_ids, (0, rest), value=pad_token_id),
+        labels=pad(inputs.labels, (0, rest), value=NOT_LEARNED),
+        position_ids=torch.cat([inputs.position_ids, places], 1),
+    )
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -1,0 +1,275 @@
+"""The log of rows: what is torn or rots in it takes nothing else along, and no row is two."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurements import row
+from patience import patience
+from store_processes import CONTEXT, log_rows
+
+from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.results import disk, fragments, paths
+from orchestrator.results.append_log import AppendLog, parts_of
+from orchestrator.results.bulk import raw_batches, read_lean
+from orchestrator.results.parcels import Receiver, digests, lines_of
+from orchestrator.results.row_file import record_of
+from orchestrator.results.store import Store
+
+RECORDS = [
+    fragments.record_name(f"job{n}", n, data) for n, data in enumerate((b"a" * 40, b"b", b""))
+]
+CONTENTS = (b"a" * 40, b"b", b"")
+
+
+def log_of(directory: Path) -> bytes:
+    """The bytes of a log with three small records."""
+    log = AppendLog(directory)
+    for name, data in zip(RECORDS, CONTENTS, strict=True):
+        path = log.append(name, data)
+    log.close()
+    return path.read_bytes()
+
+
+def sound(data: bytes) -> list[str]:
+    return [part.name for part in parts_of(data) if not part.reason]
+
+
+def numbers(store: Store) -> list[int]:
+    """The rows that the store shows, by their batch size."""
+    return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
+
+
+def test_a_log_torn_at_any_byte_keeps_every_record_before_it(tmp_path: Path) -> None:
+    """What is torn is called so, and is no damage: nobody was told that it is safe."""
+    data = log_of(tmp_path)
+    ends = [0]
+    for name, content in zip(RECORDS, CONTENTS, strict=True):
+        ends.append(ends[-1] + 2 * len(f"\n{name} {len(content)}\n") + len(content))
+    assert ends[-1] == len(data)
+    for length in range(len(data) + 1):
+        parts = list(parts_of(data[:length]))
+        whole = sum(length >= end for end in ends) - 1
+        names = sound(data[:length])
+        assert names in (RECORDS[:whole], RECORDS[: whole + 1]), length  # its last line may lack
+        assert all(part.torn for part in parts if part.reason), length
+        assert sum(len(part.reason) > 0 for part in parts) <= 1
+
+
+@pytest.mark.slow
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_bit_costs_one_record_at_most(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
+) -> None:
+    """Whichever bit it is, the others are sound under their names, and a record that is not is
+    named: no other attempt may be called the same."""
+    data = bytearray(log_of(tmp_path_factory.mktemp("log")))
+    data[at % len(data)] ^= 1 << bit
+    parts = list(parts_of(bytes(data)))
+    lost = set(RECORDS) - {part.name for part in parts if not part.reason}
+    assert {part.name for part in parts if not part.reason} <= set(RECORDS)
+    assert len(lost) <= 1
+    assert lost <= {part.name for part in parts if part.reason and not part.torn}
+
+
+@pytest.mark.slow
+def test_a_row_torn_anywhere_loses_nothing_earlier(tmp_path: Path) -> None:
+    """With real rows, at bytes all over the last record: readers see the others and no damage; the
+    next writer sets the torn one aside, goes on in a log of its own, and all is Parquet then."""
+    with Store.open(tmp_path / "sound", "night") as store:
+        store.append(row(0), row(1))
+        first = os.path.getsize(store.append(row(2)))
+        log = store.append(row(3))
+        data = log.read_bytes()
+    for length in (first, *range(first + 1, len(data), 997), len(data)):
+        store = Store.open(tmp_path / str(length), "night")
+        store.tables_path.mkdir(parents=True)
+        (store.tables_path / log.name).write_bytes(data[:length])
+        seen = numbers(store)
+        assert seen[:3] == [0, 1, 2] and store.read().damaged == ()
+        with store:
+            store.append(row(9))
+            assert numbers(store) == [*seen, 9]
+        assert numbers(store) == [*seen, 9]
+        assert not any(name.endswith(".arrows") for name in os.listdir(store.tables_path))
+        assert len(store.read().damaged) == (first < length and len(seen) == 3)
+
+
+def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
+    """By every way of reading: whole, lean, history, raw values, attempts."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0), row(1))
+        store.to_parquet()
+        store.append(row(2))
+        assert store.measurements() == [row(0), row(1), row(2)]
+        lean = read_lean(store).measurements
+        assert [each.job_id for each in lean] == [row(n).job_id for n in range(3)]
+        found = [each for rows, _ in raw_batches(store, lean, "samples") for each in rows]
+        assert sorted(each.job_id for each in found) == sorted(each.job_id for each in lean)
+        assert len(store.history()) == len(store.attempts_recorded()) == 3
+
+
+def test_a_writer_whose_lock_went_while_it_wrote_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may have read the log before: the row is not safe, and is not told to be."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        sync = disk.sync
+
+        def taken_over(handle: int) -> None:
+            sync(handle)
+            (store.path / "driver.lock").unlink()
+
+        monkeypatch.setattr(disk, "sync", taken_over)
+        with pytest.raises(StoreLocked):
+            store.append(row(1))
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("fail", ["remove", "sync_directory"])
+def test_a_log_that_stays_behind_its_file_makes_no_row_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
+) -> None:
+    """The file appears and then something fails, in this driver or in its successor."""
+    real: Callable[..., None] = getattr(disk, fail)
+
+    def away(path: Path) -> None:
+        if fail == "remove" or any(name.endswith(".parquet") for name in os.listdir(path)):
+            raise OSError("away for a moment")
+        real(path)
+
+    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+        store.append(row(0), row(1))
+        with monkeypatch.context() as broken:
+            broken.setattr(disk, fail, away)
+            with pytest.raises((OSError, StoreError)):
+                store.to_parquet()
+        assert numbers(store) == [0, 1]
+        store.append(row(2))
+        assert numbers(store) == [0, 1, 2]
+        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)  # and it ends as if it were killed
+    monkeypatch.undo()
+    again = Store.open(tmp_path, "night")
+    assert numbers(again) == [0, 1, 2]
+    with again:
+        assert numbers(again) == [0, 1, 2]
+    assert numbers(again) == [0, 1, 2] and again.read().damaged == ()
+
+
+def test_two_threads_append_and_make_parquet(tmp_path: Path) -> None:
+    """Rows appended while a file is made are in the next one; none is lost or two."""
+    with Store.open(tmp_path, "night") as store:
+        going = threading.Event()
+
+        def make() -> None:
+            while not going.is_set():
+                store.to_parquet()
+
+        maker = threading.Thread(target=make)
+        maker.start()
+        for number in range(40):
+            store.append(row(number))
+        going.set()
+        maker.join()
+        assert numbers(store) == list(range(40))
+    assert numbers(store) == list(range(40))
+
+
+def test_a_fetched_copy_has_the_rows_of_the_log_once(tmp_path: Path) -> None:
+    """Fetched while the run writes, then when its log has become Parquet and all was compacted."""
+
+    def fetch() -> Store:
+        receiver = Receiver(begin=lambda _: tmp_path / "there" / "night")
+        lines = lines_of(store.path, digests(tmp_path / "there" / "night"))
+        receiver.feed("".join(f"{line}\n" for line in lines))
+        assert receiver.finished and not receiver.damaged
+        return Store.open(tmp_path / "there", "night")
+
+    with Store.open(tmp_path / "here", "night") as store:
+        store.append(row(0))
+        store.to_parquet()
+        store.append(row(1))
+        assert numbers(fetch()) == [0, 1]
+        store.append(row(2))
+        store.compact()
+        assert numbers(fetch()) == [0, 1, 2]
+        assert not any(name.endswith(".arrows") for name in os.listdir(fetch().tables_path))
+
+
+def test_a_spilled_record_that_is_home_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver died between the append and the removal of the copy on the other disk."""
+    monkeypatch.setattr(paths, "spill_directories", lambda _: [tmp_path / "elsewhere"])
+    name, data = record_of([row(0, final=False)])
+    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+        place = tmp_path / "elsewhere" / name
+        assert store.spill(row(0, final=False)) == place
+        store.append(row(0, final=False))
+        assert not place.exists()
+        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.write_bytes(data)
+    with Store.open(tmp_path, "night") as store:
+        assert numbers(store) == [0] and not place.exists()
+    assert numbers(store) == [0]
+
+
+@pytest.mark.slow
+def test_plain_readers_follow_a_live_writer(tmp_path: Path) -> None:
+    """The query of README, in DuckDB and Polars, beside another process that appends and makes
+    Parquet: rows come and never go, each once."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    process = CONTEXT.Process(target=log_rows, args=(tmp_path, 60, 6))
+    process.start()
+    rows = tmp_path / "night" / "rows"
+    deadline, seen, looks = time.monotonic() + patience(60), 0, 0
+    while seen < 60 and time.monotonic() < deadline:
+        if not list(rows.glob("*.parquet")):
+            time.sleep(0.01)
+            continue
+        query = f"select batch_size from '{rows}/*.parquet' where final and state = 'SUCCEEDED'"
+        with duckdb.connect() as connection:
+            by_duckdb = sorted(size for (size,) in connection.sql(query).fetchall())
+        frame = polars.read_parquet(f"{rows}/*.parquet", columns=["batch_size"])
+        for sizes in (by_duckdb, sorted(frame["batch_size"].to_list())):
+            assert sizes == list(range(1, len(sizes) + 1)) and len(sizes) >= seen
+            seen = len(sizes)
+        looks += 1
+    process.join(patience(60))
+    assert seen == 60 and looks > 1
+
+
+@pytest.mark.slow
+@given(at=st.integers(0, 10**6), odd=st.binary(min_size=1, max_size=8))
+@settings(max_examples=30, deadline=None)
+def test_a_foreign_record_with_a_fitting_checksum_is_survived(
+    tmp_path_factory: pytest.TempPathFactory, at: int, odd: bytes
+) -> None:
+    """Arrow's reader takes buffers as they are: whoever plants a record with offsets that lead
+    nowhere gets it set aside, or read as far as its values are some, and the others are read."""
+    _, data = record_of([row(1)])
+    begin = at % len(data)
+    data = data[:begin] + odd + data[begin + len(odd) :]
+    store = Store.open(tmp_path_factory.mktemp("planted"), "night")
+    store.tables_path.mkdir(parents=True)
+    log = AppendLog(store.tables_path)
+    for name, content in (record_of([row(0)]), (fragments.record_name("x", 1, data), data)):
+        log.append(name, content)
+    log.close()
+    contents = store.read()
+    assert row(0) in contents.measurements
+    assert len(contents.measurements) + len(contents.damaged) == 2
+    lean = read_lean(store).measurements  # also one whose raw values only are odd
+    assert len(contents.measurements) <= len(lean) <= 2
+    found = [each.job_id for rows, _ in raw_batches(store, lean, "samples") for each in rows]
+    assert row(0).job_id in found

@@ -1,0 +1,74 @@
+"""Rows for readers that know nothing of the log: a few seconds behind, and rarely written."""
+
+from __future__ import annotations
+
+import pytest
+from driver_cases import MOMENT, FakeClock, Later, job, plan
+from test_driver import Lines, Rows
+
+from orchestrator.domain.events import RecordRow
+from orchestrator.domain.job import State
+from orchestrator.errors import StoreFull
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.notes import Notes
+from orchestrator.runtime.board import Board
+from orchestrator.runtime.row_writer import PARQUET_INTERVAL_S, Patience, RowWriter
+from orchestrator.runtime.stop_signal import StopSignal
+
+LOOK_S = 0.5  # of a loop that waits for events
+BEHIND_S = 10.0  # of a plain reader, as README promises
+
+
+class Logged(Rows):
+    """Rows, and how many of them a plain reader finds; Parquet fails a number of times."""
+
+    def __init__(self, no_room: int = 0) -> None:
+        super().__init__()
+        self.plain = self.files = 0  # type: ignore[assignment]
+        self._no_room = no_room
+
+    def to_parquet(self) -> None:
+        """Show all rows, or find no room."""
+        if self._no_room:
+            self._no_room -= 1
+            raise StoreFull("no space left")
+        self.plain, self.files = len(self.kept), self.files + 1  # type: ignore[operator, assignment]
+
+
+@pytest.mark.parametrize("looks", [None, 1, 3])
+@pytest.mark.parametrize("no_room", [0, 1])
+def test_plain_readers_are_ten_seconds_behind_at_most(looks: int | None, no_room: int) -> None:
+    """With a row at every look, and when no more come; one file in five seconds, the first at once,
+    all at the end; a file that found no room is tried again."""
+    clock, store, view, this = FakeClock(), Logged(no_room), Lines(), job(1)
+    writer = RowWriter(
+        store=store,
+        to_measurement=lambda record: measurement_of(
+            record, run="night", invocation_id="i", recorded_at=clock()
+        ),
+        notes=Notes(run="night", invocation_id="i"),
+        board=Board(run="night", plan=plan(this), started_at=MOMENT),
+        view=view,
+        patience=Patience(view=view, stop=StopSignal(), clock=clock, sleep=clock.sleep),
+        clock=clock,
+        wall=clock,
+        thread=None if looks is None else Later(looks),
+    )
+
+    def row() -> RecordRow:
+        return RecordRow(job=this, state=State.NOT_STARTED, reason="no time is left", final=True)
+
+    came: list[float] = []
+    for look in range(120):
+        if look % 60 < 40:  # then a lull of ten seconds
+            came.append(clock())
+            writer.take(row())
+        writer.write_soon()
+        clock.sleep(LOOK_S)
+        late = [at for at in came[store.plain :] if clock() - at > BEHIND_S]
+        assert not late, f"{clock() - late[0]} s behind"
+    assert len(store.kept) == store.plain == len(came)
+    assert 1 < store.files <= 60 / PARQUET_INTERVAL_S + 1  # type: ignore[operator]
+    writer.take(row())
+    writer.save()
+    assert len(store.kept) == store.plain == len(came) + 1

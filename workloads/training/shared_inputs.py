@@ -1,0 +1,153 @@
+"""LoRA adapters of layers that read the same input, computed together.
+
+Query, key and value read the same states. peft computes for each a frozen product, two thin ones
+with its adapter, a scaling and a sum: products so thin that starting them costs as much as they do.
+Here the layers of one input have one frozen product, one with all their A matrices below each
+other, and one with a block diagonal of their scaled B matrices, which is added to the first. The
+parameters stay where they are, so adapters are trained, saved and merged as before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from torch.nn.functional import linear
+
+from workloads.errors import Unsupported
+
+
+class Group:
+    """The layers that read one input, in the order in which the model calls them."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self.layers = layers
+        bases = [layer.base_layer for layer in layers]
+        self.sizes = [base.out_features for base in bases]
+        self.weight = torch.cat([base.weight.detach() for base in bases])
+        self.bias = _stacked(bases)
+        for base, rows in zip(bases, self.weight.split(self.sizes), strict=True):
+            base.weight.data = rows  # no second copy of what is frozen
+        self.given: torch.Tensor | None = None  # the input of the outputs that wait
+        self.made: tuple[torch.Tensor, ...] = ()
+
+    def output(self, layer: Any, given: torch.Tensor) -> torch.Tensor:
+        """One layer's output; the first that is asked for makes those of all."""
+        if self.given is not given:
+            self.given, self.made = given, self.outputs(given)
+        found = self.made[layer.place]
+        if layer.place == len(self.sizes) - 1:
+            self.given, self.made = None, ()
+        return found
+
+    def outputs(self, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """All layers' outputs for an input [..., width]."""
+        adapters = [_adapter(layer) for layer in self.layers]
+        down = torch.cat([a for a, _, _ in adapters])
+        up = torch.block_diag(*(b * scale for _, b, scale in adapters))
+        frozen = linear(given, self.weight, self.bias)
+        thin = linear(given.to(down.dtype), down)
+        if frozen.dtype == thin.dtype == up.dtype:
+            flat = torch.addmm(frozen.flatten(0, -2), thin.flatten(0, -2), up.t())
+            whole = flat.view(frozen.shape)
+        else:  # an adapter in 32 bits over weights in 16
+            whole = (frozen + linear(thin, up)).to(frozen.dtype)
+        return whole.split(self.sizes, -1)
+
+
+class Together(Linear):
+    """A layer with an adapter that is computed with its group."""
+
+    group: Group
+    place: int
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As peft's layer."""
+        return self.group.output(self, x)
+
+
+def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[[], None]]:
+    """Compute the adapters of a peft model by input.
+
+    Args:
+        model: with one LoRA adapter.
+        look: runs the model once, to see what its layers read.
+
+    Returns:
+        The number of groups, and a function that makes the model as it was.
+
+    Raises:
+        Unsupported: none of its layers can be computed so.
+    """
+    layers = [each for each in model.modules() if type(each) is Linear and _plain(each)]
+    calls: list[tuple[Any, torch.Tensor]] = []  # inputs too, so that none takes another's place
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given: calls.append((layer, given[0])))
+        for layer in layers
+    ]
+    try:
+        with torch.no_grad():
+            look()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    times = Counter(layer for layer, _ in calls)
+    met: dict[Any, list[Any]] = defaultdict(list)
+    for layer, given in calls:
+        if times[layer] == 1:
+            weight = layer.base_layer.weight
+            met[id(given), weight.dtype, weight.device].append(layer)
+    groups = [Group(found) for found in met.values()]
+    if not groups:
+        raise Unsupported("adapter_products together: no layer has a plain LoRA over a plain layer")
+    for group in groups:
+        for place, layer in enumerate(group.layers):
+            layer.__class__, layer.group, layer.place = Together, group, place
+
+    def undo() -> None:
+        for group in groups:
+            for layer in group.layers:
+                layer.__class__ = Linear
+                del layer.group, layer.place
+                layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+
+    return len(groups), undo
+
+
+def _plain(layer: Any) -> bool:
+    """Tell if a layer adds one LoRA, and nothing else, to a frozen product."""
+    base, active = layer.base_layer, list(layer.active_adapters)
+    return bool(
+        len(active) == 1
+        and active[0] in layer.lora_A
+        and active[0] not in layer.lora_variant
+        and isinstance(layer.lora_dropout[active[0]], torch.nn.Identity)
+        and layer.lora_B[active[0]].bias is None
+        and not layer.merged
+        and not layer.disable_adapters
+        and not layer.fan_in_fan_out
+        and type(base) is torch.nn.Linear
+        and type(base.weight) is torch.nn.Parameter
+        and not any(parameter.requires_grad for parameter in base.parameters())
+    )
+
+
+def _adapter(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A layer's A and B matrices, and the scale of their product."""
+    name = layer.active_adapters[0]
+    return layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
+
+
+def _stacked(bases: list[Any]) -> torch.Tensor | None:
+    """The layers' biases after each other, zeros where one has none; None where none has any."""
+    if all(base.bias is None for base in bases):
+        return None
+    return torch.cat(
+        [
+            base.weight.new_zeros(base.out_features) if base.bias is None else base.bias.detach()
+            for base in bases
+        ]
+    )
