@@ -59,13 +59,14 @@ class KindConfig:
 
     kind: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    run: str = ""
 
 
 class KindWorker(ScriptedWorker):
     """Says in its outcome what kind of process it is, and what it was started with."""
 
     def __init__(self, config: KindConfig) -> None:
-        super().__init__({"name": "k"})
+        super().__init__({"name": "k", "run": config.run})
         self.kind = config.kind
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:

@@ -149,7 +149,7 @@ class Board:
             if held in self._seats:
                 self._seats[held].worker_id = ""
         elif isinstance(event, AttemptEnded):
-            self._attempts += 1
+            self._attempts += event.outcome.begun
             self._ended(event)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason

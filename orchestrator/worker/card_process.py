@@ -89,6 +89,8 @@ class CardProcess:
     def start(self) -> WorkerInfo | Failure:
         """Start the process and wait until it is ready; a Failure when it cannot start, and then
         it is gone."""
+        self._sent.clear()  # what an earlier process in this place had
+        self._void = 0
         if self._stopped_because is not None:
             self._gone.set()
             return self._death("start")

@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from patience import patience
+from scripted_worker import KindConfig
 from test_card_process import ATTEMPT, Server, alive, close_server, eventually, open_server
 
 from orchestrator.domain.attempt import RankOutcome, WorkerInfo
@@ -19,7 +21,7 @@ from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.worker import card_process
-from orchestrator.worker.card_process import Launch, Order
+from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.messages import (
     Ended,
     Halted,
@@ -252,6 +254,44 @@ def test_what_waits_behind_a_long_job_is_given_back_and_does_not_begin(
     ran = ["a-0", "a-1", "b-1", "b-2"]
     assert told == {name: name in ran for name in ("a-0", "a-2", "a-3", "a-4", "a-1", "a-5", *ran)}
     assert len(log.read_text()) == 4
+
+
+def test_what_an_earlier_process_was_given_is_not_awaited_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose orders were given back is replaced, before it has said so, by one of another
+    kind; behind a failure that one is heard."""
+    monkeypatch.setattr(card_process, "KEEP_S", 0.1)
+    server = open_server(tmp_path, "scripted_worker")
+    name = "attempt.attempt_id"
+    run = f"assert {name} != 'bad'\nif {name} == 'slow': time.sleep(0.5)"
+    process = CardProcess(
+        Launch(
+            name="k",
+            server=server.path,
+            factory="scripted_worker:KindWorker",
+            config=KindConfig(run=run),
+            environments={"": {"MODE": "1"}, "other": {"MODE": "2"}},
+            log=str(tmp_path / "log"),
+        )
+    )
+    assert isinstance(process.start(), WorkerInfo)
+
+    def order(name: str, kind: str) -> Order:
+        attempt = replace(ATTEMPT, attempt_id=name).to_json()
+        return Order(attempt_id=name, label=name, kind=kind, rank=0, attempt=attempt)
+
+    given_back = list[bool]()
+    behind = [order("b", ""), order("c", "")]
+    assert process.run(order("slow", ""), behind, lambda: given_back.append(True)) is not None
+    assert given_back
+    assert process.run(order("ordinary", "other")) is not None
+    bad, *others = (order(each, "other") for each in ("bad", "d", "e"))
+    failed = process.run(bad, others)
+    assert isinstance(failed, RankOutcome) and failed.state is State.FAILED
+    assert [process.run(each) for each in others] == [None, None]
+    process.stop("done")
+    close_server(server)
 
 
 def test_attempts_given_ahead_follow_whether_they_come_together_or_late(node: Node) -> None:
