@@ -11,8 +11,8 @@ one command, and its jobs are tasks of Ray.
 
 Warm stands beside warm: jobs/s after as many jobs as there are workers; a job of Nightgrid counts
 when its row is safe. Hydra's processes start one after the other, some of them within that time, so
-that line is only to be seen. Cold stands beside cold: seconds from the start of a command, with the start
-of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
+that line is only to be seen. Cold stands beside cold: seconds from the start of a command, with the
+start of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
 `nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
 runs as many jobs as the others. Cold, each has the host for itself.
 """
