@@ -138,10 +138,10 @@ class NodeWorkers:
         with self._lock:
             del self._workers[worker.name]
         _take_all(worker.requests, waiting)
-        for late in filter(None, waiting):
+        for late in waiting:
             if isinstance(late, Run) and late.after:
                 self._tell(_too_late(late))
-            else:
+            elif late is not None:
                 self._respond(worker, late, deque())
 
     def _respond(

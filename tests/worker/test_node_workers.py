@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import patience
@@ -326,7 +327,7 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
     alone, and so is one that goes on in time, and a job on one card."""
     silent = "import ctypes; ctypes.PyDLL(None).sleep(600)"
     sleeps = "import time; time.sleep(600)"
-    gang = {"rendezvous": "somewhere"}
+    gang: dict[str, Any] = {"rendezvous": "somewhere"}
     for name, run, meeting in (
         ("silent", silent, gang),
         ("stopped", sleeps, gang),
