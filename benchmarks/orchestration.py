@@ -10,8 +10,9 @@ actors are reused, as many at once as there are cards, no loggers, no checkpoint
 one command, and its jobs are tasks of Ray.
 
 Warm stands beside warm: jobs/s after as many jobs as there are workers; a job of Nightgrid counts
-when its row is safe. Cold stands beside cold: seconds from the start of a command, with the start
-of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
+when its row is safe. Hydra's processes start one after the other, some of them within that time, so
+that line is only to be seen. Cold stands beside cold: seconds from the start of a command, with the
+start of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
 `nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
 runs as many jobs as the others. Cold, each has the host for itself.
 """
@@ -69,7 +70,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     lines = _lines(turns)
     for name in peers:
         if name in beside:
-            lines.append(_beside(beside, _REAL, name, Goal(kind="at least", value=10.0)))
+            goal = Goal(kind="at least", value=10.0) if name == _TUNE else Goal()
+            lines.append(_beside(beside, _REAL, name, goal))
     if cold:
         theirs = {
             name: _turns(setting, size, {name: program}, turns=1)[name][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,13 +59,14 @@ class KindConfig:
 
     kind: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    run: str = ""
 
 
 class KindWorker(ScriptedWorker):
     """Says in its outcome what kind of process it is, and what it was started with."""
 
     def __init__(self, config: KindConfig) -> None:
-        super().__init__({"name": "k"})
+        super().__init__({"name": "k", "run": config.run})
         self.kind = config.kind
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
@@ -76,7 +77,14 @@ class KindWorker(ScriptedWorker):
 
 
 class TimedWorker(ScriptedWorker):
-    """Says when its timed part was."""
+    """Says when its timed part was, and runs more of its source when nothing follows."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        super().__init__(config)
+        self.another_waits: Callable[[], bool] = bool
+
+    def nothing_follows(self) -> None:
+        exec(self.config.get("idle", ""))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
         return replace(super().run(attempt, rank, rendezvous), timed=(1.0, 3.0))

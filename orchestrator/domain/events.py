@@ -162,7 +162,8 @@ class RunAttempt:
     """Run an attempt on these ready workers, one per rank in rank order.
 
     One that is given ahead begins when the attempt ``after``, the last that its worker was given,
-    has succeeded, and never otherwise: then nothing is heard of it.
+    has succeeded, and never otherwise: nothing is heard of it if that fails. Where that takes too
+    long it is given back: an ``AttemptEnded`` whose outcome has not ``begun``.
     """
 
     attempt: Attempt

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
+from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
     AttemptEnded,
     Event,
@@ -249,7 +249,9 @@ class WorkerPool:
             )
             metered = None if claim.node.emulated else worker.card.index
             claim.channel.put(Run(worker_id, order, metered, after))
-        self._not_shown.append((self._clock(), attempt.attempt_id))
+        first = self._workers.get(running.worker_ids[0])
+        if first is not None and first.attempt_id == attempt.attempt_id:  # else it waits there
+            self._not_shown.append((self._clock(), attempt.attempt_id))
 
     def show_jobs(self) -> None:
         """Have Ray list the jobs that have been running for a while (``SHOWN_AFTER_S``)."""
@@ -263,7 +265,9 @@ class WorkerPool:
                 claim.channel.show_job(label, worker.worker_id, running.attempt.attempt_id)
 
     def _ended(self, response: Ended) -> None:
-        self.progress.pop(response.worker_id, None)
+        heard = self.progress.get(response.worker_id)
+        if heard is not None and heard.attempt_id == response.attempt_id:
+            del self.progress[response.worker_id]
         worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
         outcome = _outcome_of(response)
@@ -273,6 +277,9 @@ class WorkerPool:
             if not worker.stopping:
                 self._worker_gone(worker)
         if running is None:
+            return
+        if running.given_ahead and response.outcome is None and not response.process_gone:
+            self._attempt_ended(running, Outcome.of_unbegun(response.attempt_id))
             return
         rank = running.worker_ids.index(response.worker_id)
         if isinstance(outcome, RankOutcome):
@@ -324,7 +331,7 @@ class WorkerPool:
                 self._stop_gang(running, rank)
         done = len(running.ended) == len(running.worker_ids)
         if done and running.attempt.attempt_id in self._running:
-            self._attempt_ended(running)
+            self._attempt_ended(running, running.outcome())
 
     def _stop_gang(self, running: Running, failed_rank: int) -> None:
         for rank, worker_id in enumerate(running.worker_ids):
@@ -342,20 +349,22 @@ class WorkerPool:
             for rank, worker_id in enumerate(running.worker_ids):
                 self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
 
-    def _attempt_ended(self, running: Running) -> None:
-        attempt_id, outcome = running.attempt.attempt_id, running.outcome()
+    def _attempt_ended(self, running: Running, outcome: Outcome) -> None:
+        attempt_id = outcome.attempt_id
         del self._running[attempt_id]
         self._tell(AttemptEnded(at=self._clock(), outcome=outcome))
         for worker_id in running.worker_ids:
             worker = self._workers.get(worker_id)
             if worker is None:
                 continue
+            before = worker.attempt_id
             for unbegun in worker.ended(attempt_id, succeeded=outcome.state is State.SUCCEEDED):
                 del self._running[unbegun]
-            if (begun := self._running.get(worker.attempt_id or "")) is not None:
+            begun = self._running.get(worker.attempt_id or "")
+            if begun is not None and worker.attempt_id != before:
                 begun.lasted = Interval()
                 self._not_shown.append((self._clock(), begun.attempt.attempt_id))
-            elif worker.gone:
+            elif begun is None and worker.gone:
                 self._worker_gone(worker)
 
 

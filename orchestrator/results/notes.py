@@ -65,11 +65,15 @@ class Notes:
             }
         )
 
-    def of(self, attempt: Attempt, at: float, nodes: Iterable[Node]) -> Note:
-        """The note of an attempt that begins at ``at``, epoch seconds, on cards of ``nodes``."""
+    def of(
+        self, attempt: Attempt, at: float, nodes: Iterable[Node], *, ahead: bool = False
+    ) -> Note:
+        """The note of an attempt that begins at ``at``, epoch seconds, on cards of ``nodes``, or
+        that is given ahead then."""
         where = ",".join(map(_node_text, nodes))
+        more = ',"ahead":true' if ahead else ""
         text = (
-            f'{{"driver":{self._driver},"at":{at!r},"nodes":[{where}]'
+            f'{{"driver":{self._driver},"at":{at!r},"nodes":[{where}]{more}'
             f',"attempt":{attempt.to_json()}}}'
         )
         return Note(attempt_id=attempt.attempt_id, text=text)
@@ -110,8 +114,14 @@ def row_of(text: str) -> Measurement:
 def _lost(attempt: Attempt, note: Mapping[str, Any]) -> Measurement:
     driver, at = note["driver"], note["at"]
     message = f"its driver, {driver['process']}, died while it ran"
-    failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
-    rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
+    failure: Failure | None = Failure(failure_class=FailureClass.NODE_LOST, message=message)
+    ranks: tuple[RankOutcome, ...] = ()
+    if note.get("ahead"):
+        message = f"given ahead by a driver that died, {driver['process']}; not known to have begun"
+        failure = None
+    else:
+        rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
+        ranks = (rank,)
     record = RecordRow(
         job=attempt.job,
         state=State.LOST,
@@ -119,7 +129,7 @@ def _lost(attempt: Attempt, note: Mapping[str, Any]) -> Measurement:
         final=False,
         attempt=attempt,
         outcome=Outcome(
-            attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
+            attempt_id=attempt.attempt_id, state=State.LOST, ranks=ranks, failure=failure
         ),
     )
     provenance = Provenance(

@@ -149,7 +149,7 @@ class Board:
             if held in self._seats:
                 self._seats[held].worker_id = ""
         elif isinstance(event, AttemptEnded):
-            self._attempts += 1
+            self._attempts += event.outcome.begun
             self._ended(event)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason
@@ -191,7 +191,8 @@ class Board:
         metrics, attempt = measurement.metrics, row.attempt
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
-        if row.state in _FAILED and attempt is not None:
+        begun = row.outcome is None or row.outcome.begun
+        if row.state in _FAILED and attempt is not None and begun:
             self._failures.appendleft(
                 FailedAttempt(
                     at=at,

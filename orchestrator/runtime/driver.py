@@ -255,7 +255,7 @@ class Driver:
     def _carry_out(self, commands: Iterable[Delayed]) -> list[Event]:
         commands, happened = list(commands), []
         if self._rows.held is None:
-            self._rows.begin([each.attempt for each in commands if isinstance(each, RunAttempt)])
+            self._rows.begin([each for each in commands if isinstance(each, RunAttempt)])
         for command in commands:
             happened += self._carry_out_one(command)
         return happened

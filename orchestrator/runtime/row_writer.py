@@ -21,9 +21,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.events import (
     RecordRow,
+    RunAttempt,
     RunFinished,
 )
 from orchestrator.domain.measurement import Measurement
@@ -170,13 +170,21 @@ class RowWriter:
         """Return whether the oldest row has waited long enough for company."""
         return self.clock() >= self._write_by
 
-    def begin(self, attempts: Sequence[Attempt]) -> None:
+    def begin(self, commands: Sequence[RunAttempt]) -> None:
         """Note that attempts start. Where the notes find no room, the attempts wait for it; one
         that cannot be made for another reason is missed only if we die."""
-        if not attempts:
+        if not commands:
             return
         now = self.wall()
-        notes = [self.notes.of(each, now, self.board.nodes_of(each.cards)) for each in attempts]
+        notes = [
+            self.notes.of(
+                each.attempt,
+                now,
+                self.board.nodes_of(each.attempt.cards),
+                ahead=each.after != "",
+            )
+            for each in commands
+        ]
         try:
             self.store.begin(*notes)
         except StoreLocked:

@@ -4,7 +4,8 @@ Between two jobs a card waits for its agent, the driver and a call of Ray: nothi
 minute, most of the time beside one of a millisecond. So a worker whose last job was short is given
 more of the same bucket than the one that it runs. An attempt given ahead begins when the one before
 it on its worker has succeeded, and never otherwise: what is behind a failure waits for cards again,
-is blamed for nothing, and has a row that says so.
+is blamed for nothing, and has a row that says so. So is what waits for too long, since a job took
+longer than it should (``worker/card_process.py``).
 
 A job that is given early may end late. So only jobs that are expected to be short are, by what the
 last of their bucket took; all that wait behind one job together take no longer than the run allows

@@ -67,6 +67,12 @@ class Verdicts:
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
         record = lease.record
+        if not outcome.begun:
+            pool.note_pace(lease, outcome)
+            for each in (lease, *pool.leases.close(lease)):
+                yield from self.give_back(pool, each, "that before it took too long")
+            yield from self._replace(pool, lease, None, searching=False)
+            return
         succeeded = outcome.state is State.SUCCEEDED
         pool.note_pace(lease, outcome)
         unbegun = pool.leases.close(lease, succeeded_at=self.ledger.now if succeeded else None)
@@ -89,31 +95,34 @@ class Verdicts:
         else:
             verdict = yield from self._record_failure(pool, lease, outcome, failure_class)
         for behind in unbegun:  # they wait again before anything else is decided about them
-            yield from self.give_back(pool, behind, lease)
+            ended = f"it had not begun when {lease.attempt.attempt_id} ended on its worker"
+            yield from self.give_back(pool, behind, ended)
         if succeeded:
             yield from pool.count_success(lease)
         elif verdict is not None and failure_class is not None:
             yield from self._follow_up(pool, lease, outcome, failure_class, verdict)
-        for worker in workers:
-            reason = self._why_replace(worker, lease, failure_class, searching=searching)
-            if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
-                yield from pool.leases.stop(worker, reason)
+        yield from self._replace(pool, lease, failure_class, searching=searching)
         if searching:
             yield from self._searches.proceed(pool, record, workers)
 
-    def give_back(self, pool: Pool, lease: Lease, before: Lease) -> Iterator[Command]:
+    def _replace(
+        self, pool: Pool, lease: Lease, failure_class: FailureClass | None, *, searching: bool
+    ) -> Iterator[Command]:
+        """Stop the workers of an attempt that may not be used again."""
+        for worker in [slot.worker for slot in lease.slots if slot.worker is not None]:
+            reason = self._why_replace(worker, lease, failure_class, searching=searching)
+            if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
+                yield from pool.leases.stop(worker, reason)
+
+    def give_back(self, pool: Pool, lease: Lease, why: str) -> Iterator[Command]:
         """An attempt that was given ahead never begins: its job waits for cards again, and nothing
         is held against it."""
-        ended = before.attempt.attempt_id
-        why = f"given back: it had not begun when {ended} ended on its worker"
-        outcome = Outcome(attempt_id=lease.attempt.attempt_id, state=State.LOST, ranks=())
-        args = (lease.attempt, outcome)
+        record, outcome = lease.record, Outcome.of_unbegun(lease.attempt.attempt_id)
+        yield self.ledger.row(record, State.LOST, f"given back: {why}", lease.attempt, outcome)
         if self.ledger.stopping:
-            why = f"cut short: {self.ledger.stopping}; {why}"
-            yield self.ledger.finish(pool, lease.record, State.LOST, why, *args)
+            yield self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
         else:
-            yield self.ledger.row(lease.record, State.LOST, why, *args)
-            pool.enqueue(lease.record)
+            pool.enqueue(record)
 
     def _record_failure(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass

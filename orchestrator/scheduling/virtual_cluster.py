@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import exp
+from math import exp, inf
 from random import Random
 
 from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
@@ -84,6 +84,7 @@ class SimulationSettings:
     noise: float = 0.1  # sigma of the lognormal factor on each duration
     faults: Faults = field(default_factory=Faults)
     joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
+    keep_ahead_s: float = inf  # until what is behind a long attempt is given back
     max_events: int | None = None  # fail beyond this: the run does not end
 
 
@@ -179,6 +180,8 @@ class VirtualCluster:
         return [event]
 
     def _ends(self, event: AttemptEnded) -> list[Event]:
+        if not event.outcome.begun:
+            return self._given_back(event)
         run = self.running.pop(event.outcome.attempt_id, None)
         if run is None:
             return [event] if self.settings.faults.late_results else []
@@ -295,9 +298,25 @@ class VirtualCluster:
             last = process.ahead[-1].attempt.attempt_id if process.ahead else process.attempt_id
             if last is not None and last == command.after:
                 process.ahead.append(command)
+                self._keep(command.attempt.attempt_id)
             if last is not None or process.succeeded != command.after:
                 return
         self._begin(command)
+
+    def _keep(self, attempt_id: str) -> None:
+        """Give an attempt back when it has waited for too long."""
+        if self.settings.keep_ahead_s < inf:
+            at = self.now + self.settings.keep_ahead_s
+            self.later(at, AttemptEnded(at=at, outcome=Outcome.of_unbegun(attempt_id)))
+
+    def _given_back(self, event: AttemptEnded) -> list[Event]:
+        """The attempt has waited for too long, if it has not begun."""
+        for process in self.processes.values():
+            waiting = [each.attempt.attempt_id for each in process.ahead]
+            if event.outcome.attempt_id in waiting:
+                del process.ahead[waiting.index(event.outcome.attempt_id) :]
+                return [event]
+        return []
 
     def _begin(self, command: RunAttempt) -> None:
         attempt = command.attempt

@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,6 +31,8 @@ from workloads import files
 TAIL_BYTES = 4000
 #: Before it, for what is redacted as a whole: a key of many lines.
 _BEFORE_TAIL_BYTES = 1 << 16
+#: An order that was given ahead begins within so long after it came to the process, or never.
+KEEP_S = 5.0
 #: Of orders that the process has not answered: far less than a socket pair holds.
 _MOST_SENT_BYTES = 1 << 15
 
@@ -60,6 +63,10 @@ class Order:
     rendezvous: Any = None  # what ``listen`` gave, for a gang; a Failure ends the rank
 
 
+def _nothing() -> None:
+    """Nobody is told."""
+
+
 class CardProcess:
     """The owner's handle. ``start`` and ``run`` block, for one thread; ``progress`` and ``stop``
     may be called from another meanwhile."""
@@ -75,11 +82,15 @@ class CardProcess:
         self._gone = threading.Event()
         self._exit: Mapping[str, Any] = {}
         self._sent: dict[str, int] = {}  # orders that the process has or runs, and their sizes
+        self._look_at = 0.0  # when those behind the first of them do not begin any more
+        self._void = 0  # orders that the process has and that were given back already
         self.succeeded = False  # whether the last attempt did
 
     def start(self) -> WorkerInfo | Failure:
         """Start the process and wait until it is ready; a Failure when it cannot start, and then
         it is gone."""
+        self._sent.clear()  # what an earlier process in this place had
+        self._void = 0
         if self._stopped_because is not None:
             self._gone.set()
             return self._death("start")
@@ -128,12 +139,15 @@ class CardProcess:
         """Return whether the process has an order, which it will answer."""
         return attempt_id in self._sent
 
-    def run(self, order: Order, ahead: Iterable[Order] = ()) -> bytes | RankOutcome | None:
+    def run(
+        self, order: Order, ahead: Iterable[Order] = (), late: Callable[[], None] = _nothing
+    ) -> bytes | RankOutcome | None:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
         the process pickled it, or one of our own when the process could not make any.
 
         The orders ``ahead`` go to the process, too, as far as there is room. It begins each when
-        the one before it has succeeded; else ``run`` returns None for it.
+        the one before it has succeeded, within ``KEEP_S``; else ``run`` returns None for it. Where
+        ``order`` takes longer, ``late`` is called from time to time: none of them will begin.
         """
         lasted = Interval()
         self.succeeded = False
@@ -149,12 +163,8 @@ class CardProcess:
             if not isinstance(failure, Failure):
                 if not self.sent(order.attempt_id):
                     self._send("run", order, order.rendezvous)
-                for each in ahead:
-                    if each.kind != order.kind or not self._has_room_for(each):
-                        break
-                    if not self.sent(each.attempt_id):
-                        self._send("follow", each, None)
-                kind, value = self._receive()
+                self._give_ahead(order, ahead)
+                kind, value = self._receive(late)
                 self.succeeded = kind == "answer"
                 if kind != "failed":
                     outcome: bytes | None = value
@@ -162,6 +172,7 @@ class CardProcess:
                 failure = value
         except (EOFError, OSError):
             self._sent.clear()
+            self._void = 0
             failure = self._death(order.label)
         finally:
             self._sent.pop(order.attempt_id, None)
@@ -217,6 +228,15 @@ class CardProcess:
         started = self.start()
         return started if isinstance(started, Failure) else None
 
+    def _give_ahead(self, order: Order, ahead: Iterable[Order]) -> None:
+        """Send orders that follow upon one, as far as there is room."""
+        for each in ahead:
+            if each.kind != order.kind or not self._has_room_for(each):
+                break
+            if not self.sent(each.attempt_id):
+                self._send("follow", each, time.monotonic() + KEEP_S)
+        self._look_at = time.monotonic() + KEEP_S
+
     def _send(self, method: str, order: Order, rendezvous: Any) -> None:
         if self._channel is None:
             raise EOFError("the process was never started")
@@ -234,14 +254,32 @@ class CardProcess:
         send(self._channel, (method, arguments))
         return self._receive()
 
-    def _receive(self) -> tuple[str, Any]:
-        """The next message; progress is kept on the way."""
+    def _receive(self, late: Callable[[], None] | None = None) -> tuple[str, Any]:
+        """The next answer; progress is kept on the way."""
         assert self._channel is not None
         while True:
+            if late is not None:
+                self._wait(late)
             kind, value = self._channel.recv()
-            if kind != "progress":
+            if kind == "progress":
+                self._progress = value
+            elif kind == "unbegun" and self._void:
+                self._void -= 1
+            else:
                 return kind, value
-            self._progress = value
+
+    def _wait(self, late: Callable[[], None]) -> None:
+        """Wait for a message. Once what was sent ahead does not begin any more, have it given back,
+        with all that has come since: the process answers one order before it looks at the clock and
+        begins the next, so an order whose answer is not there by then has no follower."""
+        assert self._channel is not None
+        while not self._channel.poll(max(0.0, self._look_at - time.monotonic())):
+            if time.monotonic() >= self._look_at and not self._channel.poll(0):
+                head = next(iter(self._sent))
+                self._void += len(self._sent) - 1
+                self._sent = {head: self._sent[head]}
+                late()
+                self._look_at = time.monotonic() + KEEP_S
 
     def _watch(self) -> None:
         assert self._process is not None

@@ -149,6 +149,10 @@ class CardWorker(CardHolder):
         self._jobs_before += 1
         return outcome
 
+    def nothing_follows(self) -> None:
+        """Give back a turn that was kept for the next job."""
+        self._kept_turn.end()
+
     def progress(self) -> Progress | None:
         """The current activity of ``run``, from any thread; None when idle."""
         return self._progress

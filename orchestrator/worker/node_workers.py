@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.domain.attempt import RankOutcome
@@ -138,11 +138,14 @@ class NodeWorkers:
         with self._lock:
             del self._workers[worker.name]
         _take_all(worker.requests, waiting)
-        for late in filter(None, waiting):
-            self._respond(worker, late, ())
+        for late in waiting:
+            if isinstance(late, Run) and late.after:
+                self._tell(_too_late(late))
+            elif late is not None:
+                self._respond(worker, late, deque())
 
     def _respond(
-        self, worker: _Worker, request: Listen | Run, behind: Collection[Listen | Run | None]
+        self, worker: _Worker, request: Listen | Run, behind: deque[Listen | Run | None]
     ) -> bool:
         """Carry out a request and respond; return whether the process is gone. What was given ahead
         of those ``behind`` it goes to the process at once."""
@@ -159,7 +162,8 @@ class NodeWorkers:
         ended = threading.Event()
         worker.runs = attempt_id, ended
         try:
-            outcome = process.run(request.order, _given_ahead(request, behind))
+            ahead = list(_given_ahead(request, behind))
+            outcome = process.run(request.order, ahead, lambda: self._give_back(worker, behind))
         finally:
             worker.rank_of = ""
             worker.runs = None
@@ -175,6 +179,14 @@ class NodeWorkers:
         more = not gone and (bool(behind) or not worker.requests.empty())
         self._tell(Ended(worker.name, attempt_id, outcome, gone, energy, readings, more))
         return gone
+
+    def _give_back(self, worker: _Worker, behind: deque[Listen | Run | None]) -> None:
+        """Tell that what waits behind a job that takes too long does not begin."""
+        _take_all(worker.requests, behind)
+        while behind and isinstance(behind[0], Run) and behind[0].after:
+            given = behind.popleft()
+            assert isinstance(given, Run)
+            self._tell(Ended(worker.name, given.order.attempt_id, None, False))
 
     # ------------------------------------------------------------ a stop's thread
 
@@ -196,7 +208,10 @@ def _take_all(
 
 
 def _given_ahead(request: Run, behind: Iterable[Listen | Run | None]) -> Iterator[Order]:
-    """The orders that follow upon a request, each if the one before it succeeds."""
+    """The orders that follow upon a request, each if the one before it succeeds. None where the
+    card is read in between."""
+    if request.card_index is not None:
+        return
     last = request.order
     for each in behind:
         if not isinstance(each, Run) or each.after != last.attempt_id:

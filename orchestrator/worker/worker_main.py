@@ -49,9 +49,12 @@ class Worker(Protocol):
 
 @runtime_checkable
 class Follower(Protocol):
-    """A worker that does something else where another job follows at once."""
+    """A worker that keeps something for a job that follows at once."""
 
     another_waits: Callable[[], bool]
+
+    def nothing_follows(self) -> None:
+        """Keep it no longer: no job came, or none that begins."""
 
 
 def serve(fd: int) -> int:
@@ -79,16 +82,19 @@ def _serve(fd: int) -> int:
     send(channel, ("answer", info))
     sending = threading.Lock()
     threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
-    if isinstance(worker, Follower):
-        worker.another_waits = channel.poll
+    follower = worker if isinstance(worker, Follower) else None
+    if follower is not None:
+        follower.another_waits = channel.poll
     kind = ""
     while True:
+        if follower is not None and (kind == "unbegun" or not channel.poll()):
+            follower.nothing_follows()
         try:
             method, arguments = channel.recv()
         except EOFError:
             return 0
         try:
-            if method == "follow" and kind != "answer":
+            if method == "follow" and not (kind == "answer" and time.monotonic() < arguments[2]):
                 kind, value = "unbegun", None
             else:
                 kind, value = _call(worker, method, arguments)
@@ -129,6 +135,8 @@ def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> tuple[str,
     if method == "listen":
         return "answer", worker.listen(*arguments)
     attempt, rank, rendezvous = arguments
+    if method == "follow":  # what came instead is the end of the time to begin
+        rendezvous = None
     outcome = worker.run(Attempt.from_json(attempt), rank, rendezvous)
     succeeded = outcome.state is State.SUCCEEDED
     return "answer" if succeeded else "unsuccessful", pickled(outcome)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
 from orchestrator.domain.events import AttemptEnded, Event, RunAttempt, StartWorker, WorkerStopped
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
@@ -105,6 +105,19 @@ def test_a_worker_that_is_gone_after_a_success_blames_nobody() -> None:
     [lost] = [each.outcome for each in told if isinstance(each, AttemptEnded)][1:]
     assert lost.failure is not None and lost.failure.failure_class is FailureClass.NODE_LOST
     assert isinstance(told[-1], WorkerStopped)
+
+
+def test_what_an_agent_gives_back_is_told_as_never_begun() -> None:
+    """The first of what waits; what is behind it goes without saying. The one that runs goes on."""
+    agents = Agents()
+    agents.run("a")
+    agents.run("b", "a")
+    agents.run("c", "b")
+    told = agents.hear(Ended("w", "b", None, False), Ended("w", "c", None, False))
+    [outcome] = [each.outcome for each in told if isinstance(each, AttemptEnded)]
+    assert outcome == Outcome.of_unbegun("b")
+    assert ends(agents.hear(ended("a"))) == {"a": State.SUCCEEDED}
+    assert not agents.pool.busy
 
 
 def test_with_a_node_only_what_ran_is_lost() -> None:

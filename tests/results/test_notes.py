@@ -90,6 +90,14 @@ def test_a_note_is_the_row_that_the_driver_would_have_made(one: Job, node_ids: s
     assert noted.attempt_id == row.attempt_id and "died while it ran" in row.reason
 
 
+def test_a_note_of_what_was_given_ahead_says_of_no_time_that_it_ran() -> None:
+    """It may never have begun."""
+    begins = attempt_at(JOBS[0], "a")
+    row = row_of(Notes(run="night", invocation_id="i1").of(begins, 1e9, NODES, ahead=True).text)
+    assert row.state is State.LOST and row.started_at is None and row.failure_class is None
+    assert "not known to have begun" in row.reason
+
+
 def test_a_note_of_a_newer_version_is_refused() -> None:
     """As its row would be."""
     text = json.loads(note().text)

@@ -102,6 +102,18 @@ def test_what_was_given_ahead_is_shown_once_it_begins() -> None:
     assert board.status(MOMENT + 11, {}).cards[0].phase == "idle"
 
 
+def test_what_never_began_is_no_failure() -> None:
+    """It would push the failure that it was behind off the list."""
+    board = board_with_a_running_job()
+    tried = attempt(job(1), node().cards[0])
+    unbegun = Outcome.of_unbegun(tried.attempt_id)
+    row = RecordRow(
+        job=job(1), state=State.LOST, reason="", final=False, attempt=tried, outcome=unbegun
+    )
+    board.measured(row, measurement_of(row, run="r", invocation_id="i", recorded_at=0.0), MOMENT)
+    assert board.status(MOMENT, {}).failures == ()
+
+
 def test_only_final_rows_count_as_done() -> None:
     """A row of an attempt that is tried again does not bring the run forward."""
     board = board_with_a_running_job()

@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, job, node, planned
 
-from orchestrator.domain.events import RecordRow, RunAttempt, StopWorker
+from orchestrator.domain.attempt import Outcome
+from orchestrator.domain.events import AttemptEnded, RecordRow, RunAttempt, StopWorker
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import State
 from orchestrator.scheduling.ahead import MOST_AHEAD, Pace, may_wait_behind
+from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
+from orchestrator.worker.card_process import KEEP_S
 
 SHORT_S = 0.01
 seconds = st.floats(0, 1e4)
@@ -159,8 +162,41 @@ def test_what_is_behind_an_out_of_memory_is_pruned_once(*, stops: bool) -> None:
     final = {row.job.batch_size: row.state for row in cluster.rows if row.final}
     given_back = {run.attempt.job.batch_size for run in runs[1:]}
     assert final[1] is State.SUCCEEDED and final[2] is State.OUT_OF_MEMORY
-    assert {final[size] for size in given_back} == {State.LOST if stops else State.PRUNED}
+    assert {final[size] for size in given_back} == {State.NOT_STARTED if stops else State.PRUNED}
     assert len(final) == len([row for row in cluster.rows if row.final]) == 7
+
+
+def test_what_waits_behind_a_job_that_takes_too_long_goes_to_other_cards() -> None:
+    """Estimates that are all alike, and a few long jobs behind many short ones: the run takes
+    hardly longer than without anything given ahead."""
+    true_s = {str(n): 300.0 if 8 <= n < 15 else 0.02 for n in range(100)}
+    jobs = planned(*(job(str(n)) for n in range(100)))
+
+    def lasts_s(ahead_s: float) -> float:
+        return simulate(
+            jobs,
+            [node()],
+            Fixed(60.0, 0.0),
+            settings=SimulationSettings(noise=0.0, keep_ahead_s=KEEP_S),
+            schedule_settings=ScheduleSettings(ahead_s=ahead_s),
+            truth=lambda job: Estimate(load_s=0.0, run_s=true_s[job.dataset]),
+        ).makespan_s
+
+    assert lasts_s(0.1) <= lasts_s(0.0) + 2 * KEEP_S
+
+
+def test_a_stop_gives_back_what_has_waited_for_too_long() -> None:
+    """It counts as not started, since it never began."""
+    cluster = busy()
+    cluster.stop_request()
+    runs = given_ahead(cluster)
+    unbegun = Outcome.of_unbegun(runs[1].attempt.attempt_id)
+    cluster.see(AttemptEnded(at=cluster.now, outcome=unbegun))
+    for run in runs[1:]:
+        del cluster.running[run.attempt.attempt_id]
+    cluster.play_out()
+    names = {run.attempt.job.dataset for run in runs[1:]}
+    assert {cluster.finals()[name].state for name in names} == {State.NOT_STARTED}
 
 
 def test_a_lost_node_gives_back_what_had_not_begun() -> None:

@@ -7,18 +7,22 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import patience
+from scripted_worker import KindConfig
 from test_card_process import ATTEMPT, Server, alive, close_server, eventually, open_server
 
 from orchestrator.domain.attempt import RankOutcome, WorkerInfo
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
-from orchestrator.worker.card_process import Launch, Order
+from orchestrator.worker import card_process
+from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.messages import (
     Ended,
     Halted,
@@ -74,13 +78,13 @@ class Node:
         """The kinds of a worker's responses, in order."""
         return [type(response).__name__ for response in self.told if response.worker_id == name]
 
-    def start(self, name: str, run: str = "", start: str = "") -> Start:
+    def start(self, name: str, run: str = "", start: str = "", idle: str = "") -> Start:
         return Start(
             Launch(
                 name=name,
                 server=self._server.path,
                 factory="scripted_worker:TimedWorker",
-                config={"name": name, "start": start, "run": run},
+                config={"name": name, "start": start, "run": run, "idle": idle},
                 environments={"": {"CARD": "5"}},
                 log=str(self._server.logs / f"{name}.log"),
             )
@@ -222,6 +226,75 @@ def test_what_is_behind_a_failure_never_begins(
     assert free.outcome is None if gone else outcome_of(free).state is State.SUCCEEDED
 
 
+def test_what_waits_behind_a_long_job_is_given_back_and_does_not_begin(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is in the process already or came while that was busy. The long job ends well, and
+    the worker takes others. It keeps nothing for what it has and does not begin."""
+    monkeypatch.setattr(card_process, "KEEP_S", 0.5)
+    log, go_on = tmp_path / "ran", tmp_path / "go-on"
+    wait = f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.02)"
+    run = _AS_TOLD.format(log=str(log), at=2, what=wait)
+    seen = tmp_path / "idle"
+    idle = f"import pathlib; pathlib.Path({str(seen)!r}).write_text('nothing follows')"
+    node.do(node.start("w", run=f"{run}\npathlib.Path({str(seen)!r}).unlink(True)", idle=idle))
+    node.do(node.run("w", "a-0"))
+    node.do(*(node.run("w", f"a-{n}", after=f"a-{n - 1}") for n in range(1, 4)))
+    assert eventually(lambda: log.exists() and len(log.read_text()) == 2)
+    node.do(node.run("w", "a-4", after="a-3"))
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 4])
+    go_on.touch()
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
+    assert eventually(seen.exists)
+    node.do(
+        node.run("w", "a-5", after="a-4"), node.run("w", "b-1"), node.run("w", "b-2", after="b-1")
+    )
+    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 8])
+    ended = [each for each in node.told if isinstance(each, Ended)]
+    told = {each.attempt_id: each.outcome is not None for each in ended}
+    ran = ["a-0", "a-1", "b-1", "b-2"]
+    assert told == {name: name in ran for name in ("a-0", "a-2", "a-3", "a-4", "a-1", "a-5", *ran)}
+    assert len(log.read_text()) == 4
+
+
+def test_what_an_earlier_process_was_given_is_not_awaited_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose orders were given back is replaced, before it has said so, by one of another
+    kind; behind a failure that one is heard."""
+    monkeypatch.setattr(card_process, "KEEP_S", 0.1)
+    server = open_server(tmp_path, "scripted_worker")
+    name = "attempt.attempt_id"
+    run = f"assert {name} != 'bad'\nif {name} == 'slow': time.sleep(0.5)"
+    process = CardProcess(
+        Launch(
+            name="k",
+            server=server.path,
+            factory="scripted_worker:KindWorker",
+            config=KindConfig(run=run),
+            environments={"": {"MODE": "1"}, "other": {"MODE": "2"}},
+            log=str(tmp_path / "log"),
+        )
+    )
+    assert isinstance(process.start(), WorkerInfo)
+
+    def order(name: str, kind: str) -> Order:
+        attempt = replace(ATTEMPT, attempt_id=name).to_json()
+        return Order(attempt_id=name, label=name, kind=kind, rank=0, attempt=attempt)
+
+    given_back = list[bool]()
+    behind = [order("b", ""), order("c", "")]
+    assert process.run(order("slow", ""), behind, lambda: given_back.append(True)) is not None
+    assert given_back
+    assert process.run(order("ordinary", "other")) is not None
+    bad, *others = (order(each, "other") for each in ("bad", "d", "e"))
+    failed = process.run(bad, others)
+    assert isinstance(failed, RankOutcome) and failed.state is State.FAILED
+    assert [process.run(each) for each in others] == [None, None]
+    process.stop("done")
+    close_server(server)
+
+
 def test_attempts_given_ahead_follow_whether_they_come_together_or_late(node: Node) -> None:
     """Some in one breath, one while its predecessor runs, one after that has ended."""
     node.do(node.start("w", run="import time; time.sleep(0.05)"))
@@ -254,7 +327,7 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
     alone, and so is one that goes on in time, and a job on one card."""
     silent = "import ctypes; ctypes.PyDLL(None).sleep(600)"
     sleeps = "import time; time.sleep(600)"
-    gang = {"rendezvous": "somewhere"}
+    gang: dict[str, Any] = {"rendezvous": "somewhere"}
     for name, run, meeting in (
         ("silent", silent, gang),
         ("stopped", sleeps, gang),

@@ -441,8 +441,15 @@ def test_a_turn_lasts_for_jobs_that_follow_at_once_and_no_longer_than_that(
 
     job(another=True)
     other.queue(1)
-    threading.Timer(0.5, other.leave).start()
+
+    def have_it_and_leave() -> None:
+        assert has_turn(other)
+        other.leave()
+
+    leaving = threading.Thread(target=have_it_and_leave)
+    leaving.start()
     assert job(2, another=False) > 0.0
+    leaving.join()
     kept.end()
     other.end()
 
