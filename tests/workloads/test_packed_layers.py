@@ -73,11 +73,13 @@ def test_a_layer_in_few_calls_computes_the_same(kind: str) -> None:
         ("Granite", {"residual_multiplier": 0.5}),
         ("Qwen3", {}),
         ("Mistral", {"sliding_window": 4}),
+        ("Olmo", {}),
     ],
 )
 @torch.inference_mode()
 def test_another_layer_stays_as_it_is(kind: str, changes: dict[str, Any]) -> None:
-    """Sums of another kind, norms of single heads, attention to a part of the text."""
+    """Sums of another kind, norms of single heads, attention to a part of the text, norms without
+    gains."""
     plain, packed = small(kind, **changes), small(kind, **changes)
     assert "few calls" not in pack(packed)
     ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])

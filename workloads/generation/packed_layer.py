@@ -161,14 +161,14 @@ def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) 
     if not _has_parts(layer):
         return None
     int8 = is_int8(layer.self_attn.o_proj)
-    # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
-    layer = layer if int8 else copy.deepcopy(layer).float()
-    gain = layer.input_layernorm.weight
-    size = _PROOF_POSITIONS, len(gain)
-    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
-    positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
     off = {}
     try:
+        # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
+        layer = layer if int8 else copy.deepcopy(layer).float()
+        gain = layer.input_layernorm.weight
+        size = _PROOF_POSITIONS, len(gain)
+        hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
+        positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
         asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
         expected = layer(hidden, **asked)
         change = (expected - hidden).float().norm()
