@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -88,6 +89,19 @@ def test_frozen_weights_are_held_once() -> None:
     left, right = (getattr(model.base_model.model, n).base_layer.weight for n in ("left", "right"))
     assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
     assert left.shape == (4, WIDTH) and right.shape == (2, WIDTH)
+
+
+def test_frozen_weights_are_held_once_afterwards() -> None:
+    """A group's tensor goes, though the function that undoes it stays."""
+    model = adapted(Layers((4, 2), (True, False)), 2)
+    _, undo = put_together(model, lambda: model(torch.randn(1, WIDTH)))
+    layers = [each for each in model.modules() if isinstance(each, Together)]
+    whole = [weakref.ref(layer.group.weight) for layer in layers]
+    undo()
+    assert all(weight() is None for weight in whole)
+    weights = [layer.base_layer.weight for layer in layers]
+    assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in weights)
+    undo()  # nothing is left that it could change
 
 
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}])

@@ -108,7 +108,8 @@ def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[
             layer.__class__, layer.group, layer.place = Together, group, place
 
     def undo() -> None:
-        for group in groups:
+        while groups:  # one by one, so that each's tensor goes before the next is copied
+            group = groups.pop()
             for layer in group.layers:
                 layer.__class__ = Linear
                 del layer.group, layer.place
