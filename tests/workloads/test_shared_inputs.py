@@ -19,16 +19,21 @@ WIDTH = 6
 
 
 class Layers(torch.nn.Module):
-    """Two layers that read one input, and one that reads what they give."""
+    """Two layers that read one input, and one that reads what they give; in place: as OLMo clips
+    its queries."""
 
-    def __init__(self, sizes: tuple[int, int], biased: tuple[bool, bool]) -> None:
+    def __init__(
+        self, sizes: tuple[int, int], biased: tuple[bool, bool], in_place: bool = False
+    ) -> None:
         super().__init__()
+        self.in_place = in_place
         self.left = torch.nn.Linear(WIDTH, sizes[0], bias=biased[0])
         self.right = torch.nn.Linear(WIDTH, sizes[1], bias=biased[1])
         self.top = torch.nn.Linear(sum(sizes), 3)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        both = torch.cat([self.left(states), self.right(states)], -1)
+        left, right = self.left(states), self.right(states)
+        both = torch.cat([left.mul_(0.5) if self.in_place else left, right], -1)
         return self.top(both)
 
 
@@ -56,16 +61,22 @@ def passed(model: Any, states: torch.Tensor) -> list[torch.Tensor]:
     biased=st.tuples(st.booleans(), st.booleans()),
     rank=st.integers(1, 4),
     half=st.booleans(),
+    in_place=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_together_they_are_what_each_is(
-    sizes: tuple[int, int], biased: tuple[bool, bool], rank: int, half: bool, seed: int
+    sizes: tuple[int, int],
+    biased: tuple[bool, bool],
+    rank: int,
+    half: bool,
+    in_place: bool,
+    seed: int,
 ) -> None:
-    """Outputs and gradients, whatever the sizes, biases and formats; afterwards the model is as it
-    was."""
+    """Outputs and gradients, whatever the sizes, biases and formats, of a model that changes them
+    in place, too; afterwards the model is as it was."""
     torch.manual_seed(seed)
     kind = torch.bfloat16 if half else torch.float32
-    model = adapted(Layers(sizes, biased).to(kind), rank)
+    model = adapted(Layers(sizes, biased, in_place).to(kind), rank)
     states = torch.randn(2, 5, WIDTH, dtype=kind)
     frozen = {n: p.detach().clone() for n, p in model.named_parameters()}
     expected = passed(model, states)

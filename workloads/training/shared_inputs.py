@@ -55,7 +55,9 @@ class Group:
             whole = flat.view(frozen.shape)
         else:  # an adapter in 32 bits over weights in 16
             whole = (frozen + linear(thin, up)).to(frozen.dtype)
-        return whole.split(self.sizes, -1)
+        # Parts that a model may change in place: `split` forbids that, since it knows nothing of
+        # what else is read; here no one reads the whole again.
+        return torch.unsafe_split_with_sizes(whole, self.sizes, -1)
 
 
 class Together(Linear):
