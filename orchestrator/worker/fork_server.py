@@ -6,7 +6,10 @@ worker, and ends when nothing that it forked has been there for a while. A reque
 connection, with two descriptors: the process server's lifeline and its log.
 
     asker  → {"token": …, "path": …, "settings": …, "owner": …, "environment": …, "socket": …}
-    server → {"pid": …} once the process server listens, or {"refused": reason}
+    server → {"pid": …, "socket": …} once the process server listens there, or {"refused": reason}
+
+The asker moves the socket to the place that it asked for. One that has waited too long does not,
+and may have started a server of its own there.
 
 What is forked is a guardian with a process server beneath it, as an agent would have started them
 itself: with the agent's environment, priority, limits and mark. It does not end with this process.
@@ -21,6 +24,7 @@ import hmac
 import json
 import os
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -166,6 +170,10 @@ class ForkServer:
             raise RefusedError("the token is wrong")
         if len(descriptors) != 2:
             raise RefusedError("the request brings no lifeline and log")
+        hung_up = select.poll()
+        hung_up.register(descriptors[0], 0)
+        if hung_up.poll(0):
+            raise RefusedError("who asked has gone")
 
     def _become_process_server(
         self, request: Mapping[str, Any], descriptors: Sequence[int], connection: socket.socket

@@ -188,6 +188,7 @@ def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -
                 answer = json.loads(answers.readline(4096) or "{}")
         if "pid" not in answer:
             raise OSError(answer.get("refused", "it ended before it answered"))
+        os.rename(answer["socket"], path)
     except BaseException:
         mine.close()
         raise

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -223,13 +224,42 @@ def test_a_connection_without_the_token_is_refused(one: KeptImports, short: Path
 def test_one_that_hangs_costs_a_moment(
     one: KeptImports, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The asker goes on without it."""
+    """The asker goes on with a server of its own, which the late one does not touch."""
     monkeypatch.setattr(kept, "ANSWER_S", 0.2)
     os.kill(one.process.pid, signal.SIGSTOP)
     try:
         assert forked(short) is None
+        (short / "own" / "s").touch()
     finally:
         os.kill(one.process.pid, signal.SIGCONT)
+    late = "who asked has gone"
+    assert until(lambda: late in one.log.read_text(), 5)
+    assert os.listdir(short / "own") == ["s"]
+
+
+def test_a_server_that_is_forked_too_late_leaves_the_askers_own_alone(short: Path) -> None:
+    """The asker may give up while it is forked; it ends then, and nothing else does."""
+    own, path = short / "own", str(short / "own" / "s")
+    own.mkdir()
+    Path(path).touch()
+    lifeline, held = os.pipe()
+    asker, answers = socket.socketpair()
+    with asker, answers:
+        script = (
+            "import socket, sys; from orchestrator.worker.process_server import run; "
+            f"sys.exit(run({path!r}, lambda: False, socket.socket(fileno={asker.fileno()})))"
+        )
+        command = [sys.executable, "-c", script]
+        server = subprocess.Popen(
+            command, stdin=lifeline, env=environment(), pass_fds=[asker.fileno()]
+        )
+        os.close(lifeline)
+        asker.close()
+        told = json.loads(answers.makefile("r").readline())
+    assert sorted(os.listdir(own)) == sorted(["s", Path(told["socket"]).name])
+    os.close(held)
+    server.wait(10)  # it ends itself, or its guardian kills it as it begins
+    assert os.listdir(own) == ["s"]
 
 
 def test_imports_are_kept_once_and_outlive_who_kept_them(one: KeptImports) -> None:
