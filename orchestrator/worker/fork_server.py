@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib
 import json
 import os
 import secrets
@@ -198,6 +199,8 @@ class ForkServer:
                 os._exit(status)
             os.environ.clear()
             os.environ.update(request["environment"])
+            sys.path[:] = request["path"]  # for what is imported from now on
+            importlib.invalidate_caches()
             status = process_server.run(
                 request["socket"],
                 lambda: True,

@@ -85,13 +85,13 @@ def forked(directory: Path, **more: str) -> ForkedServer | None:
         os.close(log)
 
 
-def worker(directory: Path) -> tuple[CardProcess, int]:
-    """A worker of the server, and its process id."""
+def worker(directory: Path, start: str = "") -> tuple[CardProcess, int]:
+    """A worker of the server that runs this as it starts, and its process id."""
     launch = Launch(
         name="w",
         server=str(directory / "own" / "s"),
         factory="scripted_worker:ScriptedWorker",
-        config={"name": "w", "start": "", "run": ""},
+        config={"name": "w", "start": start, "run": ""},
         environments={"": {"CARD": "5"}},
         log=str(directory / "w.log"),
     )
@@ -163,21 +163,19 @@ def test_workers_find_what_was_imported_once(one: KeptImports, short: Path) -> N
     """The module was imported by the process that was kept, and by no other since."""
     server = forked(short)
     assert server is not None
-    process = CardProcess(
-        Launch(
-            name="w",
-            server=str(short / "own" / "s"),
-            factory="scripted_worker:ScriptedWorker",
-            config={
-                "name": "w",
-                "start": f"import imported_once as m; assert m.IMPORTED_BY == {one.process.pid}, m",
-                "run": "",
-            },
-            environments={"": {}},
-            log=str(short / "w.log"),
-        )
-    )
-    assert isinstance(process.start(), WorkerInfo), (short / "w.log").read_text()
+    worker(short, f"import imported_once as m; assert m.IMPORTED_BY == {one.process.pid}, m")
+    server.end(10)
+
+
+def test_workers_look_for_modules_where_their_own_run_does(
+    one: KeptImports, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is imported later is found as the asker would, not as who kept the imports did."""
+    (short / "of_this_run.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(short), *sys.path])
+    server = forked(short)
+    assert server is not None, one.log.read_text()
+    worker(short, f"import of_this_run, sys; assert sys.path == {kept.import_path()!r}, sys.path")
     server.end(10)
 
 
