@@ -225,12 +225,16 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
     except OSError as error:
         output.say_aside(f"imports cannot be kept: {error}")
         return
-    with started:
-        assert started.stdout is not None
+    assert started.stdout is not None
+    with started.stdout:
         # It goes on in a child of its own, which says so, or is not there.
         told = select.poll()
         told.register(started.stdout, select.POLLIN)
-        told.poll(_START_S * 1000)
+        if not told.poll(_START_S * 1000):
+            output.say_aside(f"imports cannot be kept: not begun after {_START_S:g} s")
+            started.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.wait(_START_S)
 
 
 def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -332,9 +333,22 @@ def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     package.write_text(package.read_text() + "\n")
     assert forked(short) is None
     assert until(lambda: not stale.process.runs(), 5)
-    idle = keep(idle_s=0.2)
+    idle = keep(idle_s=1.0)  # long enough to be seen
     assert until(lambda: not idle.process.runs(), 10)
     assert not idle.directory.path.exists()
+
+
+def test_a_fork_server_that_does_not_start_is_not_waited_for(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run holds cards; a file system that hangs would have it hang, too."""
+    monkeypatch.setattr(kept, "_START_S", 0.1)
+    before, started_s = set(processes()), time.monotonic()
+    kept._start(["sleep", "3"], "key", environment())
+    assert time.monotonic() - started_s < 2
+    assert not any(
+        each.parent == os.getpid() for pid, each in processes().items() if pid not in before
+    )
 
 
 def test_what_cannot_be_imported_is_not_kept(
