@@ -30,6 +30,7 @@ IMPORTED = {
         "ray.tune",
         "hydra_plugins.hydra_ray_launcher._core",
         "peft",
+        "trl",
         "diffusers",
         "openvino_genai",
     ),

@@ -28,11 +28,11 @@ from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import (
     SharedServer,
     end_server,
-    keep_preload,
     log_name,
     server_of_kept_imports,
     start_server,
     threads_of_worker,
+    to_keep,
     wait_for_server,
 )
 from orchestrator.worker.kept_imports import ForkedServer
@@ -122,7 +122,7 @@ class NodeAgent:
             if self._held is None:
                 self._server = start_server(self._path, preload, threads=threads, log=log)
                 wait_for_server(self._path, self._server, log)
-            self._keep = lambda: keep_preload(preload, threads=threads)
+            self._keep = to_keep(preload, threads=threads)
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._watching.start()
         cards = _cards_held(accelerator)

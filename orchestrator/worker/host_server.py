@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from orchestrator.worker.kept_imports import (
     ForkedServer,
     forked_server,
     import_path,
-    keep_imports,
+    keeper,
 )
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.private_directory import make_private_directory
@@ -141,10 +141,13 @@ def server_of_kept_imports(
         os.close(logged)
 
 
-def keep_preload(preload: Sequence[str], *, threads: int) -> None:
-    """Leave the imports of a process server behind for the next run, if this one is to."""
-    if preload and os.environ.get(KEEP):
-        keep_imports(installed(preload), _environment(threads))
+def to_keep(preload: Sequence[str], *, threads: int) -> Callable[[], None]:
+    """Leave the imports of a process server behind for the next run, if this one is to, by the call
+    of what is returned. They are those that it would make now, as the next one will: this process
+    may look for modules elsewhere by then, as Ray makes it."""
+    if not preload or not os.environ.get(KEEP):
+        return lambda: None
+    return keeper(installed(preload), _environment(threads))
 
 
 def log_name() -> str:
@@ -165,7 +168,7 @@ def shared_server(
             stack.enter_context(guarded(directory))
             log_dir.mkdir(parents=True, exist_ok=True)
             path, log = str(directory.path / "s"), log_dir / log_name()
-            stack.callback(keep_preload, preload, threads=threads)
+            stack.callback(to_keep(preload, threads=threads))
             forked = server_of_kept_imports(path, preload, threads=threads, log=log)
             if forked is not None:
                 stack.callback(forked.end, _END_S)

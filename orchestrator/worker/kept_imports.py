@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,24 +194,34 @@ def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -
     return ForkedServer(mine)
 
 
-def keep_imports(
+def keeper(
     modules: Sequence[str], environment: Mapping[str, str], *, idle_s: float = IDLE_S
-) -> None:
-    """Leave a fork server behind that imports these modules, unless there is one. It does not end
-    with this process; where it cannot be started, the next run imports by itself."""
+) -> Callable[[], None]:
+    """Leave a fork server behind that imports these modules as this process would now, unless there
+    is one, by the call of what is returned. It does not end with this process; where it cannot be
+    started, the next run imports by itself."""
     try:
         key = key_of(modules, environment)
-        if any(each.directory.owner == key for each in kept_imports()):
-            return
+    except (OSError, KeyError) as error:
+        output.say_aside(f"imports cannot be kept: {error}")
+        return lambda: None
+    command = [sys.executable, "-m", "orchestrator.worker.fork_server", key, str(idle_s), *modules]
+    return lambda: _start(command, key, environment)
+
+
+def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> None:
+    if any(each.directory.owner == key for each in kept_imports()):
+        return
+    try:
         started = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.worker.fork_server", key, str(idle_s), *modules],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**environment, VARIABLE: NO_OWNER},
             start_new_session=True,
         )
-    except (OSError, KeyError) as error:
+    except OSError as error:
         output.say_aside(f"imports cannot be kept: {error}")
         return
     with started:

@@ -68,7 +68,7 @@ def one(package: Path, base: Path) -> Iterator[KeptImports]:
 
 def keep(idle_s: float = kept.IDLE_S) -> KeptImports:
     before = {each.process.pid for each in kept.kept_imports()}
-    kept.keep_imports(MODULES, environment(), idle_s=idle_s)
+    kept.keeper(MODULES, environment(), idle_s=idle_s)()
     (new,) = [each for each in kept.kept_imports() if each.process.pid not in before]
     return new
 
@@ -234,7 +234,7 @@ def test_one_that_hangs_costs_a_moment(
 
 def test_imports_are_kept_once_and_outlive_who_kept_them(one: KeptImports) -> None:
     """It has no parent of ours, which Ray or a run's end would take it along with."""
-    kept.keep_imports(MODULES, environment())
+    kept.keeper(MODULES, environment())()
     assert [each.process.pid for each in kept.kept_imports()] == [one.process.pid]
     assert processes()[one.process.pid].parent != os.getpid()
 
@@ -275,6 +275,22 @@ def test_a_forked_server_outlives_what_it_was_forked_from(
     assert not alive(pid)
 
 
+def test_what_is_kept_is_what_the_run_began_with(
+    package: Path, base: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts packages of its own on the path while the run goes on; the next run has none yet."""
+    for each in kept.kept_imports():
+        assert each.end()
+    leave = kept.keeper(MODULES, environment())
+    with monkeypatch.context() as later:
+        (short / "of_ray-1.0.dist-info").mkdir()
+        later.syspath_prepend(short)
+        leave()
+    server = forked(short)
+    assert server is not None
+    server.end(10)
+
+
 def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     package: Path, base: Path, short: Path
 ) -> None:
@@ -297,9 +313,9 @@ def test_what_cannot_be_imported_is_not_kept(
     package: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers would have to start afresh, which any process server lets them do."""
-    kept.keep_imports(("no_such_module_anywhere",), environment())
+    kept.keeper(("no_such_module_anywhere",), environment())()
     assert until(lambda: not kept.kept_imports(), 10)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    kept.keep_imports(MODULES, environment())  # it says so, and goes on
+    kept.keeper(MODULES, environment())()  # it says so, and goes on
     assert not kept.kept_imports()
     assert not subprocess.run(["ls", str(base)], capture_output=True, check=True).stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
-import os
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -389,9 +389,9 @@ def test_a_model_that_was_saved_anew_is_not_the_one_that_is_loaded(
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
     (tmp_path / "tuned").mkdir()
     keys = []
-    for moment in (1, 2):
-        (tmp_path / "tuned" / ORIGIN).write_text("{}")
-        os.utime(tmp_path / "tuned" / ORIGIN, (moment, moment))
+    for number in (1, 2):
+        origin = {"saved_by": "run/job", "attempt": number}
+        (tmp_path / "tuned" / ORIGIN).write_text(json.dumps(origin))
         keys += [
             request_of(attempt(job(model=name), CARD)).residency_key for name in ("tuned", "x")
         ]
