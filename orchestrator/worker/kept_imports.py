@@ -37,7 +37,7 @@ from workloads import files
 from workloads.devices import all_devices
 from workloads.owned_directory import OwnedDirectory, owned_directory
 
-#: Set to anything, runs keep their imports.
+#: Set to anything but 0, runs keep their imports.
 KEEP = "NIGHTGRID_KEEP_IMPORTS"
 IDLE_S = 600.0
 #: For an answer: forking takes milliseconds, what is left of an import a few seconds.

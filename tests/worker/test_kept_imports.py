@@ -23,6 +23,7 @@ from orchestrator.cli import main
 from orchestrator.doctor.facts import Level, NodeFacts, Probe
 from orchestrator.doctor.node_checks import check_kept_imports
 from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.worker import host_server
 from orchestrator.worker import kept_imports as kept
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.kept_imports import ForkedServer, KeptImports
@@ -336,6 +337,20 @@ def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     idle = keep(idle_s=1.0)  # long enough to be seen
     assert until(lambda: not idle.process.runs(), 10)
     assert not idle.directory.path.exists()
+
+
+@pytest.mark.parametrize(("told", "kept_then"), [(None, 0), ("", 0), ("0", 0), ("1", 1)])
+def test_imports_are_kept_on_request(
+    told: str | None, kept_then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of 0 asks for nothing, as elsewhere."""
+    monkeypatch.delenv(kept.KEEP, raising=False)
+    if told is not None:
+        monkeypatch.setenv(kept.KEEP, told)
+    asked: list[object] = []
+    monkeypatch.setattr(host_server, "keeper", lambda *found: lambda: asked.append(found))
+    host_server.to_keep(["json"], threads=1)()
+    assert len(asked) == kept_then
 
 
 def test_a_fork_server_that_does_not_start_is_not_waited_for(
