@@ -43,6 +43,7 @@ from orchestrator.worker.process_settings import ProcessSettings, take_mark
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import credentials_of, open_log, tell
 from workloads import files
+from workloads.owned_directory import OwnedDirectory
 
 #: Names in its directory.
 SOCKET, TOKEN, LOG = "s", "token", "log"
@@ -250,6 +251,17 @@ def _request_on(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return request, list(descriptors)
 
 
+def _is_late(mine: OwnedDirectory) -> bool:
+    """Tell if a process that began before this one keeps the same imports; it is enough."""
+    from orchestrator.worker.kept_imports import kept_imports  # which knows this module's names
+
+    def began(directory: OwnedDirectory) -> tuple[int, int]:
+        return directory.process.started_ticks, directory.process.pid
+
+    alike = (each.directory for each in kept_imports() if each.directory.owner == mine.owner)
+    return any(began(each) < began(mine) for each in alike)
+
+
 def main(argv: Sequence[str]) -> None:
     """``fork_server KEY IDLE_S MODULE[?] …``: prints its directory, and goes on by itself."""
     if os.fork():  # whoever started it may end, and what it started is killed then
@@ -270,7 +282,8 @@ def main(argv: Sequence[str]) -> None:
         os.dup2(log, 2)
         os.close(log)
         sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
-        if process_server.preload(argv[2:]):
+        # Looked for twice: one that began earlier may have been seen by nobody yet.
+        if not _is_late(directory) and process_server.preload(argv[2:]) and not _is_late(directory):
             output.say(f"{READY} {len(sys.modules)} modules")
             server = ForkServer(
                 listener=listener,

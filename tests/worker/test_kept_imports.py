@@ -339,6 +339,21 @@ def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     assert not idle.directory.path.exists()
 
 
+def test_of_those_that_begin_together_one_stays(
+    package: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of one host, whose runs end together, do not see each other's yet."""
+    for each in kept.kept_imports():
+        assert each.end()
+    with monkeypatch.context() as unseen:
+        unseen.setattr(kept, "kept_imports", list)
+        for _ in range(2):
+            kept.keeper(MODULES, environment())()
+    assert until(lambda: [each.ready for each in kept.kept_imports()] == [True], 10)
+    for each in kept.kept_imports():
+        assert each.end()
+
+
 @pytest.mark.parametrize(("told", "kept_then"), [(None, 0), ("", 0), ("0", 0), ("1", 1)])
 def test_imports_are_kept_on_request(
     told: str | None, kept_then: int, monkeypatch: pytest.MonkeyPatch
