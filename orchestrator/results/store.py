@@ -133,7 +133,9 @@ class Store(StoredRun):
 
     def _take_over_logs(self) -> None:
         """Put what a dead driver left in a log into Parquet, if that is possible now."""
-        if not any(map(is_log, disk.names(self.tables_path))):
+        logs = list(filter(is_log, disk.names(self.tables_path)))
+        self._log.take_over(logs)
+        if not logs:
             return
         from orchestrator.results.compaction import leftovers
 
@@ -227,13 +229,19 @@ class Store(StoredRun):
         appended meanwhile, in another thread. What is torn or rotten is set aside.
 
         The file lists the records that it covers, so from the instant it appears our reader ignores
-        those in the log; only then is the log removed.
+        those in the log; only then is the log removed. A driver that was stalled meanwhile leaves
+        the logs to its successor.
 
         Raises:
             StoreError: not the writer, or the file cannot be written; the rows stay in the log.
         """
         self._lock.still_mine()
         logs = self._log.rotate()
+        for log in logs:
+            if not disk.is_there(self.tables_path / log):
+                self._log.forget(log)
+                _LOG.error("%s was removed by somebody else, with its rows", self.tables_path / log)
+        logs = [log for log in logs if disk.is_there(self.tables_path / log)]
         if not logs:
             return None
         from orchestrator.results.compaction import file_of_records, logged, spoiled
@@ -248,7 +256,10 @@ class Store(StoredRun):
                 disk.make_directory(self.quarantine_path)
                 aside = fragments.write_durably(self.quarantine_path, name, data)
                 _LOG.warning("set aside as %s: %s", aside, f"no sound row of {log}")
-        self._delete(logs)
+        self._lock.still_mine()
+        for log in logs:
+            self._delete([log])
+            self._log.forget(log)
         return path
 
     @property

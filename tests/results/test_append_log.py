@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,102 @@ def test_a_writer_whose_lock_went_while_it_wrote_says_so(
         with pytest.raises(StoreLocked):
             store.append(row(1))
         monkeypatch.undo()
+
+
+def test_a_stalled_writer_leaves_its_successors_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it removes its own log; a driver on another host takes over meanwhile."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    delete = first._delete
+
+    def stalled(names: Iterable[str]) -> None:
+        monkeypatch.undo()
+        (first.path / paths.LOCK).unlink()
+        second.__enter__()
+        second.append(row(2))
+        second.append(row(3))
+        delete(names)
+
+    monkeypatch.setattr(first, "_delete", stalled)
+    first.to_parquet()
+    assert numbers(first) == [1, 2, 3]
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    second.append(row(4))
+    second.__exit__(None, None, None)
+    first.__exit__(None, None, None)
+    assert numbers(first) == [1, 2, 3, 4]
+
+
+def test_a_writer_without_its_lock_removes_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor answers for all logs."""
+    with Store.open(tmp_path, "night") as store:
+        log = store.append(row(0))
+        write = fragments.write_durably
+
+        def taken_over(*arguments: Any) -> Path:
+            (store.path / paths.LOCK).unlink()
+            return write(*arguments)
+
+        monkeypatch.setattr(fragments, "write_durably", taken_over)
+        with pytest.raises(StoreLocked):
+            store.to_parquet()
+        assert log.exists() and numbers(store) == [0]
+
+
+def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
+    """Neither in one driver, nor in the next, nor after the log was removed; and a name that is
+    taken is not taken away."""
+    names = set()
+    for _ in range(2):
+        with Store.open(tmp_path, "night") as store:
+            for number in range(2):
+                names.add(store.append(row(number)).name)
+                store.to_parquet()
+    assert len(names) == 4
+    one, two = (AppendLog(tmp_path, "0" * 16) for _ in range(2))
+    path = one.append(RECORDS[0], CONTENTS[0])
+    with pytest.raises(StoreError, match="File exists"):
+        two.append(RECORDS[1], CONTENTS[1])
+    assert sound(path.read_bytes()) == RECORDS[:1]
+
+
+def test_a_writer_whose_log_was_removed_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next row, which is not called safe; or, if none comes, at the end."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0)).unlink()
+        with pytest.raises(StoreError, match="removed by somebody else"):
+            store.append(row(1))
+        store.append(row(1))
+    assert numbers(store) == [1] and "removed by somebody else" in caplog.text
+
+
+def test_a_reader_misses_no_row_of_a_log_that_became_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads the files that it has listed, the log becomes one and another is begun."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.to_parquet()
+        store.append(row(2))
+        read = disk.read
+
+        def meanwhile(path: Path, *arguments: Any) -> bytes:
+            data = read(path, *arguments)
+            monkeypatch.undo()
+            store.to_parquet()
+            store.append(row(3))
+            return data
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        assert numbers(Store.open(tmp_path, "night")) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("fail", ["remove", "sync_directory"])
