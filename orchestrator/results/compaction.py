@@ -7,11 +7,11 @@ what is not; so the columns of all are put together as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results import disk, fragments
+from orchestrator.results import fragments
 from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet
 from orchestrator.results.scan import COVERS_KEY, Scan, read_logs, replaced_by
@@ -27,14 +27,15 @@ def compacted(scan: Scan) -> tuple[str, bytes]:
     return fragments.compacted_name(scan.joined().num_rows, data), data
 
 
-def logged(directory: Path, logs: Iterable[str], covered: Iterable[str]) -> Scan:
-    """The records of these logs, but for those that stand in a file.
+def logged(directory: Path, contents: Mapping[str, bytes], covered: Iterable[str]) -> Scan:
+    """The records of logs with these contents, but for those that stand in a file.
 
     Raises:
         SchemaMismatch: one is of a newer version.
+        MemoryError: one may be sound.
     """
     scan = Scan(directory, {}, [], list(covered))
-    read_logs(scan, logs, column_names(), {})
+    read_logs(scan, contents, column_names(), {}, for_good=True)
     return scan
 
 
@@ -48,10 +49,10 @@ def file_of_records(scan: Scan) -> tuple[str, bytes]:
     return fragments.together_name(table.num_rows, highest, data), data
 
 
-def spoiled(directory: Path, log: str, kept: Container[str]) -> dict[str, bytes]:
+def spoiled(log: str, content: bytes, kept: Container[str]) -> dict[str, bytes]:
     """The torn and rotten parts of a log, and all else beside these records, by names for files."""
     found = {}
-    for part in parts_of(disk.read(directory / log)):
+    for part in parts_of(content):
         if part.reason or part.name not in kept:
             name = part.name or f"{log.strip('.')}-{fragments.digest(part.data)}"
             found[name + ".partial" * part.torn] = part.data

@@ -60,7 +60,8 @@ class Store(StoredRun):
             append=lambda name, data: self._log.append(name, data),
         )
         self._log = AppendLog(self.tables_path)
-        self._in_parquet: set[str] = set()  # records for which a file stands
+        #: Records for which a file stands; None where that must be looked up.
+        self._in_parquet: set[str] | None = None
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -135,12 +136,7 @@ class Store(StoredRun):
         """Put what a dead driver left in a log into Parquet, if that is possible now."""
         logs = list(filter(is_log, disk.names(self.tables_path)))
         self._log.take_over(logs)
-        if not logs:
-            return
-        from orchestrator.results.compaction import leftovers
-
-        scan = scan_rows(self.tables_path, ATTEMPT)
-        self._in_parquet = set(filter(fragments.is_record, leftovers(scan)))
+        self._in_parquet = None if logs else set()
         try:
             self.to_parquet()
         except (StoreError, OSError) as problem:  # our reader finds them where they are
@@ -236,31 +232,55 @@ class Store(StoredRun):
             StoreError: not the writer, or the file cannot be written; the rows stay in the log.
         """
         self._lock.still_mine()
-        logs = self._log.rotate()
-        for log in logs:
-            if not disk.is_there(self.tables_path / log):
-                self._log.forget(log)
-                _LOG.error("%s was removed by somebody else, with its rows", self.tables_path / log)
-        logs = [log for log in logs if disk.is_there(self.tables_path / log)]
-        if not logs:
+        contents = self._contents_of_logs()
+        if not contents:
             return None
         from orchestrator.results.compaction import file_of_records, logged, spoiled
 
-        scan = logged(self.tables_path, logs, self._in_parquet)
+        kept = self._covered_records() if self._in_parquet is None else self._in_parquet
+        scan = logged(self.tables_path, contents, kept)
         path = None
         if scan.tables:
+            self._in_parquet = None  # if it fails now, the file may stand nevertheless
             path = self._written_and_read(*file_of_records(scan))
-            self._in_parquet |= scan.tables.keys()
-        for log in logs:
-            for name, data in spoiled(self.tables_path, log, self._in_parquet).items():
+        kept |= scan.tables.keys()
+        self._in_parquet = kept
+        for log, content in contents.items():
+            for name, data in spoiled(log, content, kept).items():
                 disk.make_directory(self.quarantine_path)
                 aside = fragments.write_durably(self.quarantine_path, name, data)
                 _LOG.warning("set aside as %s: %s", aside, f"no sound row of {log}")
         self._lock.still_mine()
-        for log in logs:
+        for log in contents:
             self._delete([log])
             self._log.forget(log)
         return path
+
+    def _covered_records(self) -> set[str]:
+        """The records in our logs for which a file stands."""
+        from orchestrator.results.compaction import leftovers
+
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        return set(filter(fragments.is_record, leftovers(scan)))
+
+    def _contents_of_logs(self) -> dict[str, bytes]:
+        """What is in our logs, by name; they are ended. Each is read once, whole: what one look
+        does not find and another one does would pass for damaged.
+
+        Raises:
+            StoreError: one cannot be read now.
+        """
+        found = {}
+        for log in self._log.rotate():
+            path = self.tables_path / log
+            try:
+                found[log] = disk.read(path)
+            except FileNotFoundError:
+                self._log.forget(log)
+                _LOG.error("%s was removed by somebody else, with its rows", path)
+            except OSError as error:
+                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+        return found
 
     @property
     def _reserve(self) -> Path:

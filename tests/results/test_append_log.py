@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import threading
 import time
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +21,7 @@ from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import disk, fragments, paths
+from orchestrator.results import disk, fragments, paths, scan, validation
 from orchestrator.results.append_log import AppendLog, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean
 from orchestrator.results.parcels import Receiver, digests, lines_of
@@ -232,9 +236,45 @@ def test_a_reader_misses_no_row_of_a_log_that_became_a_file(
         assert numbers(Store.open(tmp_path, "night")) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (disk, "read", OSError(errno.EMFILE, "Too many open files")),
+        (scan, "record_table", pa.ArrowMemoryError("malloc failed")),
+        (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
+    ],
+    ids=["read", "parse", "validate"],
+)
+def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
+) -> None:
+    """At one of the first calls, or all, while a log becomes a file."""
+    for number, failing in enumerate(([0], [1], [2], range(99))):
+        calls, real = itertools.count(), getattr(place, name)
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            if next(calls) in failing:  # noqa: B023
+                raise error
+            return real(*arguments, **options)  # noqa: B023
+
+        with Store.open(tmp_path, f"night{number}") as store:
+            store.append(row(0), row(1))
+            store.append(row(2))
+            with (
+                monkeypatch.context() as broken,
+                contextlib.suppress(OSError, StoreError, MemoryError),
+            ):
+                broken.setattr(place, name, fail)
+                store.to_parquet()
+            assert numbers(store) == [0, 1, 2]
+            store.append(row(3))
+        assert numbers(store) == [0, 1, 2, 3] and not store.quarantine_path.exists()
+
+
+@pytest.mark.parametrize("then", ["goes on", "is killed"])
 @pytest.mark.parametrize("fail", ["remove", "sync_directory"])
 def test_a_log_that_stays_behind_its_file_makes_no_row_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str, then: str
 ) -> None:
     """The file appears and then something fails, in this driver or in its successor."""
     real: Callable[..., None] = getattr(disk, fail)
@@ -253,6 +293,9 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
         assert numbers(store) == [0, 1]
         store.append(row(2))
         assert numbers(store) == [0, 1, 2]
+        if then == "goes on":
+            store.to_parquet()
+            assert numbers(store) == [0, 1, 2]
         monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)  # and it ends as if it were killed
     monkeypatch.undo()
     again = Store.open(tmp_path, "night")
