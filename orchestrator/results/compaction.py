@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.results import fragments
 from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet
-from orchestrator.results.scan import COVERS_KEY, Scan, read_logs, replaced_by
+from orchestrator.results.scan import COVERS_KEY, MOST_COVERED, Scan, read_logs, replaced_by
 from orchestrator.results.schema import column_names, schema
 
 if TYPE_CHECKING:
@@ -60,8 +60,12 @@ def spoiled(log: str, content: bytes, kept: Container[str]) -> dict[str, bytes]:
 
 
 def _covering(scan: Scan, table: pa.Table) -> bytes:
-    """A table as the content of a file that stands for all that a scan has read."""
-    covers = {COVERS_KEY: json.dumps(sorted(scan.tables)).encode()}
+    """A table as the content of a file that stands for all that a scan has read, and for what that
+    stood for: a copy of the run may have a log and lack the file that came between."""
+    names = scan.tables.keys() | {old for each in scan.tables.values() for old in replaced_by(each)}
+    if len(names) > MOST_COVERED:  # the reader of Parquet takes 100 MB of names, and no more
+        names = {*scan.tables}
+    covers = {COVERS_KEY: json.dumps(sorted(names)).encode()}
     table = table.replace_schema_metadata(dict(table.schema.metadata) | covers)
     return parquet(table, use_dictionary=True)
 

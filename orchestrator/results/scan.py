@@ -29,6 +29,8 @@ COVERS_KEY = b"nightgrid.covers"
 ATTEMPT = ("job_id", "attempt_number")
 #: A file that says it holds more is refused: it would not fit into memory.
 MOST_ROWS = 10_000_000
+#: A compacted file lists no more names than that, unless it replaces more files.
+MOST_COVERED = 500_000
 
 _LOG = logging.getLogger("nightgrid.store")
 
@@ -297,7 +299,8 @@ def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
     replaced = replaced_by(table)
     if not all(map(fragments.is_record, replaced)) and not fragments.is_compacted(name):
         raise StoreError("it claims to replace other files, but is not a compacted file")
-    if len(replaced) > table.num_rows:
+    # Of each row a record, a file, and a compacted one, at most.
+    if len(replaced) > 3 * table.num_rows:
         rows = f"{table.num_rows:,} rows and stands for {len(replaced):,}"
         raise StoreError(f"it has {rows} files or records")
     return table

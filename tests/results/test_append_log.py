@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -343,6 +344,25 @@ def test_a_fetched_copy_has_the_rows_of_the_log_once(tmp_path: Path) -> None:
         store.compact()
         assert numbers(fetch()) == [0, 1, 2]
         assert not any(name.endswith(".arrows") for name in os.listdir(fetch().tables_path))
+
+
+def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:
+    """Copied while the run writes and after it was compacted, by something that removes nothing:
+    the file that came between is in neither copy. Also when more was compacted twice."""
+    copy = Store.open(tmp_path / "copy", "night")
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.append(row(2))
+        shutil.copytree(store.tables_path, copy.tables_path)
+        store.to_parquet()
+        for number in (3, 4):
+            store.append(row(number))
+            store.compact()
+            shutil.copytree(store.tables_path, copy.tables_path, dirs_exist_ok=True)
+            assert numbers(store) == numbers(copy) == list(range(1, number + 1))
+    with copy:
+        copy.append(row(5))
+    assert numbers(copy) == [1, 2, 3, 4, 5] and copy.read().damaged == ()
 
 
 def test_a_spilled_record_that_is_home_comes_once(
