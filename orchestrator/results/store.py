@@ -139,8 +139,8 @@ class Store(StoredRun):
         self._in_parquet = None if logs else set()
         try:
             self.to_parquet()
-        except (StoreError, OSError) as problem:  # our reader finds them where they are
-            _LOG.warning("rows of a log are not in Parquet: %s", problem)
+        except Exception as problem:  # our reader finds them where they are
+            _LOG.warning("rows of a log are not in Parquet: %s", str(problem) or repr(problem))
 
     def refuse_if_held(self) -> None:
         """Refuse as ``with store:`` would now, before anything is waited for that may be away.
@@ -184,8 +184,8 @@ class Store(StoredRun):
                 self.to_parquet()
                 if error is None and len(disk.names(self.tables_path)) >= COMPACT_FROM:
                     self.compact()
-        except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
-            _LOG.warning("the rows were not compacted: %s", problem)
+        except Exception as problem:  # a convenience; the rows are safe without it
+            _LOG.warning("the rows were not compacted: %s", str(problem) or repr(problem))
         finally:
             self._log.close()
             ours = ours and self._is_ours()

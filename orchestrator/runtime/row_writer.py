@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ from orchestrator.watching.live import View
 from orchestrator.watching.live_text import row_line, unrun_lines
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("nightgrid.store")
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
@@ -146,6 +149,7 @@ class RowWriter:
     _only_logged: bool = False  # there are rows that are safe, and not in Parquet
     _parquet_at: float = 0.0  # when they may become so, at the earliest
     _to_parquet: Future[object] | None = None  # what the thread does to that end
+    _no_parquet: str = ""  # why the last try failed, as it was said
 
     # ------------------------------------------------------------ rows in
 
@@ -239,8 +243,12 @@ class RowWriter:
     def _make_parquet(self) -> None:
         try:
             self.store.to_parquet()
-        except (OSError, StoreError):  # a convenience; whoever appends hears of it
+            self._no_parquet = ""
+        except Exception as error:  # a convenience; whoever appends hears of a full disk
             self._only_logged = True
+            if not isinstance(error, OSError | StoreError) and self._no_parquet != repr(error):
+                self._no_parquet = repr(error)
+                _LOG.warning("rows are safe, but not in Parquet yet: %s", self._no_parquet)
 
     def _end_of_parquet(self) -> None:
         """Wait for the thread to have made its file."""

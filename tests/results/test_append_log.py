@@ -22,7 +22,7 @@ from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import disk, fragments, paths, scan, validation
+from orchestrator.results import compaction, disk, fragments, paths, scan, validation
 from orchestrator.results.append_log import AppendLog, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean
 from orchestrator.results.parcels import Receiver, digests, lines_of
@@ -51,6 +51,14 @@ def sound(data: bytes) -> list[str]:
 def numbers(store: Store) -> list[int]:
     """The rows that the store shows, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
+
+
+class Killed(BaseException):
+    """The end of a driver of which nothing more happens."""
+
+
+def killed() -> None:
+    raise Killed
 
 
 def test_a_log_torn_at_any_byte_keeps_every_record_before_it(tmp_path: Path) -> None:
@@ -285,7 +293,7 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
             raise OSError("away for a moment")
         real(path)
 
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
         store.append(row(0), row(1))
         with monkeypatch.context() as broken:
             broken.setattr(disk, fail, away)
@@ -297,7 +305,7 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
         if then == "goes on":
             store.to_parquet()
             assert numbers(store) == [0, 1, 2]
-        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)  # and it ends as if it were killed
+        monkeypatch.setattr(store, "to_parquet", killed)  # and it ends as if it were killed
     monkeypatch.undo()
     again = Store.open(tmp_path, "night")
     assert numbers(again) == [0, 1, 2]
@@ -365,18 +373,38 @@ def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:
     assert numbers(copy) == [1, 2, 3, 4, 5] and copy.read().damaged == ()
 
 
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowInvalid("odd")], ids=repr)
+def test_a_run_begins_and_ends_where_no_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The rows stay in their logs, and the first driver that can makes a file of them."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(compaction, "file_of_records", fail)
+        for number in range(2):
+            with Store.open(tmp_path, "night") as store:
+                store.append(row(number))
+    assert numbers(store) == [0, 1]
+    with store:
+        assert numbers(store) == [0, 1]
+    assert len(os.listdir(store.tables_path)) == 1
+
+
 def test_a_spilled_record_that_is_home_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver died between the append and the removal of the copy on the other disk."""
     monkeypatch.setattr(paths, "spill_directories", lambda _: [tmp_path / "elsewhere"])
     name, data = record_of([row(0, final=False)])
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
         place = tmp_path / "elsewhere" / name
         assert store.spill(row(0, final=False)) == place
         store.append(row(0, final=False))
         assert not place.exists()
-        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)
+        monkeypatch.setattr(store, "to_parquet", killed)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.write_bytes(data)
     with Store.open(tmp_path, "night") as store:

@@ -20,27 +20,29 @@ BEHIND_S = 10.0  # of a plain reader, as README promises
 
 
 class Logged(Rows):
-    """Rows, and how many of them a plain reader finds; Parquet fails a number of times."""
+    """Rows, and how many of them a plain reader finds; the first file fails."""
 
-    def __init__(self, no_room: int = 0) -> None:
+    def __init__(self, trouble: Exception | None) -> None:
         super().__init__()
         self.plain = self.files = 0  # type: ignore[assignment]
-        self._no_room = no_room
+        self._trouble = trouble
 
     def to_parquet(self) -> None:
-        """Show all rows, or find no room."""
-        if self._no_room:
-            self._no_room -= 1
-            raise StoreFull("no space left")
+        """Show all rows, or fail."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
         self.plain, self.files = len(self.kept), self.files + 1  # type: ignore[operator, assignment]
 
 
 @pytest.mark.parametrize("looks", [None, 1, 3])
-@pytest.mark.parametrize("no_room", [0, 1])
-def test_plain_readers_are_ten_seconds_behind_at_most(looks: int | None, no_room: int) -> None:
+@pytest.mark.parametrize("trouble", [None, StoreFull("no space left"), MemoryError()])
+def test_plain_readers_are_ten_seconds_behind_at_most(
+    looks: int | None, trouble: Exception | None
+) -> None:
     """With a row at every look, and when no more come; one file in five seconds, the first at once,
-    all at the end; a file that found no room is tried again."""
-    clock, store, view, this = FakeClock(), Logged(no_room), Lines(), job(1)
+    all at the end; a file that found no room, or no memory, is tried again."""
+    clock, store, view, this = FakeClock(), Logged(trouble), Lines(), job(1)
     writer = RowWriter(
         store=store,
         to_measurement=lambda record: measurement_of(
