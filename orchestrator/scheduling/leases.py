@@ -172,11 +172,15 @@ class Leases:
 
     def close(self, lease: Lease, *, succeeded_at: float | None = None) -> list[Lease]:
         """Take the cards back; workers on them become idle unless they are stopped. After a success
-        a worker goes on with what it was given ahead, unless it is being stopped; after anything
-        else what is behind it never begins, and is returned, closed too."""
+        a worker goes on with what it was given ahead, unless that is being stopped or its card is
+        quarantined; after anything else what is behind it never begins, and is returned, closed
+        too."""
         worker = lease.ready.get(0)
-        if worker is not None and worker.state is WorkerState.STOPPING:
-            succeeded_at = None  # whatever it begins now is cut short
+        stopping = worker is not None and worker.state is WorkerState.STOPPING
+        if stopping or not all(slot.usable for slot in lease.slots):
+            succeeded_at = (
+                None  # whatever begins now is cut short, or on a card that is not trusted
+            )
         unbegun = self._behind(lease) if succeeded_at is None else []
         for each in (*unbegun, lease):
             self._strike_out(each)

@@ -253,8 +253,7 @@ def main(argv: Sequence[str]) -> None:
         listener.bind(str(directory.path / SOCKET))
         listener.listen(128)
         log = open_log(str(directory.path / LOG))
-        sys.stdout.write(f"{directory.path}\n")
-        sys.stdout.flush()
+        os.write(1, f"{directory.path}\n".encode())  # to the process that started it
         os.chdir("/")
         os.dup2(log, 1)
         os.dup2(log, 2)

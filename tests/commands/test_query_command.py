@@ -154,9 +154,11 @@ def test_a_damaged_file_is_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The answer is made from the sound rows; standard error names the others."""
-    with Store.open(tmp_path, "torn") as store:
-        store.append(row(0))
-        path = store.append(row(1))
+    for number in (0, 1):
+        with Store.open(tmp_path, "torn") as store:
+            store.append(row(number))
+            path = store.to_parquet()
+    assert path is not None
     path.write_bytes(path.read_bytes()[:-9])
     assert main(["query", "select count(*) from rows", "--csv", "--results", str(tmp_path)]) == 0
     captured = capsys.readouterr()

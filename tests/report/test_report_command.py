@@ -103,10 +103,12 @@ def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named_on_the_page(tmp_path: Path) -> None:
     """A torn fragment does not stop the report; the page says that rows are missing."""
-    with Store.open(tmp_path, "torn") as store:
-        night = Night(run="torn")
-        store.append(night.add(a_job()))
-        path = store.append(night.add(a_job(batch_size=16)))
+    night = Night(run="torn")
+    for batch_size in (8, 16):
+        with Store.open(tmp_path, "torn") as store:
+            store.append(night.add(a_job(batch_size=batch_size)))
+            path = store.to_parquet()
+    assert path is not None
     path.write_bytes(path.read_bytes()[:-20])
     text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
     assert "1 file of this run could not be read" in text

@@ -354,7 +354,7 @@ def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() ->
     )
     writer.take(RecordRow(job=one, state=State.NOT_STARTED, reason="no time is left", final=True))
     writer.write_soon()
-    writer.begin([attempt(other, node().cards[0])])
+    writer.begin([RunAttempt(attempt=attempt(other, node().cards[0]), worker_ids=("w",))])
     assert writer.writing and writer.held is not None
     writer.look_for_room()
     assert not writer.writing and any("no time is left" in line for line in view.lines)

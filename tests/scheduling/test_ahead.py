@@ -211,6 +211,27 @@ def test_a_lost_node_gives_back_what_had_not_begun() -> None:
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
 
 
+def test_a_quarantined_card_begins_nothing_more() -> None:
+    """Its worker is stopped at the end of what runs. A stop that crosses that end blames nobody."""
+    cluster = busy()
+    runs = given_ahead(cluster)
+    [pool] = cluster.schedule.pools.values()
+    slot = pool.cards.slot(runs[0].attempt.cards[0])
+    assert slot is not None
+    pool.cards.quarantine(slot, "others of its node failed")
+    commands = cluster.ends(runs[0].attempt, took=SHORT_S)
+    assert [type(each) for each in commands if isinstance(each, StopWorker)] == [StopWorker]
+    for run in runs[1:]:
+        cluster.ends(run.attempt, State.LOST, FailureClass.HANG, took=0.0)
+    rows = [row for row in cluster.rows if row.attempt in [run.attempt for run in runs[1:]]]
+    assert len(rows) == len(runs) - 1 and all("given back" in row.reason for row in rows)
+    cluster.stopped()
+    pool.cards.release(slot)
+    cluster.tick(1.0)
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
 def test_an_orderly_stop_lets_what_was_given_end() -> None:
     """The worker is stopped behind the last of it, and nothing else begins."""
     cluster = busy(20)

@@ -67,17 +67,30 @@ def test_a_layer_in_few_calls_computes_the_same(kind: str) -> None:
     assert continued(packed) == continued(plain)
 
 
+#: Positions from 64 on scale the queries.
+_SCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
         ("Granite", {"residual_multiplier": 0.5}),
         ("Qwen3", {}),
         ("Mistral", {"sliding_window": 4}),
+        ("Olmo", {}),
+        ("Ministral3", {"rope_parameters": _SCALED, "max_position_embeddings": 256}),
     ],
 )
 @torch.inference_mode()
 def test_another_layer_stays_as_it_is(kind: str, changes: dict[str, Any]) -> None:
-    """Sums of another kind, norms of single heads, attention to a part of the text."""
+    """Sums of another kind, norms of single heads, attention to a part of the text, norms without
+    gains, a scale that only far positions show."""
     plain, packed = small(kind, **changes), small(kind, **changes)
     assert "few calls" not in pack(packed)
     ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])
@@ -98,3 +111,13 @@ def test_int8_layers_in_few_calls_compute_the_same(kind: str) -> None:
     ids = torch.tensor([[1, 5, 3, 2, 9, 4, 7]])
     got, expected = packed(ids).logits.float(), plain(ids).logits.float()
     assert (got - expected).norm() < 0.05 * expected.norm()
+
+
+def test_an_int8_layer_that_reads_positions_stays_as_it_is() -> None:
+    """However little it makes of them beside the rounding to 8 bits."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    changes = {"rope_parameters": _SCALED, "num_hidden_layers": 1}
+    model = small("Ministral3", **changes).bfloat16()
+    quantize_(model.model, Int8WeightOnlyConfig())
+    assert "few calls" not in pack(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -18,16 +19,21 @@ WIDTH = 6
 
 
 class Layers(torch.nn.Module):
-    """Two layers that read one input, and one that reads what they give."""
+    """Two layers that read one input, and one that reads what they give; in place: as OLMo clips
+    its queries."""
 
-    def __init__(self, sizes: tuple[int, int], biased: tuple[bool, bool]) -> None:
+    def __init__(
+        self, sizes: tuple[int, int], biased: tuple[bool, bool], in_place: bool = False
+    ) -> None:
         super().__init__()
+        self.in_place = in_place
         self.left = torch.nn.Linear(WIDTH, sizes[0], bias=biased[0])
         self.right = torch.nn.Linear(WIDTH, sizes[1], bias=biased[1])
         self.top = torch.nn.Linear(sum(sizes), 3)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        both = torch.cat([self.left(states), self.right(states)], -1)
+        left, right = self.left(states), self.right(states)
+        both = torch.cat([left.mul_(0.5) if self.in_place else left, right], -1)
         return self.top(both)
 
 
@@ -55,16 +61,22 @@ def passed(model: Any, states: torch.Tensor) -> list[torch.Tensor]:
     biased=st.tuples(st.booleans(), st.booleans()),
     rank=st.integers(1, 4),
     half=st.booleans(),
+    in_place=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_together_they_are_what_each_is(
-    sizes: tuple[int, int], biased: tuple[bool, bool], rank: int, half: bool, seed: int
+    sizes: tuple[int, int],
+    biased: tuple[bool, bool],
+    rank: int,
+    half: bool,
+    in_place: bool,
+    seed: int,
 ) -> None:
-    """Outputs and gradients, whatever the sizes, biases and formats; afterwards the model is as it
-    was."""
+    """Outputs and gradients, whatever the sizes, biases and formats, of a model that changes them
+    in place, too; afterwards the model is as it was."""
     torch.manual_seed(seed)
     kind = torch.bfloat16 if half else torch.float32
-    model = adapted(Layers(sizes, biased).to(kind), rank)
+    model = adapted(Layers(sizes, biased, in_place).to(kind), rank)
     states = torch.randn(2, 5, WIDTH, dtype=kind)
     frozen = {n: p.detach().clone() for n, p in model.named_parameters()}
     expected = passed(model, states)
@@ -88,6 +100,19 @@ def test_frozen_weights_are_held_once() -> None:
     left, right = (getattr(model.base_model.model, n).base_layer.weight for n in ("left", "right"))
     assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
     assert left.shape == (4, WIDTH) and right.shape == (2, WIDTH)
+
+
+def test_frozen_weights_are_held_once_afterwards() -> None:
+    """A group's tensor goes, though the function that undoes it stays."""
+    model = adapted(Layers((4, 2), (True, False)), 2)
+    _, undo = put_together(model, lambda: model(torch.randn(1, WIDTH)))
+    layers = [each for each in model.modules() if isinstance(each, Together)]
+    whole = [weakref.ref(layer.group.weight) for layer in layers]
+    undo()
+    assert all(weight() is None for weight in whole)
+    weights = [layer.base_layer.weight for layer in layers]
+    assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in weights)
+    undo()  # nothing is left that it could change
 
 
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}])

@@ -31,6 +31,8 @@ _PARTS = {"input_layernorm", "mlp", "post_attention_layernorm", "self_attn"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 #: Positions of the text with which a layer is compared.
 _PROOF_POSITIONS, _PROOF_DISTANCE = 4, 7
+#: Positions beyond any at which a layer may begin to do something else.
+_FAR = 1 << 30
 #: Shares of what a layer changes by which it may be off: in fp32, and with activations in int8.
 _ALIKE, _ALIKE_INT8 = 1e-4, 0.1
 
@@ -161,17 +163,20 @@ def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) 
     if not _has_parts(layer):
         return None
     int8 = is_int8(layer.self_attn.o_proj)
-    # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
-    layer = layer if int8 else copy.deepcopy(layer).float()
-    gain = layer.input_layernorm.weight
-    size = _PROOF_POSITIONS, len(gain)
-    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
-    positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
     off = {}
     try:
+        # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
+        layer = layer if int8 else copy.deepcopy(layer).float()
+        gain = layer.input_layernorm.weight
+        size = _PROOF_POSITIONS, len(gain)
+        hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
+        positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
         asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
         expected = layer(hidden, **asked)
         change = (expected - hidden).float().norm()
+        farther = asked | {"position_ids": positions + _FAR}
+        if not expected.equal(layer(hidden, **farther)):
+            return None  # it reads positions by itself, as Ministral's scale of queries does
         for rotation in rotations:
             got = PackedLayer(layer, rotation).forward(hidden, **asked)
             off[rotation] = float((got - expected).float().norm() / change)

@@ -55,7 +55,9 @@ class Group:
             whole = flat.view(frozen.shape)
         else:  # an adapter in 32 bits over weights in 16
             whole = (frozen + linear(thin, up)).to(frozen.dtype)
-        return whole.split(self.sizes, -1)
+        # Parts that a model may change in place: `split` forbids that, since it knows nothing of
+        # what else is read; here no one reads the whole again.
+        return torch.unsafe_split_with_sizes(whole, self.sizes, -1)
 
 
 class Together(Linear):
@@ -108,7 +110,8 @@ def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[
             layer.__class__, layer.group, layer.place = Together, group, place
 
     def undo() -> None:
-        for group in groups:
+        while groups:  # one by one, so that each's tensor goes before the next is copied
+            group = groups.pop()
             for layer in group.layers:
                 layer.__class__ = Linear
                 del layer.group, layer.place
