@@ -121,6 +121,7 @@ class AppendLog:
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 disk.truncate(self._handle, self._bytes)
+                disk.sync(self._handle)  # else a power failure brings the record back
             self._close()
             if not self._bytes:
                 with contextlib.suppress(OSError):

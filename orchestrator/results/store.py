@@ -218,6 +218,9 @@ class Store(StoredRun):
         for measurement in measurements:
             self._begun.end(measurement.attempt_id)
         self._spilled.forget(name)
+        if len(measurements) > 1 and self._spilled:
+            for measurement in measurements:
+                self._spilled.forget(record_of([measurement])[0])
         return path
 
     def to_parquet(self) -> Path | None:

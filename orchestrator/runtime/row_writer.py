@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from orchestrator.domain.events import (
@@ -289,8 +290,9 @@ class RowWriter:
         try:
             self.patience.act("the store", attempt, StoreError)
         except StoreFull as full:
-            if self.held is None:
-                self._pause(full)
+            held = self.held or self._pause(full)
+            if not held.rows:
+                held.together = len(measurements)
             return False
         return True
 
@@ -322,14 +324,15 @@ class RowWriter:
 
     # ------------------------------------------------------------ a full disk
 
-    def _pause(self, full: StoreFull) -> None:
-        self.held = Held(since=self.clock())
+    def _pause(self, full: StoreFull) -> Held:
+        held = self.held = Held(since=self.clock())
         self._look_at = self.clock() + ROOM_INTERVAL_S
         self.board.paused = f"no room for results: {full}"
         self.view.line(
             f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
             f"until there is room"
         )
+        return held
 
     def look_for_room(self) -> list[Delayed]:
         """Write the rows that wait; once all are, return the commands that waited behind them.
@@ -363,10 +366,12 @@ class RowWriter:
 
     def _write_held(self, held: Held) -> None:
         while held.rows:
-            command, measurement = held.rows[0]
-            self.store.append(measurement)
-            held.rows.popleft()
-            self._recorded(command, measurement)
+            rows = list(islice(held.rows, held.together))
+            self.store.append(*(measurement for _, measurement in rows))
+            held.together = 1
+            for command, measurement in rows:
+                held.rows.popleft()
+                self._recorded(command, measurement)
 
     # ------------------------------------------------------------ the end
 
