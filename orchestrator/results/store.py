@@ -244,14 +244,21 @@ class Store(StoredRun):
         scan = logged(self.tables_path, contents, kept)
         path = None
         if scan.tables:
-            self._in_parquet = None  # if it fails now, the file may stand nevertheless
-            path = self._written_and_read(*file_of_records(scan))
+            name, data = file_of_records(scan)
+            self._in_parquet = None
+            try:
+                path = self._written_and_read(name, data)
+            except Exception:
+                with contextlib.suppress(OSError):  # else it may stand nevertheless
+                    if name not in disk.names(self.tables_path):
+                        self._in_parquet = kept
+                raise
         kept |= scan.tables.keys()
         self._in_parquet = kept
         for log, content in contents.items():
-            for name, data in spoiled(log, content, kept).items():
+            for part, rest in spoiled(log, content, kept).items():
                 disk.make_directory(self.quarantine_path)
-                aside = fragments.write_durably(self.quarantine_path, name, data)
+                aside = fragments.write_durably(self.quarantine_path, part, rest)
                 _LOG.warning("set aside as %s: %s", aside, f"no sound row of {log}")
         self._lock.still_mine()
         for log in contents:

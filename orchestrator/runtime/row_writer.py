@@ -214,6 +214,7 @@ class RowWriter:
         if self.thread is None or self.held is not None:
             self.write()
             if self._parquet_is_due():
+                self._end_of_parquet()
                 self._make_parquet()
             return
         if self._to_parquet is not None:
@@ -236,7 +237,7 @@ class RowWriter:
         """Return whether there are rows for a Parquet file, and it is time for one; then it is not
         for a while."""
         now = self.clock()
-        if not self._only_logged or self.held is not None or now < self._parquet_at:
+        if not self._only_logged or now < self._parquet_at:
             return False
         self._only_logged, self._parquet_at = False, now + PARQUET_INTERVAL_S
         return True

@@ -124,3 +124,20 @@ def test_a_record_that_found_no_room_and_stands_nevertheless_is_not_two(
             assert found == [1, 2, 3]
             writer.save()
             store.to_parquet()
+
+
+@pytest.mark.parametrize("looks", [None, 1])
+def test_rows_become_parquet_while_others_find_no_room(looks: int | None) -> None:
+    """What was logged before the disk was full is where any reader finds it ten seconds later."""
+    clock, store, this = FakeClock(), Logged(None), job(1)
+    writer = writer_of(store, clock, looks, this)
+    for _ in range(2):  # the first has a file at once
+        writer.take(unrun(this))
+        for _ in range(6):
+            writer.write_soon()
+    store._failures, store._error = 99, StoreFull
+    writer.take(unrun(this))
+    for _ in range(20):
+        writer.write_soon()
+        clock.sleep(LOOK_S)
+    assert writer.held is not None and store.plain == 2
