@@ -3,7 +3,10 @@
 A Parquet file of one row takes 2 ms of CPU and an Arrow IPC stream 0.1, so a run's rows go to a log
 first, and every few seconds from there into a file that any reader opens (``Store.to_parquet``).
 
-    rows/.appended-<n>.arrows        plain readers skip a name with a point
+    rows/.appended-<writer>-<n>.arrows        plain readers skip a name with a point
+
+No name is used twice: a writer that was stalled, and a reader that has listed a directory, come
+back to a log of that name or to none, never to another one.
 
 A record stands between two copies of a line with its name and length:
 
@@ -19,15 +22,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments
 
-_LOG = re.compile(r"\.appended-(?P<number>\d{1,9})\.arrows")
+_LOG = re.compile(r"\.appended-[0-9a-f]{16}-\d{1,9}\.arrows")
 _MARK = re.compile(rb"\n(?P<name>[A-Za-z0-9_-]{1,120}\.arrow) (?P<bytes>\d{1,10})\n")
 
 
@@ -44,10 +47,17 @@ class AppendLog:
     """The log that one writer appends to; it is begun at the first record.
 
     Two threads may use it: one appends while another puts the rows of earlier logs into Parquet.
+
+    Args:
+        directory: of the run's rows.
+        writer: 16 hexadecimal digits that no other log has in its name; drawn if left out.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, writer: str = "") -> None:
         self._directory = directory
+        self._writer = writer or secrets.token_hex(8)
+        self._number = 0  # of the newest log
+        self._ended: set[str] = set()  # names of logs that are this writer's to remove
         self._changing = threading.Lock()
         self._handle: int | None = None
         self._path = directory
@@ -67,20 +77,30 @@ class AppendLog:
                 handle = self._begun() if self._handle is None else self._handle
                 fragments.write_all(handle, whole)
                 disk.sync(handle)
+                if not disk.has_name(handle, self._path):
+                    raise OSError("it was removed by somebody else, with every row in it")
             except OSError as error:
                 self._give_up()
                 raise fragments.write_error(self._path, error) from error
             self._bytes += len(whole)
             return self._path
 
+    def take_over(self, names: Iterable[str]) -> None:
+        """Answer for all logs there are, which earlier writers have left."""
+        with self._changing:
+            self._ended = set(names)
+
     def rotate(self) -> list[str]:
-        """End the log; the names of all logs there are now, to none of which anything is added."""
+        """End the log; the names of all that this writer answers for, to none of which it adds
+        anything."""
         with self._changing:
             self._close()
-            try:
-                return sorted(filter(is_log, disk.names(self._directory)))
-            except OSError as error:
-                raise StoreError(f"{self._directory} cannot be read: {error.strerror}") from error
+            return sorted(self._ended)
+
+    def forget(self, name: str) -> None:
+        """Answer no longer for a log that is removed."""
+        with self._changing:
+            self._ended.discard(name)
 
     def close(self) -> None:
         """End the log."""
@@ -89,10 +109,9 @@ class AppendLog:
 
     def _begun(self) -> int:
         """A new log, open; its name survives a power failure."""
-        matches = map(_LOG.fullmatch, disk.names(self._directory))
-        number = 1 + max((int(match["number"]) for match in matches if match), default=0)
-        self._path = self._directory / f".appended-{number}.arrows"
-        self._handle, self._bytes = disk.create(self._path), 0
+        self._number += 1
+        self._path = self._directory / f".appended-{self._writer}-{self._number}.arrows"
+        self._handle, self._bytes = disk.create_new(self._path), 0
         disk.sync_directory(self._directory)
         return self._handle
 
@@ -102,13 +121,18 @@ class AppendLog:
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 disk.truncate(self._handle, self._bytes)
-                if not self._bytes:
-                    disk.remove(self._path)
+                disk.sync(self._handle)  # else a power failure brings the record back
             self._close()
+            if not self._bytes:
+                with contextlib.suppress(OSError):
+                    with contextlib.suppress(FileNotFoundError):
+                        disk.remove(self._path)
+                    self._ended.discard(self._path.name)
 
     def _close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
+            self._ended.add(self._path.name)
             with contextlib.suppress(OSError):
                 disk.close(handle)
 

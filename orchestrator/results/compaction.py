@@ -7,14 +7,14 @@ what is not; so the columns of all are put together as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results import disk, fragments
+from orchestrator.results import fragments
 from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet
-from orchestrator.results.scan import COVERS_KEY, Scan, read_logs, replaced_by
+from orchestrator.results.scan import COVERS_KEY, MOST_COVERED, Scan, read_logs, replaced_by
 from orchestrator.results.schema import column_names, schema
 
 if TYPE_CHECKING:
@@ -27,14 +27,15 @@ def compacted(scan: Scan) -> tuple[str, bytes]:
     return fragments.compacted_name(scan.joined().num_rows, data), data
 
 
-def logged(directory: Path, logs: Iterable[str], covered: Iterable[str]) -> Scan:
-    """The records of these logs, but for those that stand in a file.
+def logged(directory: Path, contents: Mapping[str, bytes], covered: Iterable[str]) -> Scan:
+    """The records of logs with these contents, but for those that stand in a file.
 
     Raises:
         SchemaMismatch: one is of a newer version.
+        MemoryError: one may be sound.
     """
     scan = Scan(directory, {}, [], list(covered))
-    read_logs(scan, logs, column_names(), {})
+    read_logs(scan, contents, column_names(), {}, for_good=True)
     return scan
 
 
@@ -48,10 +49,10 @@ def file_of_records(scan: Scan) -> tuple[str, bytes]:
     return fragments.together_name(table.num_rows, highest, data), data
 
 
-def spoiled(directory: Path, log: str, kept: Container[str]) -> dict[str, bytes]:
+def spoiled(log: str, content: bytes, kept: Container[str]) -> dict[str, bytes]:
     """The torn and rotten parts of a log, and all else beside these records, by names for files."""
     found = {}
-    for part in parts_of(disk.read(directory / log)):
+    for part in parts_of(content):
         if part.reason or part.name not in kept:
             name = part.name or f"{log.strip('.')}-{fragments.digest(part.data)}"
             found[name + ".partial" * part.torn] = part.data
@@ -59,8 +60,12 @@ def spoiled(directory: Path, log: str, kept: Container[str]) -> dict[str, bytes]
 
 
 def _covering(scan: Scan, table: pa.Table) -> bytes:
-    """A table as the content of a file that stands for all that a scan has read."""
-    covers = {COVERS_KEY: json.dumps(sorted(scan.tables)).encode()}
+    """A table as the content of a file that stands for all that a scan has read, and for what that
+    stood for: a copy of the run may have a log and lack the file that came between."""
+    names = scan.tables.keys() | {old for each in scan.tables.values() for old in replaced_by(each)}
+    if len(names) > MOST_COVERED:  # the reader of Parquet takes 100 MB of names, and no more
+        names = {*scan.tables}
+    covers = {COVERS_KEY: json.dumps(sorted(names)).encode()}
     table = table.replace_schema_metadata(dict(table.schema.metadata) | covers)
     return parquet(table, use_dictionary=True)
 

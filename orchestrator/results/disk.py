@@ -24,6 +24,21 @@ def create(path: Path) -> int:
     return files.create(path)
 
 
+def create_new(path: Path) -> int:
+    """Open a new file for writing and return its handle.
+
+    Raises:
+        FileExistsError: something has this name.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+
+def has_name(handle: int, path: Path) -> bool:
+    """Return whether an open file can be found by its name. File systems that count no links are
+    asked for the name."""
+    return os.fstat(handle).st_nlink > 0 or is_there(path)
+
+
 def open_to_append(path: Path) -> int:
     """Open a file that is there, and no link, for writing at its end; its handle."""
     return files.open_to_append(path, create=False)

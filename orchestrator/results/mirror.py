@@ -20,7 +20,9 @@ from typing import Any
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, paths
+from orchestrator.results.append_log import is_log
 from orchestrator.results.parcels import SIDE_FILES, carried
+from orchestrator.results.scan import has_rows
 from orchestrator.worker.redaction import redact
 
 INTERVAL_S = 10.0
@@ -46,6 +48,7 @@ class Mirror:
         self._files, base = _file_system(address)
         self._there = f"{base}/{run.name}"
         self._copied: dict[str, tuple[int, int]] = {}  # by name: size and time of what was copied
+        self._logs: set[str] = set()  # that were there at the last look
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.trouble = ""
@@ -73,9 +76,15 @@ class Mirror:
         """Bring over what has changed, as far as that is possible; the number of files."""
         count = 0
         try:
-            # An object store cannot append: the rows of a log go there as Parquet.
-            for name in carried(self._run, logs=False):
-                count += self._copy_one(name)
+            names = carried(self._run)
+            logs = {name for name in names if is_log(os.path.basename(name))}
+            # An object store cannot append: the rows of a log go there as Parquet, unless none is
+            # made of it, on a full disk for one.
+            soon = set() if self._ended.is_set() else logs - self._logs
+            self._logs = logs
+            for name in names:
+                if name not in soon:
+                    count += self._copy_one(name)
             self.trouble = ""
         except OSError as error:
             self.trouble = (
@@ -95,7 +104,8 @@ class Mirror:
             if self._copied.get(name) == seen:
                 return False
             is_row = name.startswith(f"{paths.ROWS}/")
-            if is_row and self._size_there(name) == there.st_size:  # its name holds its digest
+            # Its name holds its digest; a log only grows.
+            if is_row and self._size_there(name) == there.st_size:
                 self._copied[name] = seen
                 return False
             data = disk.read(self._run / name)
@@ -148,7 +158,7 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
         for info in sorted(found, key=lambda info: info.path):
             name = info.path.removeprefix(f"{there}/")
             folder, _, last = name.rpartition("/")
-            row = folder == paths.ROWS and last.endswith(".parquet")
+            row = folder == paths.ROWS and has_rows(last)
             beside = name in SIDE_FILES or paths.is_trace(name)
             if not (row or beside) or (row and _size_of(here / name) == info.size):
                 continue
@@ -156,9 +166,8 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
                 data = stream.read()
             if row:
                 disk.make_directory(here / folder)
-                fragments.write_durably(
-                    here / folder, fragments.valid_name(last, "file name"), data
-                )
+                name_here = last if is_log(last) else fragments.valid_name(last, "file name")
+                fragments.write_durably(here / folder, name_here, data)
             else:
                 fragments.replace_file(here, name, data)
             received.append(name)

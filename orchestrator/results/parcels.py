@@ -38,18 +38,13 @@ PART_BYTES = 48 * 1024
 SIDE_FILES = (paths.GRID, paths.OPTIONS, paths.PASSPORTS, paths.REPORT, paths.STATUS)
 
 
-def carried(run: Path, *, logs: bool = True) -> list[str]:
-    """The names of a run's files that mean something elsewhere, beneath its directory.
-
-    Args:
-        logs: also the logs of rows, which grow, and which are Parquet a few seconds later.
-    """
+def carried(run: Path) -> list[str]:
+    """The names of a run's files that mean something elsewhere, beneath its directory."""
     try:
         rows = sorted(disk.names(run / paths.ROWS))
     except OSError:
         rows = []
-    rows = [name for name in rows if has_rows(name) and (logs or not is_log(name))]
-    names = [f"{paths.ROWS}/{name}" for name in rows]
+    names = [f"{paths.ROWS}/{name}" for name in rows if has_rows(name)]
     with contextlib.suppress(OSError):
         names += sorted(filter(paths.is_trace, disk.names(run)))
     return names + [name for name in SIDE_FILES if os.path.isfile(run / name)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,8 @@ COVERS_KEY = b"nightgrid.covers"
 ATTEMPT = ("job_id", "attempt_number")
 #: A file that says it holds more is refused: it would not fit into memory.
 MOST_ROWS = 10_000_000
+#: A compacted file lists no more names than that, unless it replaces more files.
+MOST_COVERED = 500_000
 
 _LOG = logging.getLogger("nightgrid.store")
 
@@ -143,51 +145,70 @@ def _read_files(
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
     if logs:  # last: what stands for records is sound
-        read_logs(scan, logs, columns, known)
+        read_logs(scan, _contents(directory, logs, scan.damaged), columns, known)
     return scan
 
 
 def read_logs(
-    scan: Scan, logs: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
+    scan: Scan,
+    contents: Mapping[str, bytes],
+    columns: list[str],
+    known: Mapping[str, pa.Table],
+    *,
+    for_good: bool = False,
 ) -> None:
-    """Add the sound records of these logs to a scan, but for those that one of its tables or of
-    its covered names stands for."""
+    """Add the sound records of logs to a scan, but for those that one of its tables or of its
+    covered names stands for.
+
+    Args:
+        contents: of each log, by its name.
+        for_good: what is taken for damaged now is not looked at again.
+
+    Raises:
+        MemoryError: ``for_good``, and a record may be sound.
+    """
     from orchestrator.results.validation import faults
 
     covered = {name for table in scan.tables.values() for name in replaced_by(table)}
     covered |= {*scan.covered}
     new: dict[str, pa.Table] = {}
     where: dict[str, Path] = {}
-    for log in sorted(logs):
+    for log in sorted(contents):
         path = scan.directory / log
-        for name, data, reason in _records(path):
-            if reason:
-                scan.damaged.append(Damage(path=path, reason=f"{name or 'a row'}: {reason}"))
+        for part in parts_of(contents[log]):
+            name = part.name
+            if part.torn:
+                continue  # no damage: nobody was told that it is safe
+            if part.reason:
+                scan.damaged.append(Damage(path=path, reason=f"{name or 'a row'}: {part.reason}"))
             elif name in covered:
                 scan.covered.append(name)
             elif name in known:
                 scan.tables[name] = known[name]
-            elif (table := _table_of(name, data, columns, path, scan.damaged)) is not None:
-                scan.tables[name] = new[name] = table
-                where[name] = path
+            else:
+                table = _table_of(name, part.data, columns, path, scan.damaged, for_good)
+                if table is not None:
+                    scan.tables[name] = new[name] = table
+                    where[name] = path
             scan.together = None
     for name, reason in faults(new).items():
         del scan.tables[name]
         scan.damaged.append(_not_rows(where[name], f"{name}: {reason}"))
 
 
-def _records(path: Path) -> Iterator[tuple[str, bytes, str]]:
-    """Name and bytes of each record of a log, and why it is none; a torn end is no damage."""
-    try:
-        data = disk.read(path)
-    except OSError as error:
-        if not disk.is_there(path):
-            raise  # vanished: the caller looks again
-        yield "", b"", f"cannot be read: {error.strerror or error}"
-        return
-    for part in parts_of(data):
-        if not part.torn:
-            yield part.name, part.data, part.reason
+def _contents(directory: Path, logs: Iterable[str], damaged: list[Damage]) -> dict[str, bytes]:
+    """The bytes of each log that can be read."""
+    found = {}
+    for log in sorted(logs):
+        path = directory / log
+        try:
+            found[log] = disk.read(path)
+        except OSError as error:
+            if not disk.is_there(path):
+                raise  # vanished: the caller looks again
+            reason = f"a row: cannot be read: {error.strerror or error}"
+            damaged.append(Damage(path=path, reason=reason))
+    return found
 
 
 def _vouched_for(path: Path, table: pa.Table, damaged: list[Damage]) -> pa.Table | None:
@@ -233,7 +254,12 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
 
 
 def _table_of(
-    name: str, data: bytes, columns: list[str], path: Path, damaged: list[Damage]
+    name: str,
+    data: bytes,
+    columns: list[str],
+    path: Path,
+    damaged: list[Damage],
+    for_good: bool = False,
 ) -> pa.Table | None:
     """The table of a file or record; None, and an entry in ``damaged``, if it is none of rows."""
     try:
@@ -241,6 +267,8 @@ def _table_of(
     except SchemaMismatch:
         raise  # not damage: this program is too old
     except Exception as error:  # bytes from anywhere make the library raise anything
+        if for_good and isinstance(error, MemoryError):
+            raise
         text = str(error) or repr(error)
         reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
     damaged.append(Damage(path=path, reason=reason))
@@ -271,7 +299,8 @@ def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
     replaced = replaced_by(table)
     if not all(map(fragments.is_record, replaced)) and not fragments.is_compacted(name):
         raise StoreError("it claims to replace other files, but is not a compacted file")
-    if len(replaced) > table.num_rows:
+    # Of each row a record, a file, and a compacted one, at most.
+    if len(replaced) > 3 * table.num_rows:
         rows = f"{table.num_rows:,} rows and stands for {len(replaced):,}"
         raise StoreError(f"it has {rows} files or records")
     return table

@@ -32,6 +32,10 @@ class SpilledRows:
     rescued: int = 0  # rows recovered
     _places: dict[str, Path] = field(default_factory=dict)  # by the name of the row's file
 
+    def __bool__(self) -> bool:
+        """Return whether rows lie elsewhere of which this writer knows."""
+        return bool(self._places)
+
     def write(self, run_id: str, name: str, data: bytes) -> Path | None:
         """Write a row's file on another disk of this host; None if there is no room there."""
         for directory in paths.spill_directories(run_id):

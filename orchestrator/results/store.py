@@ -60,7 +60,8 @@ class Store(StoredRun):
             append=lambda name, data: self._log.append(name, data),
         )
         self._log = AppendLog(self.tables_path)
-        self._in_parquet: set[str] = set()  # records for which a file stands
+        #: Records for which a file stands; None where that must be looked up.
+        self._in_parquet: set[str] | None = None
         self._lock = RunLock(self.path)
 
     @classmethod
@@ -133,16 +134,13 @@ class Store(StoredRun):
 
     def _take_over_logs(self) -> None:
         """Put what a dead driver left in a log into Parquet, if that is possible now."""
-        if not any(map(is_log, disk.names(self.tables_path))):
-            return
-        from orchestrator.results.compaction import leftovers
-
-        scan = scan_rows(self.tables_path, ATTEMPT)
-        self._in_parquet = set(filter(fragments.is_record, leftovers(scan)))
+        logs = list(filter(is_log, disk.names(self.tables_path)))
+        self._log.take_over(logs)
+        self._in_parquet = None if logs else set()
         try:
             self.to_parquet()
-        except (StoreError, OSError) as problem:  # our reader finds them where they are
-            _LOG.warning("rows of a log are not in Parquet: %s", problem)
+        except Exception as problem:  # our reader finds them where they are
+            _LOG.warning("rows of a log are not in Parquet: %s", str(problem) or repr(problem))
 
     def refuse_if_held(self) -> None:
         """Refuse as ``with store:`` would now, before anything is waited for that may be away.
@@ -186,8 +184,8 @@ class Store(StoredRun):
                 self.to_parquet()
                 if error is None and len(disk.names(self.tables_path)) >= COMPACT_FROM:
                     self.compact()
-        except (StoreError, OSError) as problem:  # a convenience; the rows are safe without it
-            _LOG.warning("the rows were not compacted: %s", problem)
+        except Exception as problem:  # a convenience; the rows are safe without it
+            _LOG.warning("the rows were not compacted: %s", str(problem) or repr(problem))
         finally:
             self._log.close()
             ours = ours and self._is_ours()
@@ -220,6 +218,9 @@ class Store(StoredRun):
         for measurement in measurements:
             self._begun.end(measurement.attempt_id)
         self._spilled.forget(name)
+        if len(measurements) > 1 and self._spilled:
+            for measurement in measurements:
+                self._spilled.forget(record_of([measurement])[0])
         return path
 
     def to_parquet(self) -> Path | None:
@@ -227,29 +228,69 @@ class Store(StoredRun):
         appended meanwhile, in another thread. What is torn or rotten is set aside.
 
         The file lists the records that it covers, so from the instant it appears our reader ignores
-        those in the log; only then is the log removed.
+        those in the log; only then is the log removed. A driver that was stalled meanwhile leaves
+        the logs to its successor.
 
         Raises:
             StoreError: not the writer, or the file cannot be written; the rows stay in the log.
         """
         self._lock.still_mine()
-        logs = self._log.rotate()
-        if not logs:
+        contents = self._contents_of_logs()
+        if not contents:
             return None
         from orchestrator.results.compaction import file_of_records, logged, spoiled
 
-        scan = logged(self.tables_path, logs, self._in_parquet)
+        kept = self._covered_records() if self._in_parquet is None else self._in_parquet
+        scan = logged(self.tables_path, contents, kept)
         path = None
         if scan.tables:
-            path = self._written_and_read(*file_of_records(scan))
-            self._in_parquet |= scan.tables.keys()
-        for log in logs:
-            for name, data in spoiled(self.tables_path, log, self._in_parquet).items():
+            name, data = file_of_records(scan)
+            self._in_parquet = None
+            try:
+                path = self._written_and_read(name, data)
+            except Exception:
+                with contextlib.suppress(OSError):  # else it may stand nevertheless
+                    if name not in disk.names(self.tables_path):
+                        self._in_parquet = kept
+                raise
+        kept |= scan.tables.keys()
+        self._in_parquet = kept
+        for log, content in contents.items():
+            for part, rest in spoiled(log, content, kept).items():
                 disk.make_directory(self.quarantine_path)
-                aside = fragments.write_durably(self.quarantine_path, name, data)
+                aside = fragments.write_durably(self.quarantine_path, part, rest)
                 _LOG.warning("set aside as %s: %s", aside, f"no sound row of {log}")
-        self._delete(logs)
+        self._lock.still_mine()
+        for log in contents:
+            self._delete([log])
+            self._log.forget(log)
         return path
+
+    def _covered_records(self) -> set[str]:
+        """The records in our logs for which a file stands."""
+        from orchestrator.results.compaction import leftovers
+
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        return set(filter(fragments.is_record, leftovers(scan)))
+
+    def _contents_of_logs(self) -> dict[str, bytes]:
+        """What is in our logs, by name; they are ended. Each is read once, whole: what one look
+        does not find and another one does would pass for damaged.
+
+        Raises:
+            StoreError: one cannot be read now.
+        """
+        found = {}
+        for log in self._log.rotate():
+            path = self.tables_path / log
+            try:
+                found[log] = disk.read(path)
+            except FileNotFoundError:
+                self._log.forget(log)
+                _LOG.error("%s was removed by somebody else, with its rows", path)
+            except OSError as error:
+                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+        return found
 
     @property
     def _reserve(self) -> Path:

@@ -62,6 +62,9 @@ def fault(table: pa.Table) -> str:
 
     Args:
         table: some or all columns, of exactly their types.
+
+    Raises:
+        MemoryError: they may be valid.
     """
     import pyarrow as pa
 
@@ -71,6 +74,8 @@ def fault(table: pa.Table) -> str:
             column = table.column(field.name)
             if reason := _column_fault(field.name, field.type, column):
                 return reason
+    except MemoryError:  # an ArrowException, too
+        raise
     except (pa.ArrowException, ArithmeticError) as error:
         return str(error)
     return ""

@@ -36,10 +36,16 @@ _NO_ROOM = "not started: no room was left for its results"
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """Rows and commands that wait for room, oldest first."""
+    """Rows and commands that wait for room, oldest first.
+
+    Attributes:
+        together: so many of the first rows were in the record that found no room. It may stand on
+            the disk nevertheless: they are written as the same record again, which is not two.
+    """
 
     since: float
     rows: deque[Row] = field(default_factory=deque)
+    together: int = 1
     commands: deque[Delayed] = field(default_factory=deque)
 
     @property

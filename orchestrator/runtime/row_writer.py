@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from orchestrator.domain.events import (
@@ -39,6 +41,8 @@ from orchestrator.watching.live import View
 from orchestrator.watching.live_text import row_line, unrun_lines
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("nightgrid.store")
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
@@ -146,6 +150,7 @@ class RowWriter:
     _only_logged: bool = False  # there are rows that are safe, and not in Parquet
     _parquet_at: float = 0.0  # when they may become so, at the earliest
     _to_parquet: Future[object] | None = None  # what the thread does to that end
+    _no_parquet: str = ""  # why the last try failed, as it was said
 
     # ------------------------------------------------------------ rows in
 
@@ -209,6 +214,7 @@ class RowWriter:
         if self.thread is None or self.held is not None:
             self.write()
             if self._parquet_is_due():
+                self._end_of_parquet()
                 self._make_parquet()
             return
         if self._to_parquet is not None:
@@ -231,7 +237,7 @@ class RowWriter:
         """Return whether there are rows for a Parquet file, and it is time for one; then it is not
         for a while."""
         now = self.clock()
-        if not self._only_logged or self.held is not None or now < self._parquet_at:
+        if not self._only_logged or now < self._parquet_at:
             return False
         self._only_logged, self._parquet_at = False, now + PARQUET_INTERVAL_S
         return True
@@ -239,8 +245,12 @@ class RowWriter:
     def _make_parquet(self) -> None:
         try:
             self.store.to_parquet()
-        except (OSError, StoreError):  # a convenience; whoever appends hears of it
+            self._no_parquet = ""
+        except Exception as error:  # a convenience; whoever appends hears of a full disk
             self._only_logged = True
+            if not isinstance(error, OSError | StoreError) and self._no_parquet != repr(error):
+                self._no_parquet = repr(error)
+                _LOG.warning("rows are safe, but not in Parquet yet: %s", self._no_parquet)
 
     def _end_of_parquet(self) -> None:
         """Wait for the thread to have made its file."""
@@ -281,8 +291,9 @@ class RowWriter:
         try:
             self.patience.act("the store", attempt, StoreError)
         except StoreFull as full:
-            if self.held is None:
-                self._pause(full)
+            held = self.held or self._pause(full)
+            if not held.rows:
+                held.together = len(measurements)
             return False
         return True
 
@@ -314,14 +325,15 @@ class RowWriter:
 
     # ------------------------------------------------------------ a full disk
 
-    def _pause(self, full: StoreFull) -> None:
-        self.held = Held(since=self.clock())
+    def _pause(self, full: StoreFull) -> Held:
+        held = self.held = Held(since=self.clock())
         self._look_at = self.clock() + ROOM_INTERVAL_S
         self.board.paused = f"no room for results: {full}"
         self.view.line(
             f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
             f"until there is room"
         )
+        return held
 
     def look_for_room(self) -> list[Delayed]:
         """Write the rows that wait; once all are, return the commands that waited behind them.
@@ -355,10 +367,12 @@ class RowWriter:
 
     def _write_held(self, held: Held) -> None:
         while held.rows:
-            command, measurement = held.rows[0]
-            self.store.append(measurement)
-            held.rows.popleft()
-            self._recorded(command, measurement)
+            rows = list(islice(held.rows, held.together))
+            self.store.append(*(measurement for _, measurement in rows))
+            held.together = 1
+            for command, measurement in rows:
+                held.rows.popleft()
+                self._recorded(command, measurement)
 
     # ------------------------------------------------------------ the end
 

@@ -75,6 +75,16 @@ class SimulatedDisk:
         self._open[self._handles] = inode, path
         return self._handles
 
+    def create_new(self, path: Path) -> int:
+        """Open for writing under a name that is free."""
+        if path.name in self._directory(path.parent).now:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return self.create(path)
+
+    def has_name(self, handle: int, path: Path) -> bool:
+        """Return whether the file stands in its directory."""
+        return self._directory(path.parent).now.get(path.name) is self._open[handle][0]
+
     def open_to_append(self, path: Path) -> int:
         """Open for writing at the end."""
         self.step()

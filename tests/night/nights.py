@@ -52,6 +52,8 @@ POLL_S = 60.0
 _DISK_CALLS = (
     *(
         "create",
+        "create_new",
+        "has_name",
         "open_to_append",
         "write",
         "truncate",

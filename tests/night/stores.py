@@ -12,6 +12,7 @@ from shapes import is_late, must
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.results.append_log import AppendLog
 from orchestrator.results.notes import Note
 from orchestrator.results.store import Store
 
@@ -61,6 +62,7 @@ class DiskStore(Store):
     def __init__(self, night: Night, driver: int) -> None:
         super().__init__(NOWHERE, "night")
         self._lock = Lock(night, driver)  # type: ignore[assignment]
+        self._log = AppendLog(NOWHERE / "night" / "rows", f"{night.tally.drivers:016x}")
         self.night = night
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +22,7 @@ from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import disk, fragments, paths
+from orchestrator.results import compaction, disk, fragments, paths, scan, validation
 from orchestrator.results.append_log import AppendLog, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean
 from orchestrator.results.parcels import Receiver, digests, lines_of
@@ -45,6 +51,14 @@ def sound(data: bytes) -> list[str]:
 def numbers(store: Store) -> list[int]:
     """The rows that the store shows, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
+
+
+class Killed(BaseException):
+    """The end of a driver of which nothing more happens."""
+
+
+def killed() -> None:
+    raise Killed
 
 
 def test_a_log_torn_at_any_byte_keeps_every_record_before_it(tmp_path: Path) -> None:
@@ -135,9 +149,141 @@ def test_a_writer_whose_lock_went_while_it_wrote_says_so(
         monkeypatch.undo()
 
 
+def test_a_stalled_writer_leaves_its_successors_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it removes its own log; a driver on another host takes over meanwhile."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    delete = first._delete
+
+    def stalled(names: Iterable[str]) -> None:
+        monkeypatch.undo()
+        (first.path / paths.LOCK).unlink()
+        second.__enter__()
+        second.append(row(2))
+        second.append(row(3))
+        delete(names)
+
+    monkeypatch.setattr(first, "_delete", stalled)
+    first.to_parquet()
+    assert numbers(first) == [1, 2, 3]
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    second.append(row(4))
+    second.__exit__(None, None, None)
+    first.__exit__(None, None, None)
+    assert numbers(first) == [1, 2, 3, 4]
+
+
+def test_a_writer_without_its_lock_removes_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor answers for all logs."""
+    with Store.open(tmp_path, "night") as store:
+        log = store.append(row(0))
+        write = fragments.write_durably
+
+        def taken_over(*arguments: Any) -> Path:
+            (store.path / paths.LOCK).unlink()
+            return write(*arguments)
+
+        monkeypatch.setattr(fragments, "write_durably", taken_over)
+        with pytest.raises(StoreLocked):
+            store.to_parquet()
+        assert log.exists() and numbers(store) == [0]
+
+
+def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
+    """Neither in one driver, nor in the next, nor after the log was removed; and a name that is
+    taken is not taken away."""
+    names = set()
+    for _ in range(2):
+        with Store.open(tmp_path, "night") as store:
+            for number in range(2):
+                names.add(store.append(row(number)).name)
+                store.to_parquet()
+    assert len(names) == 4
+    one, two = (AppendLog(tmp_path, "0" * 16) for _ in range(2))
+    path = one.append(RECORDS[0], CONTENTS[0])
+    with pytest.raises(StoreError, match="File exists"):
+        two.append(RECORDS[1], CONTENTS[1])
+    assert sound(path.read_bytes()) == RECORDS[:1]
+
+
+def test_a_writer_whose_log_was_removed_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next row, which is not called safe; or, if none comes, at the end."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0)).unlink()
+        with pytest.raises(StoreError, match="removed by somebody else"):
+            store.append(row(1))
+        store.append(row(1))
+    assert numbers(store) == [1] and "removed by somebody else" in caplog.text
+
+
+def test_a_reader_misses_no_row_of_a_log_that_became_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads the files that it has listed, the log becomes one and another is begun."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.to_parquet()
+        store.append(row(2))
+        read = disk.read
+
+        def meanwhile(path: Path, *arguments: Any) -> bytes:
+            data = read(path, *arguments)
+            monkeypatch.undo()
+            store.to_parquet()
+            store.append(row(3))
+            return data
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        assert numbers(Store.open(tmp_path, "night")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (disk, "read", OSError(errno.EMFILE, "Too many open files")),
+        (scan, "record_table", pa.ArrowMemoryError("malloc failed")),
+        (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
+    ],
+    ids=["read", "parse", "validate"],
+)
+def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
+) -> None:
+    """At one of the first calls, or all, while a log becomes a file."""
+    for number, failing in enumerate(([0], [1], [2], range(99))):
+        calls, real = itertools.count(), getattr(place, name)
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            if next(calls) in failing:  # noqa: B023
+                raise error
+            return real(*arguments, **options)  # noqa: B023
+
+        with Store.open(tmp_path, f"night{number}") as store:
+            store.append(row(0), row(1))
+            store.append(row(2))
+            with (
+                monkeypatch.context() as broken,
+                contextlib.suppress(OSError, StoreError, MemoryError),
+            ):
+                broken.setattr(place, name, fail)
+                store.to_parquet()
+            assert numbers(store) == [0, 1, 2]
+            store.append(row(3))
+        assert numbers(store) == [0, 1, 2, 3] and not store.quarantine_path.exists()
+
+
+@pytest.mark.parametrize("then", ["goes on", "is killed"])
 @pytest.mark.parametrize("fail", ["remove", "sync_directory"])
 def test_a_log_that_stays_behind_its_file_makes_no_row_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str, then: str
 ) -> None:
     """The file appears and then something fails, in this driver or in its successor."""
     real: Callable[..., None] = getattr(disk, fail)
@@ -147,7 +293,7 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
             raise OSError("away for a moment")
         real(path)
 
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
         store.append(row(0), row(1))
         with monkeypatch.context() as broken:
             broken.setattr(disk, fail, away)
@@ -156,7 +302,10 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
         assert numbers(store) == [0, 1]
         store.append(row(2))
         assert numbers(store) == [0, 1, 2]
-        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)  # and it ends as if it were killed
+        if then == "goes on":
+            store.to_parquet()
+            assert numbers(store) == [0, 1, 2]
+        monkeypatch.setattr(store, "to_parquet", killed)  # and it ends as if it were killed
     monkeypatch.undo()
     again = Store.open(tmp_path, "night")
     assert numbers(again) == [0, 1, 2]
@@ -205,18 +354,57 @@ def test_a_fetched_copy_has_the_rows_of_the_log_once(tmp_path: Path) -> None:
         assert not any(name.endswith(".arrows") for name in os.listdir(fetch().tables_path))
 
 
+def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:
+    """Copied while the run writes and after it was compacted, by something that removes nothing:
+    the file that came between is in neither copy. Also when more was compacted twice."""
+    copy = Store.open(tmp_path / "copy", "night")
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.append(row(2))
+        shutil.copytree(store.tables_path, copy.tables_path)
+        store.to_parquet()
+        for number in (3, 4):
+            store.append(row(number))
+            store.compact()
+            shutil.copytree(store.tables_path, copy.tables_path, dirs_exist_ok=True)
+            assert numbers(store) == numbers(copy) == list(range(1, number + 1))
+    with copy:
+        copy.append(row(5))
+    assert numbers(copy) == [1, 2, 3, 4, 5] and copy.read().damaged == ()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowInvalid("odd")], ids=repr)
+def test_a_run_begins_and_ends_where_no_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The rows stay in their logs, and the first driver that can makes a file of them."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(compaction, "file_of_records", fail)
+        for number in range(2):
+            with Store.open(tmp_path, "night") as store:
+                store.append(row(number))
+    assert numbers(store) == [0, 1]
+    with store:
+        assert numbers(store) == [0, 1]
+    assert len(os.listdir(store.tables_path)) == 1
+
+
 def test_a_spilled_record_that_is_home_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver died between the append and the removal of the copy on the other disk."""
     monkeypatch.setattr(paths, "spill_directories", lambda _: [tmp_path / "elsewhere"])
     name, data = record_of([row(0, final=False)])
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night") as store:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
         place = tmp_path / "elsewhere" / name
         assert store.spill(row(0, final=False)) == place
         store.append(row(0, final=False))
         assert not place.exists()
-        monkeypatch.setattr(store, "to_parquet", lambda: 1 / 0)
+        monkeypatch.setattr(store, "to_parquet", killed)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.write_bytes(data)
     with Store.open(tmp_path, "night") as store:

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from orchestrator.cli import main
 from orchestrator.errors import StoreError
 from orchestrator.results import mirror, paths
-from orchestrator.results.mirror import Mirror, shown
+from orchestrator.results.mirror import Mirror, fetch_from, shown
 from orchestrator.results.parcels import digests
 from orchestrator.results.store import Store
 
@@ -89,6 +89,30 @@ def test_a_copy_follows_the_run_and_comes_back(
     # Another driver of the run, who knows nothing of the copy, does not send rows again.
     again = Mirror(store.path, address, "0123456789ab")
     assert again.copy() == 1  # the status
+
+
+def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: str) -> None:
+    """A log that is still there at the next look, or at the end, goes there as it is; when it has
+    become Parquet, each row is there once."""
+
+    def fetched() -> list[int]:
+        there = tmp_path / "there" / "night"
+        fetch_from(address, "night", lambda _: there)
+        rows = Store.existing(there.parent, "night").measurements()
+        return sorted((each.batch_size or 0) - 1 for each in rows)
+
+    store = run_of(tmp_path / "here", 1)
+    copy = Mirror(store.path, address, "0123456789ab")
+    with store:
+        store.append(row(7, run="night"))
+        assert copy.copy() == 2 and copy.copy() == 1 and copy.copy() == 0
+        assert fetched() == [0, 7]
+        store.compact()
+        store.append(row(8, run="night"))
+        copy.close()
+        assert fetched() == [0, 7, 8] and not copy.trouble
+    copy.copy()
+    assert fetched() == [0, 7, 8]
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_rows_that_could_not_be_written_together_can_be_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever call failed, nothing of them is left that would make them two."""
-    for number, name in enumerate(("create", "write", "sync", "sync_directory")):
+    for number, name in enumerate(("create_new", "write", "sync", "sync_directory")):
         with Store.open(tmp_path, f"night{number}") as store:
             with monkeypatch.context() as broken:
                 broken.setattr(disk, name, raising(OSError(errno.ENOSPC, "full")))

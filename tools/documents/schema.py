@@ -125,7 +125,7 @@ polars.read_parquet("results/smoke/rows/*.parquet")
 Store.open(Path("results"), "smoke").measurements()  # verified, typed, each row once
 ```
 
-A row is appended and synced to a log first (`rows/.appended-<n>.arrows`, an Arrow IPC stream a
+A row is appended and synced to a log first (`rows/.appended-*.arrows`, an Arrow IPC stream a
 record, each with its checksum; plain readers skip names with a point). Every few seconds the log
 becomes a Parquet file, and a run of more than 200 files becomes one when it ends.
 
