@@ -113,11 +113,18 @@ def test_int8_layers_in_few_calls_compute_the_same(kind: str) -> None:
     assert (got - expected).norm() < 0.05 * expected.norm()
 
 
-def test_an_int8_layer_that_reads_positions_stays_as_it_is() -> None:
-    """However little it makes of them beside the rounding to 8 bits."""
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Ministral3", {"rope_parameters": _SCALED}),
+        ("Granite", {"residual_multiplier": 0.95}),
+        ("Llama", {"hidden_act": "gelu"}),
+    ],
+)
+def test_another_layer_in_int8_stays_as_it_is(kind: str, changes: dict[str, Any]) -> None:
+    """However little it does otherwise beside the rounding to 8 bits."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    changes = {"rope_parameters": _SCALED, "num_hidden_layers": 1}
-    model = small("Ministral3", **changes).bfloat16()
+    model = small(kind, **changes).bfloat16()
     quantize_(model.model, Int8WeightOnlyConfig())
     assert "few calls" not in pack(model)

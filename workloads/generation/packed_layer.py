@@ -162,28 +162,47 @@ def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) 
     """The rotation with which the same comes out; None where it does with neither."""
     if not _has_parts(layer):
         return None
-    int8 = is_int8(layer.self_attn.o_proj)
-    off = {}
     try:
-        # In fp32 a wrong reading is no rounding; numbers in int8 stay what they are.
-        layer = layer if int8 else copy.deepcopy(layer).float()
-        gain = layer.input_layernorm.weight
-        size = _PROOF_POSITIONS, len(gain)
-        hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
-        positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
-        asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
-        expected = layer(hidden, **asked)
-        change = (expected - hidden).float().norm()
-        farther = asked | {"position_ids": positions + _FAR}
-        if not expected.equal(layer(hidden, **farther)):
-            return None  # it reads positions by itself, as Ministral's scale of queries does
-        for rotation in rotations:
-            got = PackedLayer(layer, rotation).forward(hidden, **asked)
-            off[rotation] = float((got - expected).float().norm() / change)
+        # In int8 and bf16 a wrong reading may look like rounding; in fp32 it does not.
+        best = _alike(_in_fp32(layer), rotary, rotations, _ALIKE)
+        if best is None or not is_int8(layer.self_attn.o_proj):
+            return best
+        return _alike(layer, rotary, [best], _ALIKE_INT8)
     except Exception:  # whatever a layer of another kind makes of this
         return None
+
+
+def _alike(
+    layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation], limit: float
+) -> Rotation | None:
+    """The rotation with which what comes out of a layer is off by no more than this share of what
+    it changes; None where there is none."""
+    gain = layer.input_layernorm.weight
+    size = _PROOF_POSITIONS, len(gain)
+    hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
+    positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
+    asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
+    expected = layer(hidden, **asked)
+    change = (expected - hidden).float().norm()
+    farther = asked | {"position_ids": positions + _FAR}
+    if not expected.equal(layer(hidden, **farther)):
+        return None  # it reads positions by itself, as Ministral's scale of queries does
+    off = {}
+    for rotation in rotations:
+        got = PackedLayer(layer, rotation).forward(hidden, **asked)
+        off[rotation] = float((got - expected).float().norm() / change)
     best = min(off, key=off.__getitem__)
-    return best if off[best] <= (_ALIKE_INT8 if int8 else _ALIKE) else None
+    return best if off[best] <= limit else None
+
+
+def _in_fp32(layer: Any) -> Any:
+    """A copy of a layer with plain numbers of 32 bits."""
+    layer = copy.deepcopy(layer)
+    for module in layer.modules():
+        if type(module) is torch.nn.Linear and is_int8(module):
+            plain = module.weight.dequantize()  # type: ignore[operator]
+            module.weight = torch.nn.Parameter(plain, requires_grad=False)
+    return layer.float()
 
 
 def _has_parts(layer: Any) -> bool:
