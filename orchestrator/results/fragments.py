@@ -34,7 +34,7 @@ _DIGEST_LENGTH = 16
 _ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
 _FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.(?P<kind>parquet|arrow)")
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
-_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrow))\.partial")
+_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrows?))\.partial")
 #: Stands in a name for the jobs of rows that were written together.
 TOGETHER = "rows"
 _TOGETHER = re.compile(rf"{TOGETHER}(-(?P<rows>\d+))?")
