@@ -24,6 +24,7 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,8 +156,14 @@ def damage_of(name: str, data: bytes) -> str | None:
     return None
 
 
-def write_durably(directory: Path, name: str, data: bytes) -> Path:
+def write_durably(
+    directory: Path, name: str, data: bytes, allowed: Callable[[], object] = lambda: None
+) -> Path:
     """Create or replace ``directory/name``; on return it survives a power failure.
+
+    Args:
+        allowed: asked when the data is safe, before it has its name; it raises a StoreError if the
+            file must not appear.
 
     Raises:
         StoreFull: no space is left; the directory is as it was.
@@ -166,8 +173,9 @@ def write_durably(directory: Path, name: str, data: bytes) -> Path:
     try:
         try:
             _write(aside, data, synced=True)
+            allowed()
             disk.rename(aside, target)
-        except OSError:
+        except (OSError, StoreError):
             with contextlib.suppress(OSError):
                 disk.remove(aside)
             raise

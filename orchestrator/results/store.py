@@ -401,7 +401,9 @@ class Store(StoredRun):
         Raises:
             StoreError: it does not read back.
         """
-        path = fragments.write_durably(self.tables_path, name, data)
+        # A driver that was stalled while it wrote may have a successor that did the same.
+        still_mine = self._lock.still_mine
+        path = fragments.write_durably(self.tables_path, name, data, still_mine)
         if disk.read(path) != data:
             disk.remove(path)
             raise StoreError(f"{path} does not read back as written; what it replaces was kept")

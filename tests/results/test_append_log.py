@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measurements import row
+from measurements import note, row
 from patience import patience
 from store_processes import CONTEXT, log_rows
 
@@ -176,6 +176,30 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
     second.__exit__(None, None, None)
     first.__exit__(None, None, None)
     assert numbers(first) == [1, 2, 3, 4]
+
+
+def test_a_stalled_writer_makes_no_second_file_of_what_its_successor_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it writes its file; meanwhile the other driver made one, of more rows."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    first.begin(note(2))  # its row is in the other one's file, too
+    create = disk.create
+
+    def stalled(path: Path) -> int:
+        monkeypatch.undo()
+        (first.path / paths.LOCK).unlink()
+        with second:
+            assert len(second.interrupted) == 1
+        return create(path)
+
+    monkeypatch.setattr(disk, "create", stalled)
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    first.__exit__(None, None, None)
+    assert len(numbers(first)) == 2 and len(os.listdir(first.tables_path)) == 1
 
 
 def test_a_writer_without_its_lock_removes_no_log(
