@@ -154,6 +154,7 @@ def _run_one(name: str, setting: Setting) -> dict[str, Any]:
     expected_s = takes_s(name, quick=setting.quick)
     print(f"{name} took {took_s:.0f} s; {expected_s:.0f} s on quiet cores", flush=True)
     wanted, stolen = (a - b for a, b in zip(wanted_and_stolen(), (wanted, stolen), strict=True))
+    others = 0.0 if setting.smoke else max(others, cores_used())
     outcome = Outcome(
         name=name,
         title=module.TITLE,

@@ -138,7 +138,7 @@ class Outcome:
     took_s: float
     smoke: bool = False
     quick: bool = False
-    others: float = 0.0  # cores that other programs used in the second before it began
+    others: float = 0.0  # cores that other programs used in the second before or after, the more
     stolen: float = 0.0  # share of the time wanted of the cores that other machines had instead
 
     def to_json(self) -> dict[str, Any]:

@@ -20,9 +20,9 @@ there is none a turn, lies on the other side of the goal. *Not settled*: the int
 within the goal nor without, or there are too few turns for one.
 """
 _BUSY = (
-    "\n**This run was not alone on its machine** (other programs used its cores just before a "
-    "benchmark began, or other virtual machines had the cores at times): absolute figures are too "
-    "low, and wall ratios spread; take them again on a quiet machine.\n"
+    "\n**This run was not alone on its machine** (other programs used its cores just before or "
+    "after a benchmark, or other virtual machines had the cores at times): absolute figures are "
+    "too low, and wall ratios spread; take them again on a quiet machine.\n"
 )
 #: More than that is told: a share of the time, and a share of the cores.
 _STOLEN, _OTHERS = 0.02, 0.1
@@ -153,7 +153,7 @@ def _facts(outcome: Mapping[str, Any]) -> str:
         told.insert(
             0,
             f"other programs used {_others(outcome):.1f} of {outcome['machine']['cores']} cores "
-            "just before it began; "
+            "just before or after it; "
             f"{_stolen(outcome):.0%} of the time was stolen: something wanted a core that another "
             "virtual machine had",
         )

@@ -20,6 +20,7 @@ class Claim:
     node: Node
     ray_node: RayNode
     since: float
+    plain: bool  # its agent is started without variables of its own
     opened: Opened | None = None  # once the control store knows of it
     found: HostFacts | None = None
     opened_channel: AgentChannel | None = None  # once it has joined

@@ -250,7 +250,8 @@ class Claims:
 
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
-        claim = Claim(node=node, ray_node=ray_node, since=self._clock())
+        since, plain = self._clock(), self._plain_agents
+        claim = Claim(node=node, ray_node=ray_node, since=since, plain=plain)
         self.by_node[node.node_id] = claim
         serve = (
             str(ray_node["NodeManagerAddress"]),
@@ -261,7 +262,7 @@ class Claims:
             self._shared if node.computes_on_host else None,
         )
         self._store.ask(
-            lambda: start_agent(self._run, node, ray_node, serve, plain=self._plain_agents),
+            lambda: start_agent(self._run, node, ray_node, serve, plain=plain),
             lambda value: self._opened(claim, value),
         )
 
@@ -290,7 +291,7 @@ class Claims:
         node = claim.node
         if self.by_node.get(node.node_id) is not claim:
             return
-        if isinstance(value, PermissionError) and self._plain_agents:
+        if isinstance(value, PermissionError) and claim.plain:
             self._plain_agents = False
             self.lose(claim, node_lost(str(value)))
             self.retry_at[node.node_id] = self._clock()

@@ -6,7 +6,10 @@ worker, and ends when nothing that it forked has been there for a while. A reque
 connection, with two descriptors: the process server's lifeline and its log.
 
     asker  → {"token": …, "path": …, "settings": …, "owner": …, "environment": …, "socket": …}
-    server → {"pid": …} once the process server listens, or {"refused": reason}
+    server → {"pid": …, "socket": …} once the process server listens there, or {"refused": reason}
+
+The asker moves the socket to the place that it asked for. One that has waited too long does not,
+and may have started a server of its own there.
 
 What is forked is a guardian with a process server beneath it, as an agent would have started them
 itself: with the agent's environment, priority, limits and mark. It does not end with this process.
@@ -18,9 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import importlib
 import json
 import os
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -38,6 +43,7 @@ from orchestrator.worker.process_settings import ProcessSettings, take_mark
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import credentials_of, open_log, tell
 from workloads import files
+from workloads.owned_directory import OwnedDirectory
 
 #: Names in its directory.
 SOCKET, TOKEN, LOG = "s", "token", "log"
@@ -166,6 +172,10 @@ class ForkServer:
             raise RefusedError("the token is wrong")
         if len(descriptors) != 2:
             raise RefusedError("the request brings no lifeline and log")
+        hung_up = select.poll()
+        hung_up.register(descriptors[0], 0)
+        if hung_up.poll(0):
+            raise RefusedError("who asked has gone")
 
     def _become_process_server(
         self, request: Mapping[str, Any], descriptors: Sequence[int], connection: socket.socket
@@ -190,6 +200,8 @@ class ForkServer:
                 os._exit(status)
             os.environ.clear()
             os.environ.update(request["environment"])
+            sys.path[:] = request["path"]  # for what is imported from now on
+            importlib.invalidate_caches()
             status = process_server.run(
                 request["socket"],
                 lambda: True,
@@ -239,6 +251,17 @@ def _request_on(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return request, list(descriptors)
 
 
+def _is_late(mine: OwnedDirectory) -> bool:
+    """Tell if a process that began before this one keeps the same imports; it is enough."""
+    from orchestrator.worker.kept_imports import kept_imports  # which knows this module's names
+
+    def began(directory: OwnedDirectory) -> tuple[int, int]:
+        return directory.process.started_ticks, directory.process.pid
+
+    alike = (each.directory for each in kept_imports() if each.directory.owner == mine.owner)
+    return any(began(each) < began(mine) for each in alike)
+
+
 def main(argv: Sequence[str]) -> None:
     """``fork_server KEY IDLE_S MODULE[?] …``: prints its directory, and goes on by itself."""
     if os.fork():  # whoever started it may end, and what it started is killed then
@@ -259,7 +282,8 @@ def main(argv: Sequence[str]) -> None:
         os.dup2(log, 2)
         os.close(log)
         sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
-        if process_server.preload(argv[2:]):
+        # Looked for twice: one that began earlier may have been seen by nobody yet.
+        if not _is_late(directory) and process_server.preload(argv[2:]) and not _is_late(directory):
             output.say(f"{READY} {len(sys.modules)} modules")
             server = ForkServer(
                 listener=listener,

@@ -145,7 +145,7 @@ def to_keep(preload: Sequence[str], *, threads: int) -> Callable[[], None]:
     """Leave the imports of a process server behind for the next run, if this one is to, by the call
     of what is returned. They are those that it would make now, as the next one will: this process
     may look for modules elsewhere by then, as Ray makes it."""
-    if not preload or not os.environ.get(KEEP):
+    if not preload or os.environ.get(KEEP, "0") in ("", "0"):
         return lambda: None
     return keeper(installed(preload), _environment(threads))
 

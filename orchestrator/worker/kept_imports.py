@@ -37,7 +37,7 @@ from workloads import files
 from workloads.devices import all_devices
 from workloads.owned_directory import OwnedDirectory, owned_directory
 
-#: Set to anything, runs keep their imports.
+#: Set to anything but 0, runs keep their imports.
 KEEP = "NIGHTGRID_KEEP_IMPORTS"
 IDLE_S = 600.0
 #: For an answer: forking takes milliseconds, what is left of an import a few seconds.
@@ -188,6 +188,7 @@ def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -
                 answer = json.loads(answers.readline(4096) or "{}")
         if "pid" not in answer:
             raise OSError(answer.get("refused", "it ended before it answered"))
+        os.rename(answer["socket"], path)
     except BaseException:
         mine.close()
         raise
@@ -224,12 +225,16 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
     except OSError as error:
         output.say_aside(f"imports cannot be kept: {error}")
         return
-    with started:
-        assert started.stdout is not None
+    assert started.stdout is not None
+    with started.stdout:
         # It goes on in a child of its own, which says so, or is not there.
         told = select.poll()
         told.register(started.stdout, select.POLLIN)
-        told.poll(_START_S * 1000)
+        if not told.poll(_START_S * 1000):
+            output.say_aside(f"imports cannot be kept: not begun after {_START_S:g} s")
+            started.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.wait(_START_S)
 
 
 def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:

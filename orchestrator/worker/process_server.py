@@ -84,7 +84,8 @@ def run(path: str, preload: Callable[[], bool], asker: socket.socket | None = No
     Args:
         path: of the socket, alone in a directory. Standard input is the lifeline.
         preload: imports what is to be imported, and says whether workers are forked.
-        asker: is told the guardian's number once the server listens.
+        asker: is told the guardian's number and where the server listens, and gives the socket its
+            name; one that has gone has not, and may have another server there.
     """
     adopt_orphans()
     lifeline, held = os.pipe()
@@ -93,13 +94,16 @@ def run(path: str, preload: Callable[[], bool], asker: socket.socket | None = No
     # are.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     guardian = os.getpid()
+    # A process that finds the socket's file connects at once, so it is named once it listens.
+    unnamed = os.path.join(os.path.dirname(path), f"_{guardian}")
+    listener.bind(unnamed)
     server = os.fork()
     if server:
         os.close(lifeline)
         os.close(loaded)
         if asker is not None:
             asker.close()
-        return _guard(server, loading, path)
+        return _guard(server, loading, path, unnamed)
     os.close(held)
     os.close(loading)
     # While it imports it watches no lifeline.
@@ -107,13 +111,11 @@ def run(path: str, preload: Callable[[], bool], asker: socket.socket | None = No
     if os.getppid() != guardian:
         os._exit(70)
     os.setpgid(0, 0)  # a signal to the guardian's group leaves one of the two to clean up
-    # A process that finds the socket's file connects at once, so it is named once it listens.
-    unnamed = os.path.join(os.path.dirname(path), "_")
-    listener.bind(unnamed)
     listener.listen(128)  # requests made while modules are imported wait here
-    os.rename(unnamed, path)
-    if asker is not None:
-        tell(asker, {"pid": guardian})
+    if asker is None:
+        os.rename(unnamed, path)
+    else:
+        tell(asker, {"pid": guardian, "socket": unnamed})
         asker.close()
     adopt_orphans()
     preloaded = preload()
@@ -121,11 +123,11 @@ def run(path: str, preload: Callable[[], bool], asker: socket.socket | None = No
     die_with_parent(then=False)  # from now on it ends its workers before itself
     os.close(loaded)
     ProcessServer(listener=listener, preloaded=preloaded).serve(0, lifeline)
-    _remove_socket(path)
+    _remove_socket(path, unnamed)
     return 0
 
 
-def _guard(server: int, loading: int, path: str) -> int:
+def _guard(server: int, loading: int, path: str, unnamed: str) -> int:
     """Wait for the server and kill what it leaves, which is this process's own by then; how it
     ended, as a shell says it. A server that nobody wants any more while it still imports is
     killed."""
@@ -134,15 +136,19 @@ def _guard(server: int, loading: int, path: str) -> int:
     hung_up.register(loading, 0)
     if loading not in dict(hung_up.poll()):
         os.kill(server, signal.SIGKILL)
-        _remove_socket(path)
+        _remove_socket(path, unnamed)
     _, status = os.waitpid(server, 0)
     end_all()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _remove_socket(path: str) -> None:
-    """Remove a server's socket and the directory that was made for it alone."""
+def _remove_socket(path: str, unnamed: str) -> None:
+    """Remove a server's socket and the directory that was made for it alone; where it never got its
+    name, what has that name is another's."""
+    with contextlib.suppress(OSError):
+        os.remove(unnamed)
+        return
     with contextlib.suppress(OSError):
         os.remove(path)
         os.rmdir(os.path.dirname(path))

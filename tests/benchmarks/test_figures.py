@@ -8,16 +8,19 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import __main__ as runner
 from benchmarks import machine
 from benchmarks.contender import Contender, take_turns
 from benchmarks.figures import Goal, Line, Outcome, cpu_ratio, rates
 from benchmarks.machine import code
 from benchmarks.page import page, table
+from benchmarks.setting import Setting
 
 
 def test_a_ratio_is_the_median_over_turns_and_its_spread_their_extremes() -> None:
@@ -199,9 +202,22 @@ def _json_of(line: Line) -> object:
 
 
 def test_a_busy_machine_is_told() -> None:
-    """By the cores that others used just before: what this run used itself is not theirs."""
+    """By the cores that others used around it: what this run used itself is not theirs."""
     assert "not alone" not in page([outcome(others=0.1)])
     assert "other programs used 0.3 of 2 cores" in page([outcome(others=0.3)])
+
+
+@pytest.mark.parametrize("used", [(0.1, 0.7), (0.7, 0.1)])
+def test_what_others_use_is_looked_for_before_and_after(
+    used: tuple[float, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build or a night may begin while a benchmark runs."""
+    found, done = iter(used), SimpleNamespace(TITLE="T", run=lambda setting: ((), {}))
+    monkeypatch.setattr(runner, "cores_used", lambda: next(found))
+    monkeypatch.setattr(runner, "takes_s", lambda name, quick: 1.0)
+    monkeypatch.setattr(runner.importlib, "import_module", lambda name: done)
+    setting = Setting(scratch=tmp_path, peers_python=None, optimum_python=None)
+    assert runner._run_one("n", setting)["others"] == 0.7
 
 
 def test_cores_used_are_those_of_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:

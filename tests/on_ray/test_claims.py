@@ -484,6 +484,23 @@ def test_an_agent_that_may_not_raise_its_priority_is_started_with_variables(
     assert started == [True, False]
 
 
+def test_agents_of_all_nodes_that_may_not_raise_it_are_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that were started before the first one said so are no more broken than that one."""
+    monkeypatch.setattr(claims, "may_raise_priority", lambda: True)
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    case = Case()
+    case.claims.poll()
+    case.store.answer({"id-1": HPU_1, "id-2": HPU_1 | {"NodeID": "id-2", "NodeName": "hpu-2"}})
+    assert set(case.claims.by_node) == {"id-1", "id-2"}
+    for _ in range(2):
+        refused = Opened(group=None, agent=None, serve=PermissionError("not permitted"))
+        case.store.answer(refused)
+    assert set(case.claims.retry_at.values()) == {case.clock()}
+    assert case.held[-1:] != [()]
+
+
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
     """Ray's accounts alone decide then, as without one."""
     case = Case(Queue())

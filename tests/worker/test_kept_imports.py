@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from orchestrator.cli import main
 from orchestrator.doctor.facts import Level, NodeFacts, Probe
 from orchestrator.doctor.node_checks import check_kept_imports
 from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.worker import host_server
 from orchestrator.worker import kept_imports as kept
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.kept_imports import ForkedServer, KeptImports
@@ -84,13 +87,13 @@ def forked(directory: Path, **more: str) -> ForkedServer | None:
         os.close(log)
 
 
-def worker(directory: Path) -> tuple[CardProcess, int]:
-    """A worker of the server, and its process id."""
+def worker(directory: Path, start: str = "") -> tuple[CardProcess, int]:
+    """A worker of the server that runs this as it starts, and its process id."""
     launch = Launch(
         name="w",
         server=str(directory / "own" / "s"),
         factory="scripted_worker:ScriptedWorker",
-        config={"name": "w", "start": "", "run": ""},
+        config={"name": "w", "start": start, "run": ""},
         environments={"": {"CARD": "5"}},
         log=str(directory / "w.log"),
     )
@@ -162,21 +165,19 @@ def test_workers_find_what_was_imported_once(one: KeptImports, short: Path) -> N
     """The module was imported by the process that was kept, and by no other since."""
     server = forked(short)
     assert server is not None
-    process = CardProcess(
-        Launch(
-            name="w",
-            server=str(short / "own" / "s"),
-            factory="scripted_worker:ScriptedWorker",
-            config={
-                "name": "w",
-                "start": f"import imported_once as m; assert m.IMPORTED_BY == {one.process.pid}, m",
-                "run": "",
-            },
-            environments={"": {}},
-            log=str(short / "w.log"),
-        )
-    )
-    assert isinstance(process.start(), WorkerInfo), (short / "w.log").read_text()
+    worker(short, f"import imported_once as m; assert m.IMPORTED_BY == {one.process.pid}, m")
+    server.end(10)
+
+
+def test_workers_look_for_modules_where_their_own_run_does(
+    one: KeptImports, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is imported later is found as the asker would, not as who kept the imports did."""
+    (short / "of_this_run.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(short), *sys.path])
+    server = forked(short)
+    assert server is not None, one.log.read_text()
+    worker(short, f"import of_this_run, sys; assert sys.path == {kept.import_path()!r}, sys.path")
     server.end(10)
 
 
@@ -223,13 +224,42 @@ def test_a_connection_without_the_token_is_refused(one: KeptImports, short: Path
 def test_one_that_hangs_costs_a_moment(
     one: KeptImports, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The asker goes on without it."""
+    """The asker goes on with a server of its own, which the late one does not touch."""
     monkeypatch.setattr(kept, "ANSWER_S", 0.2)
     os.kill(one.process.pid, signal.SIGSTOP)
     try:
         assert forked(short) is None
+        (short / "own" / "s").touch()
     finally:
         os.kill(one.process.pid, signal.SIGCONT)
+    late = "who asked has gone"
+    assert until(lambda: late in one.log.read_text(), 5)
+    assert os.listdir(short / "own") == ["s"]
+
+
+def test_a_server_that_is_forked_too_late_leaves_the_askers_own_alone(short: Path) -> None:
+    """The asker may give up while it is forked; it ends then, and nothing else does."""
+    own, path = short / "own", str(short / "own" / "s")
+    own.mkdir()
+    Path(path).touch()
+    lifeline, held = os.pipe()
+    asker, answers = socket.socketpair()
+    with asker, answers:
+        script = (
+            "import socket, sys; from orchestrator.worker.process_server import run; "
+            f"sys.exit(run({path!r}, lambda: False, socket.socket(fileno={asker.fileno()})))"
+        )
+        command = [sys.executable, "-c", script]
+        server = subprocess.Popen(
+            command, stdin=lifeline, env=environment(), pass_fds=[asker.fileno()]
+        )
+        os.close(lifeline)
+        asker.close()
+        told = json.loads(answers.makefile("r").readline())
+    assert sorted(os.listdir(own)) == sorted(["s", Path(told["socket"]).name])
+    os.close(held)
+    server.wait(10)  # it ends itself, or its guardian kills it as it begins
+    assert os.listdir(own) == ["s"]
 
 
 def test_imports_are_kept_once_and_outlive_who_kept_them(one: KeptImports) -> None:
@@ -304,9 +334,51 @@ def test_it_ends_when_a_file_has_changed_and_when_it_was_idle(
     package.write_text(package.read_text() + "\n")
     assert forked(short) is None
     assert until(lambda: not stale.process.runs(), 5)
-    idle = keep(idle_s=0.2)
+    idle = keep(idle_s=1.0)  # long enough to be seen
     assert until(lambda: not idle.process.runs(), 10)
     assert not idle.directory.path.exists()
+
+
+def test_of_those_that_begin_together_one_stays(
+    package: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of one host, whose runs end together, do not see each other's yet."""
+    for each in kept.kept_imports():
+        assert each.end()
+    with monkeypatch.context() as unseen:
+        unseen.setattr(kept, "kept_imports", list)
+        for _ in range(2):
+            kept.keeper(MODULES, environment())()
+    assert until(lambda: [each.ready for each in kept.kept_imports()] == [True], 10)
+    for each in kept.kept_imports():
+        assert each.end()
+
+
+@pytest.mark.parametrize(("told", "kept_then"), [(None, 0), ("", 0), ("0", 0), ("1", 1)])
+def test_imports_are_kept_on_request(
+    told: str | None, kept_then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of 0 asks for nothing, as elsewhere."""
+    monkeypatch.delenv(kept.KEEP, raising=False)
+    if told is not None:
+        monkeypatch.setenv(kept.KEEP, told)
+    asked: list[object] = []
+    monkeypatch.setattr(host_server, "keeper", lambda *found: lambda: asked.append(found))
+    host_server.to_keep(["json"], threads=1)()
+    assert len(asked) == kept_then
+
+
+def test_a_fork_server_that_does_not_start_is_not_waited_for(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run holds cards; a file system that hangs would have it hang, too."""
+    monkeypatch.setattr(kept, "_START_S", 0.1)
+    before, started_s = set(processes()), time.monotonic()
+    kept._start(["sleep", "3"], "key", environment())
+    assert time.monotonic() - started_s < 2
+    assert not any(
+        each.parent == os.getpid() for pid, each in processes().items() if pid not in before
+    )
 
 
 def test_what_cannot_be_imported_is_not_kept(

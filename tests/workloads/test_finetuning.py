@@ -170,6 +170,9 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
     packed = train(**small, learning_rate=1e-2, padding="packing", gradient_accumulation=2)
     expected = moved.metrics["held_out_loss"]
     assert packed.metrics["held_out_loss"] == pytest.approx(expected, rel=1e-4)
+    rows = {"padding": "packing", "packed_attention": "apart", "packed_length": "longest"}
+    filled = train(**small, learning_rate=1e-2, **rows)  # what is held out is longer
+    assert filled.metrics["held_out_loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(BadConfiguration, match=r"held_out is 9, and .* has 9 examples"):
         train(**small | {"held_out": 9})
 

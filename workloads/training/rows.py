@@ -115,12 +115,13 @@ def longest_row(
 
 
 def filled_up(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
-    """A row of packed samples with one more sample at its end, of which nothing is learned."""
+    """A row of packed samples with one more sample at its end, of which nothing is learned; one
+    that is longer stays as it is, as a row of what is held out may be."""
     import torch
     from torch.nn.functional import pad
 
     assert inputs.position_ids is not None
-    rest = length - inputs.input_ids.shape[1]
+    rest = max(0, length - inputs.input_ids.shape[1])
     places = torch.arange(rest).expand(len(inputs.position_ids), -1)
     return replace(
         inputs,
