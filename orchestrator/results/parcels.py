@@ -77,7 +77,7 @@ def digests(run: Path) -> dict[str, str]:
 
 
 def what_is_there(run: Path) -> dict[str, str]:
-    """What a receiver tells the sender that it has."""
+    """The ``have`` of a receiver for its sender, ``lines_of``."""
     return digests(run) | {TAKES_LOGS: ""}
 
 

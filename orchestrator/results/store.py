@@ -274,8 +274,8 @@ class Store(StoredRun):
         return set(filter(fragments.is_record, leftovers(scan)))
 
     def _contents_of_logs(self) -> dict[str, bytes]:
-        """What is in our logs, by name; they are ended. Each is read once, whole: what one look
-        does not find and another one does would pass for damaged.
+        """The contents of our logs, by name; they are ended. Each is read once, whole: a row that
+        one look misses and another one finds would pass for damaged.
 
         Raises:
             StoreError: one cannot be read now.

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +157,17 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
-    delete = first._delete
+    remove = disk.remove
 
-    def stalled(names: Iterable[str]) -> None:
+    def stalled(path: Path) -> None:
         monkeypatch.undo()
         (first.path / paths.LOCK).unlink()
         second.__enter__()
         second.append(row(2))
         second.append(row(3))
-        delete(names)
+        remove(path)
 
-    monkeypatch.setattr(first, "_delete", stalled)
+    monkeypatch.setattr(disk, "remove", stalled)
     first.to_parquet()
     assert numbers(first) == [1, 2, 3]
     with pytest.raises(StoreLocked):
