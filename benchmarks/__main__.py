@@ -130,7 +130,7 @@ def _run_all(
         )
         try:
             state = code(ROOT)
-            told = _run_one(name, setting) | {"machine": machine(), "versions": found}
+            told = run_one(name, setting) | {"machine": machine(), "versions": found}
             told |= {"code": state, "run": run}
         except Exception as error:
             traceback.print_exc()
@@ -143,7 +143,7 @@ def _run_all(
     return failed
 
 
-def _run_one(name: str, setting: Setting) -> dict[str, Any]:
+def run_one(name: str, setting: Setting) -> dict[str, Any]:
     module = importlib.import_module(f"benchmarks.{name}")
     print(f"{name}: {module.TITLE}", flush=True)
     others = 0.0 if setting.smoke else cores_used()

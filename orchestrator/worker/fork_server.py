@@ -38,7 +38,10 @@ from typing import Any
 
 from orchestrator.host import output
 from orchestrator.worker import process_server
-from orchestrator.worker.private_directory import make_private_directory
+from orchestrator.worker.private_directory import (
+    make_private_directory,
+    private_directories_in_use,
+)
 from orchestrator.worker.process_settings import ProcessSettings, take_mark
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import credentials_of, open_log, tell
@@ -253,12 +256,11 @@ def _request_on(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _is_late(mine: OwnedDirectory) -> bool:
     """Tell if a process that began before this one keeps the same imports; it is enough."""
-    from orchestrator.worker.kept_imports import kept_imports  # which knows this module's names
 
     def began(directory: OwnedDirectory) -> tuple[int, int]:
         return directory.process.started_ticks, directory.process.pid
 
-    alike = (each.directory for each in kept_imports() if each.directory.owner == mine.owner)
+    alike = (each for each in private_directories_in_use(PREFIX) if each.owner == mine.owner)
     return any(began(each) < began(mine) for each in alike)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from orchestrator.host import output
 from orchestrator.worker.fork_server import LOG, PREFIX, READY, SOCKET, TOKEN
 from orchestrator.worker.leftovers import VARIABLE
-from orchestrator.worker.private_directory import base_directories
+from orchestrator.worker.private_directory import private_directories_in_use, process_of
 from orchestrator.worker.process_settings import (
     NO_OWNER,
     ProcessSettings,
@@ -35,14 +35,14 @@ from orchestrator.worker.process_settings import (
 from orchestrator.worker.process_table import Process
 from workloads import files
 from workloads.devices import all_devices
-from workloads.owned_directory import OwnedDirectory, owned_directory
+from workloads.owned_directory import OwnedDirectory
 
 #: Set to anything but 0, runs keep their imports.
 KEEP = "NIGHTGRID_KEEP_IMPORTS"
 IDLE_S = 600.0
 #: For an answer: forking takes milliseconds, what is left of an import a few seconds.
 ANSWER_S = 5.0
-_START_S = 10.0
+START_S = 10.0
 _END_S = 5.0
 #: Variables that say nothing about what imports come to: of Ray's own, of a login and a terminal.
 _NEUTRAL_PREFIXES = ("RAY_", "SSH_", "XDG_SESSION")
@@ -62,8 +62,7 @@ class KeptImports:
     @property
     def process(self) -> Process:
         """The process itself."""
-        made_by = self.directory.process
-        return Process(pid=made_by.pid, parent=0, started_ticks=made_by.started_ticks)
+        return process_of(self.directory)
 
     @property
     def log(self) -> Path:
@@ -92,21 +91,7 @@ class KeptImports:
 def kept_imports() -> list[KeptImports]:
     """The fork servers that other runs of this user have left on this host, those that still import
     included."""
-    found = []
-    for base in base_directories():
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(base)):
-                directory = owned_directory(base / name) if name.startswith(PREFIX) else None
-                if (
-                    directory is not None
-                    and Process(
-                        pid=directory.process.pid,
-                        parent=0,
-                        started_ticks=directory.process.started_ticks,
-                    ).runs()
-                ):
-                    found.append(KeptImports(directory=directory))
-    return found
+    return [KeptImports(directory=each) for each in private_directories_in_use(PREFIX)]
 
 
 class ForkedServer:
@@ -230,11 +215,11 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
         # It goes on in a child of its own, which says so, or is not there.
         told = select.poll()
         told.register(started.stdout, select.POLLIN)
-        if not told.poll(_START_S * 1000):
-            output.say_aside(f"imports cannot be kept: not begun after {_START_S:g} s")
+        if not told.poll(START_S * 1000):
+            output.say_aside(f"imports cannot be kept: not begun after {START_S:g} s")
             started.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        started.wait(_START_S)
+        started.wait(START_S)
 
 
 def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -217,7 +217,7 @@ def test_what_others_use_is_looked_for_before_and_after(
     monkeypatch.setattr(runner, "takes_s", lambda name, quick: 1.0)
     monkeypatch.setattr(runner.importlib, "import_module", lambda name: done)
     setting = Setting(scratch=tmp_path, peers_python=None, optimum_python=None)
-    assert runner._run_one("n", setting)["others"] == 0.7
+    assert runner.run_one("n", setting)["others"] == 0.7
 
 
 def test_cores_used_are_those_of_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def base() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         base = Path(name)
         patch.setenv("TMPDIR", str(base))
-        patch.setattr("orchestrator.worker.kept_imports.base_directories", lambda: [base])
+        patch.setattr("orchestrator.worker.private_directory.base_directories", lambda: [base])
         yield base
 
 
@@ -369,12 +369,16 @@ def test_imports_are_kept_on_request(
 
 
 def test_a_fork_server_that_does_not_start_is_not_waited_for(
-    base: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of a run holds cards; a file system that hangs would have it hang, too."""
-    monkeypatch.setattr(kept, "_START_S", 0.1)
+    hangs = short / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 3\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr(kept, "START_S", 0.1)
     before, started_s = set(processes()), time.monotonic()
-    kept._start(["sleep", "3"], "key", environment())
+    kept.keeper(MODULES, environment())()
     assert time.monotonic() - started_s < 2
     assert not any(
         each.parent == os.getpid() for pid, each in processes().items() if pid not in before
