@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.on_ray.from_afar import directory_there
     from orchestrator.on_ray.submission import JobServer
     from orchestrator.results.fetched import fetched_directory
-    from orchestrator.results.parcels import Receiver, digests
+    from orchestrator.results.parcels import Receiver, what_is_there
 
     if args.address and is_address(args.address):
         return _from_copy(args)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     receiver = Receiver(
         begin=lambda told: fetched_directory(args.results, name, server.address, told)
     )
-    _transfer(server, run_name, there, digests(args.results / name), receiver)
+    _transfer(server, run_name, there, what_is_there(args.results / name), receiver)
     path = args.results / name
     if args.json:
         told = {"run": name, "path": str(path), "received": receiver.received}

@@ -150,8 +150,12 @@ def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBa
 
     if is_log(name):
         for part in parts_of(data):
-            if not part.reason:
-                yield from record_table(part.data).select(columns).to_batches()
+            # One record that is odd costs no other one its raw values.
+            with contextlib.suppress(pa.ArrowException, *_UNEXPECTED):
+                if not part.reason:
+                    table = record_table(part.data)
+                    there = [name for name in columns if name in table.column_names]
+                    yield from table.select(there).to_batches()
     elif fragments.damage_of(name, data) is None:
         file = pq.ParquetFile(pa.BufferReader(data))
         yield from file.iter_batches(ROWS_TOGETHER // 8, columns=columns, use_threads=False)

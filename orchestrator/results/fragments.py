@@ -24,6 +24,7 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _DIGEST_LENGTH = 16
 _ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
 _FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.(?P<kind>parquet|arrow)")
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
-_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrow))\.partial")
+_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrows?))\.partial")
 #: Stands in a name for the jobs of rows that were written together.
 TOGETHER = "rows"
 _TOGETHER = re.compile(rf"{TOGETHER}(-(?P<rows>\d+))?")
@@ -155,8 +156,14 @@ def damage_of(name: str, data: bytes) -> str | None:
     return None
 
 
-def write_durably(directory: Path, name: str, data: bytes) -> Path:
+def write_durably(
+    directory: Path, name: str, data: bytes, allowed: Callable[[], object] = lambda: None
+) -> Path:
     """Create or replace ``directory/name``; on return it survives a power failure.
+
+    Args:
+        allowed: asked when the data is safe, before it has its name; it raises a StoreError if the
+            file must not appear.
 
     Raises:
         StoreFull: no space is left; the directory is as it was.
@@ -166,8 +173,9 @@ def write_durably(directory: Path, name: str, data: bytes) -> Path:
     try:
         try:
             _write(aside, data, synced=True)
+            allowed()
             disk.rename(aside, target)
-        except OSError:
+        except (OSError, StoreError):
             with contextlib.suppress(OSError):
                 disk.remove(aside)
             raise

@@ -33,6 +33,8 @@ from workloads import files
 
 MARK = "NIGHTGRID-PARCEL-1"
 PART_BYTES = 48 * 1024
+#: Stands among what a receiver has if it takes logs of rows; earlier versions do not.
+TAKES_LOGS = "takes logs"
 #: Files of a run besides its rows that mean something elsewhere. The status comes last: what it
 #: counts is there.
 SIDE_FILES = (paths.GRID, paths.OPTIONS, paths.PASSPORTS, paths.REPORT, paths.STATUS)
@@ -74,12 +76,19 @@ def digests(run: Path) -> dict[str, str]:
     return found
 
 
+def what_is_there(run: Path) -> dict[str, str]:
+    """The ``have`` of a receiver for its sender, ``lines_of``."""
+    return digests(run) | {TAKES_LOGS: ""}
+
+
 # ---------------------------------------------------------------- sending
 
 
 def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
-    """The lines that bring somebody who has ``have`` (SHA-256 by name) what the run has."""
+    """The lines that bring somebody who has ``have`` (``what_is_there``) what the run has."""
     there = digests(run)
+    if TAKES_LOGS not in have:
+        there = {name: each for name, each in there.items() if not is_log(os.path.basename(name))}
     wanted = [name for name, digest in there.items() if have.get(name) != digest]
     head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted, "files": len(there)}
     head["logs"] = [name for name in there if is_log(os.path.basename(name))]
@@ -165,6 +174,8 @@ class Receiver:
             raise StoreError(str(told))
         if what == "begin":
             self._run, self._logs = self.begin(told), told.get("logs")
+        elif what == "gone":  # what came in its place comes next time; until then logs are kept
+            self._logs = None
         elif what == "file" and self._run is not None:
             self._file(self._run, str(told.get("name")), str(told.get("sha256")))
         elif what == "end":

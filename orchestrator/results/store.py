@@ -274,8 +274,8 @@ class Store(StoredRun):
         return set(filter(fragments.is_record, leftovers(scan)))
 
     def _contents_of_logs(self) -> dict[str, bytes]:
-        """What is in our logs, by name; they are ended. Each is read once, whole: what one look
-        does not find and another one does would pass for damaged.
+        """The contents of our logs, by name; they are ended. Each is read once, whole: a row that
+        one look misses and another one finds would pass for damaged.
 
         Raises:
             StoreError: one cannot be read now.
@@ -401,7 +401,9 @@ class Store(StoredRun):
         Raises:
             StoreError: it does not read back.
         """
-        path = fragments.write_durably(self.tables_path, name, data)
+        # A driver that was stalled while it wrote may have a successor that did the same.
+        still_mine = self._lock.still_mine
+        path = fragments.write_durably(self.tables_path, name, data, still_mine)
         if disk.read(path) != data:
             disk.remove(path)
             raise StoreError(f"{path} does not read back as written; what it replaces was kept")

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measurements import row
+from measurements import note, row
 from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import compaction, disk, fragments, paths, scan, validation
 from orchestrator.results.append_log import AppendLog, parts_of
-from orchestrator.results.bulk import raw_batches, read_lean
-from orchestrator.results.parcels import Receiver, digests, lines_of
+from orchestrator.results.bulk import raw_batches, read_lean, with_raw
+from orchestrator.results.parcels import Receiver, digests, lines_of, what_is_there
 from orchestrator.results.row_file import record_of
 from orchestrator.results.store import Store
+from orchestrator.results.tables import to_table
 
 RECORDS = [
     fragments.record_name(f"job{n}", n, data) for n, data in enumerate((b"a" * 40, b"b", b""))
@@ -156,17 +157,17 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
-    delete = first._delete
+    remove = disk.remove
 
-    def stalled(names: Iterable[str]) -> None:
+    def stalled(path: Path) -> None:
         monkeypatch.undo()
         (first.path / paths.LOCK).unlink()
         second.__enter__()
         second.append(row(2))
         second.append(row(3))
-        delete(names)
+        remove(path)
 
-    monkeypatch.setattr(first, "_delete", stalled)
+    monkeypatch.setattr(disk, "remove", stalled)
     first.to_parquet()
     assert numbers(first) == [1, 2, 3]
     with pytest.raises(StoreLocked):
@@ -175,6 +176,30 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
     second.__exit__(None, None, None)
     first.__exit__(None, None, None)
     assert numbers(first) == [1, 2, 3, 4]
+
+
+def test_a_stalled_writer_makes_no_second_file_of_what_its_successor_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it writes its file; meanwhile the other driver made one, of more rows."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    first.begin(note(2))  # its row is in the other one's file, too
+    create = disk.create
+
+    def stalled(path: Path) -> int:
+        monkeypatch.undo()
+        (first.path / paths.LOCK).unlink()
+        with second:
+            assert len(second.interrupted) == 1
+        return create(path)
+
+    monkeypatch.setattr(disk, "create", stalled)
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    first.__exit__(None, None, None)
+    assert len(numbers(first)) == 2 and len(os.listdir(first.tables_path)) == 1
 
 
 def test_a_writer_without_its_lock_removes_no_log(
@@ -338,7 +363,7 @@ def test_a_fetched_copy_has_the_rows_of_the_log_once(tmp_path: Path) -> None:
 
     def fetch() -> Store:
         receiver = Receiver(begin=lambda _: tmp_path / "there" / "night")
-        lines = lines_of(store.path, digests(tmp_path / "there" / "night"))
+        lines = lines_of(store.path, what_is_there(tmp_path / "there" / "night"))
         receiver.feed("".join(f"{line}\n" for line in lines))
         assert receiver.finished and not receiver.damaged
         return Store.open(tmp_path / "there", "night")
@@ -352,6 +377,72 @@ def test_a_fetched_copy_has_the_rows_of_the_log_once(tmp_path: Path) -> None:
         store.compact()
         assert numbers(fetch()) == [0, 1, 2]
         assert not any(name.endswith(".arrows") for name in os.listdir(fetch().tables_path))
+
+
+def test_a_fetched_copy_keeps_its_log_until_the_file_of_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log becomes a file, which is compacted, while it is sent; the copy has lost no row. One
+    who knows no logs is sent none."""
+    there = tmp_path / "there" / "night"
+
+    def fetch() -> list[int]:
+        receiver = Receiver(begin=lambda _: there)
+        receiver.feed("".join(f"{line}\n" for line in lines_of(store.path, what_is_there(there))))
+        return numbers(Store.open(there.parent, "night"))
+
+    with Store.open(tmp_path / "here", "night") as store:
+        store.append(row(0))
+        assert fetch() == [0]
+        earlier = list(lines_of(store.path, digests(there)))
+        assert not any("appended" in line for line in earlier)
+        store.append(row(1))
+        store.to_parquet()
+        read = disk.read
+
+        def meanwhile(path: Path, *arguments: Any, **options: Any) -> bytes:
+            if path.parent == store.tables_path:
+                monkeypatch.undo()
+                store.append(row(2))
+                store.compact()
+            return read(path, *arguments, **options)
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        assert fetch() == [0]
+        assert fetch() == [0, 1, 2]
+        assert len(os.listdir(there / "rows")) == 1
+
+
+def test_a_log_that_was_fetched_by_half_is_cleared_up(tmp_path: Path) -> None:
+    """As the halves of other files are, by the next writer of the copy."""
+    store = Store.open(tmp_path, "night")
+    store.tables_path.mkdir(parents=True)
+    half = store.tables_path / f"..appended-{0:016x}-1.arrows.partial"
+    half.write_bytes(log_of(tmp_path)[:50])
+    with store:
+        store.append(row(0))
+    assert not half.exists() and numbers(store) == [0]
+
+
+def test_a_record_without_a_column_costs_no_other_its_raw_values(tmp_path: Path) -> None:
+    """As an earlier version would write it: the column has its default."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        log = AppendLog(store.tables_path)
+        table = to_table([row(1)], documented=False).drop_columns(["items"])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        odd = sink.getvalue().to_pybytes()
+        for name, data in (
+            (fragments.record_name("x", 1, odd), odd),
+            record_of([row(2)]),
+        ):
+            log.append(name, data)
+        log.close()
+        lean = read_lean(store).measurements
+        found = [each.batch_size for each in with_raw(store, lean, "items", "samples")]
+        assert sorted(found) == [1, 2, 3]
 
 
 def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:

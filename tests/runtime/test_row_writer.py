@@ -12,6 +12,7 @@ from test_driver import Lines, Rows
 
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Job, State
+from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreFull
 from orchestrator.results import disk, paths
 from orchestrator.results.derive import measurement_of
@@ -28,10 +29,18 @@ BEHIND_S = 10.0  # of a plain reader, as README promises
 class Logged(Rows):
     """Rows, and how many of them a plain reader finds; the first file fails."""
 
+    full = False
+
     def __init__(self, trouble: Exception | None) -> None:
         super().__init__()
         self.plain = self.files = 0  # type: ignore[assignment]
         self._trouble = trouble
+
+    def append(self, *measurements: Measurement) -> None:
+        """Keep rows, or find no room."""
+        if self.full:
+            raise StoreFull("no space left")
+        super().append(*measurements)
 
     def to_parquet(self) -> None:
         """Show all rows, or fail."""
@@ -135,7 +144,7 @@ def test_rows_become_parquet_while_others_find_no_room(looks: int | None) -> Non
         writer.take(unrun(this))
         for _ in range(6):
             writer.write_soon()
-    store._failures, store._error = 99, StoreFull
+    store.full = True
     writer.take(unrun(this))
     for _ in range(20):
         writer.write_soon()
