@@ -41,10 +41,14 @@ SIDE_FILES = (paths.GRID, paths.OPTIONS, paths.PASSPORTS, paths.REPORT, paths.ST
 
 
 def carried(run: Path) -> list[str]:
-    """The names of a run's files that mean something elsewhere, beneath its directory."""
+    """The names of a run's files that mean something elsewhere, beneath its directory.
+
+    Raises:
+        OSError: its rows cannot be listed.
+    """
     try:
         rows = sorted(disk.names(run / paths.ROWS))
-    except OSError:
+    except FileNotFoundError:
         rows = []
     names = [f"{paths.ROWS}/{name}" for name in rows if has_rows(name)]
     with contextlib.suppress(OSError):
@@ -86,12 +90,16 @@ def what_is_there(run: Path) -> dict[str, str]:
 
 def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
     """The lines that bring somebody who has ``have`` (``what_is_there``) what the run has."""
+    listed = carried(run)
     there = digests(run)
+    # Else a log may be missing here whose rows came in a file that is missing, too.
+    at_rest = listed == list(there) == carried(run)
     if TAKES_LOGS not in have:
         there = {name: each for name, each in there.items() if not is_log(os.path.basename(name))}
     wanted = [name for name, digest in there.items() if have.get(name) != digest]
     head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted, "files": len(there)}
-    head["logs"] = [name for name in there if is_log(os.path.basename(name))]
+    logs = [name for name in there if is_log(os.path.basename(name))]
+    head["logs"] = logs if at_rest else None
     yield f"{MARK} begin {json.dumps(head)}"
     for name in wanted:
         try:
@@ -144,7 +152,8 @@ class Receiver:
     received: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # that did not come whole
     _run: Path | None = None
-    _logs: list[str] | None = None  # those of the sender, whose other logs are Parquet now
+    _wanted: set[str] = field(default_factory=set)  # that the sender is about to send
+    _logs: list[str] | None = None  # all of the sender; None where it cannot tell
     _text: str = ""
     _parts: list[bytes] = field(default_factory=list)
     _broken: bool = False
@@ -174,13 +183,14 @@ class Receiver:
             raise StoreError(str(told))
         if what == "begin":
             self._run, self._logs = self.begin(told), told.get("logs")
-        elif what == "gone":  # what came in its place comes next time; until then logs are kept
-            self._logs = None
+            self._wanted = set(told.get("wanted") or ())
         elif what == "file" and self._run is not None:
             self._file(self._run, str(told.get("name")), str(told.get("sha256")))
         elif what == "end":
             self.finished = True
-            if self._run is not None and self._logs is not None and not self.damaged:
+            # Else a log is kept until what came in its place is here.
+            whole = self._wanted <= {*self.received}
+            if self._run is not None and self._logs is not None and whole:
                 self._forget_logs(self._run, self._logs)
 
     def _forget_logs(self, run: Path, logs: Sequence[str]) -> None:

@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from measurements import row
 
 from orchestrator.errors import StoreError
-from orchestrator.results import paths
+from orchestrator.results import parcels, paths
 from orchestrator.results.fetched import fetched_directory
-from orchestrator.results.parcels import MARK, PART_BYTES, Receiver, digests, lines_of, main
+from orchestrator.results.parcels import (
+    MARK,
+    PART_BYTES,
+    Receiver,
+    digests,
+    lines_of,
+    main,
+    what_is_there,
+)
+from orchestrator.results.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +163,48 @@ def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
         fetched_directory(tmp_path, "own", "http://head:8265", told)
     with pytest.raises(StoreError, match="cannot name"):
         fetched_directory(tmp_path, "../night", "http://head:8265", told)
+
+
+def numbers(run: Path) -> list[int]:
+    """The rows of a run's directory, by their batch size."""
+    return sorted((each.batch_size or 0) - 1 for each in Store(run.parent, run.name).measurements())
+
+
+@pytest.mark.parametrize("when", ["listed", "digested", "unread", "file line lost"])
+def test_a_copy_keeps_a_log_whose_file_did_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The log becomes a file while the sender looks at its files, or that file cannot be read
+    then, or is lost on its way."""
+    copy = tmp_path / "copy"
+    with Store.open(tmp_path, "night") as store:
+
+        def fetch(lost: str = "nothing") -> list[int]:
+            lines = lines_of(store.path, what_is_there(copy))
+            receiver = copy_in(copy)
+            receiver.feed("".join(f"{line}\n" for line in lines if lost not in line))
+            assert receiver.finished
+            return numbers(copy)
+
+        store.append(row(1))
+        assert fetch() == [1]
+        place = "carried" if when == "listed" else "digest_of"
+        real = getattr(parcels, place)
+
+        def meanwhile(path: Path) -> object:
+            if not path.is_relative_to(store.path):
+                return real(path)
+            monkeypatch.undo()
+            found = real(path) if when == "listed" else None
+            store.to_parquet()
+            if when == "unread":
+                raise OSError("Too many open files")
+            return found or real(path)
+
+        if when in ("unread", "file line lost"):
+            store.to_parquet()
+        if when != "file line lost":
+            monkeypatch.setattr(parcels, place, meanwhile)
+        assert fetch(" file " if when == "file line lost" else "nothing") == [1]
+        assert fetch() == [1]
+        assert [name.suffix for name in (copy / paths.ROWS).iterdir()] == [".parquet"]
