@@ -139,6 +139,14 @@ def main(arguments: list[str] | None = None) -> int:
 # ---------------------------------------------------------------- receiving
 
 
+def _fetched_logs(run: Path) -> list[str]:
+    """The names of the logs that transfers brought into a copy."""
+    try:
+        return files.read_text(run / paths.FETCHED_LOGS).split()
+    except (OSError, ValueError):  # none is removed
+        return []
+
+
 @dataclass(slots=True)
 class Receiver:
     """Writes the files that come as lines.
@@ -194,11 +202,12 @@ class Receiver:
                 self._forget_logs(self._run, self._logs)
 
     def _forget_logs(self, run: Path, logs: Sequence[str]) -> None:
-        """Remove the logs of an earlier transfer whose rows came in Parquet by now."""
-        for name in carried(run):
-            if is_log(os.path.basename(name)) and name not in logs:
+        """Remove the logs of an earlier transfer whose rows came in Parquet by now; not those of
+        a driver that goes on with the copy."""
+        for log in _fetched_logs(run):
+            if is_log(log) and f"{paths.ROWS}/{log}" not in logs:
                 with contextlib.suppress(OSError):
-                    disk.remove(run / name)
+                    disk.remove(run / paths.ROWS / log)
 
     def _part(self, check: str, text: str) -> None:
         try:
@@ -221,6 +230,9 @@ class Receiver:
             raise StoreError(f"{name!r} is no file of a run")
         directory = run / folder if folder else run
         disk.make_directory(directory)
+        if is_log(last) and last not in (logs := _fetched_logs(run)):
+            still = [log for log in logs if disk.is_there(directory / log)]
+            fragments.replace_file(run, paths.FETCHED_LOGS, "\n".join([*still, last]).encode())
         if folder:
             name_there = last if is_log(last) else fragments.valid_name(last, "file name")
             fragments.write_durably(directory, name_there, data)

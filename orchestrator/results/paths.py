@@ -17,6 +17,7 @@
 <results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
 <results>/<run>/stop.json         a request to end the run (``stop_file.py``)
 <results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
+<results>/<run>/fetched-logs.txt  of such a copy: names of the logs of rows that were fetched
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
 <results>/<run>/begun.log         of each attempt that runs now, what its row is made of should
                                   its driver die (``begun.py``)
@@ -42,6 +43,7 @@ STATUS = "status.json"
 REPORT = "report.html"
 STOP = "stop.json"
 FETCHED = "fetched.json"
+FETCHED_LOGS = "fetched-logs.txt"
 LOCK = "driver.lock"
 LOCK_GUARD = ".driver.lock.guard"
 BEGUN = "begun.log"

@@ -208,3 +208,30 @@ def test_a_copy_keeps_a_log_whose_file_did_not_come(
         assert fetch(" file " if when == "file line lost" else "nothing") == [1]
         assert fetch() == [1]
         assert [name.suffix for name in (copy / paths.ROWS).iterdir()] == [".parquet"]
+
+
+def test_a_transfer_leaves_the_log_of_a_driver_that_goes_on_with_the_copy(tmp_path: Path) -> None:
+    """Its rows are nowhere else. The log that was fetched goes when its file has come."""
+    ours = Store.open(tmp_path / "here", "night")
+
+    def fetch() -> None:
+        receiver = copy_in(ours.path)
+        lines = lines_of(store.path, what_is_there(ours.path))
+        receiver.feed("".join(f"{line}\n" for line in lines))
+        assert receiver.finished
+
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.to_parquet()
+        fetch()
+        with ours:
+            own = ours.append(row(7))
+            theirs = store.append(row(2))
+            fetch()
+            assert numbers(ours.path) == [1, 2, 7]
+            store.to_parquet()
+            fetch()
+            logs = [each.name for each in ours.tables_path.iterdir() if each.suffix == ".arrows"]
+            assert numbers(ours.path) == [1, 2, 7] and logs == [own.name] != [theirs.name]
+            ours.append(row(8))
+    assert numbers(ours.path) == [1, 2, 7, 8]
