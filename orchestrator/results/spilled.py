@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOG = logging.getLogger("nightgrid.store")
+#: The columns by which a row is known, whatever stands with it in its record.
+_ROW = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,12 +62,15 @@ class SpilledRows:
         """Move the rows that were spilled under a run id into the run; how many came.
 
         A row of an attempt that another driver took for lost, and whose job went on, is set aside.
+        One that is home in another record keeps its copy until that record is Parquet: a log can
+        show what no disk has.
         """
         directories = [each for each in paths.spill_directories(run_id) if disk.is_ours(each)]
         if not directories:
             return 0
-        scan = scan_rows(self.tables_path, ATTEMPT)
+        scan = scan_rows(self.tables_path, (*ATTEMPT, *_ROW))
         recorded, home = scan.attempts(), {*scan.tables, *scan.covered}
+        rows = {row: name for name, table in scan.tables.items() for row in _rows(table)}
         before = self.rescued
         for directory in directories:
             for found in sorted(disk.names(directory)):
@@ -82,6 +87,11 @@ class SpilledRows:
                     _LOG.warning("not brought home: %s: %s", directory / found, reason)
                     continue  # it stays where it is
                 there = name in home
+                holder = None if there else rows.get(next(_rows(_table(name, data)), ()))
+                if holder is not None:
+                    if not fragments.is_record(holder):
+                        disk.remove(directory / found)
+                    continue
                 if fragments.attempt_of(name) in recorded and not there and _is_final(name, data):
                     disk.make_directory(self.quarantine_path)
                     aside = fragments.write_durably(self.quarantine_path, name, data)
@@ -157,6 +167,11 @@ def _run_named_in(path: Path) -> str | None:
         return str(_table(path.name, disk.read(path))["run"][0].as_py())
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError):
         return None
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[object, ...]]:
+    """By what each row of a table is known."""
+    return zip(*(table[name].to_pylist() for name in _ROW), strict=True)
 
 
 def _is_final(name: str, data: bytes) -> bool:

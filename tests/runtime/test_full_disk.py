@@ -19,6 +19,7 @@ from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
+from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
@@ -327,6 +328,28 @@ def test_a_spilled_row_whose_renaming_was_lost_comes_home(
     with Store.open(tmp_path, "night") as store:
         assert store.rescued == (not torn) == len(store.measurements())
         assert (store.quarantine_path / spilled.name).exists() == torn
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_rows_that_were_spilled_singly_and_written_together_come_once(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, parquet: bool
+) -> None:
+    """The driver died before it removed their copies, which stay until the rows are Parquet."""
+    rows = [row(1), row(2, final=False)]
+    with monkeypatch.context() as dead, Store.open(tmp_path, "night") as store:
+        copies = [Path(str(store.spill(each))) for each in rows]
+        dead.setattr(SpilledRows, "forget", lambda *_: None)
+        store.append(*rows)
+        if not parquet:
+            dead.setattr(store, "to_parquet", lambda: None)
+    for number in range(2):
+        with Store.open(tmp_path, "night") as store:
+            assert sorted(store.measurements(), key=lambda each: each.job_id) == sorted(
+                rows, key=lambda each: each.job_id
+            )
+            assert store.rescued == 0 and not store.quarantine_path.exists()
+            assert {each.exists() for each in copies} == {not parquet and not number}
     assert not elsewhere.exists()
 
 
