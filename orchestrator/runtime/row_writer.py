@@ -145,6 +145,7 @@ class RowWriter:
     _unwritten: list[Row] = field(default_factory=list)
     _writing: Future[object] | None = None  # the record that the thread is writing, and
     _in_it: int = 0  # how many of the unwritten rows are in it, the first ones
+    _tried: int = 0  # how many are in a record that failed, and may stand nevertheless
     _write_by: float = 0.0  # when the oldest of the others must be written
     _look_at: float = 0.0  # for room
     _only_logged: bool = False  # there are rows that are safe, and not in Parquet
@@ -266,10 +267,12 @@ class RowWriter:
 
     def _write_next(self) -> None:
         """Make the next rows safe: those that are being written, if any are."""
-        rows, safe = self._unwritten[: self._in_it or MOST_TOGETHER], False
+        rows, safe = self._unwritten[: self._in_it or self._tried or MOST_TOGETHER], False
+        self._tried = len(rows)  # with others it would be another record, and these rows two
         if self._writing is not None or self.held is None:
             safe = self._append([measurement for _, measurement in rows])
         del self._unwritten[: len(rows)]
+        self._tried = 0
         for command, measurement in rows:
             if safe:
                 self._recorded(command, measurement)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from driver_cases import MOMENT, FakeClock, Later, job, plan
+from measurements import row
 from test_driver import Lines, Rows
 
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreFull
+from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
@@ -133,6 +134,34 @@ def test_a_record_that_found_no_room_and_stands_nevertheless_is_not_two(
             assert found == [1, 2, 3]
             writer.save()
             store.to_parquet()
+
+
+@pytest.mark.parametrize("looks", [None, 1])
+def test_a_record_that_was_given_up_and_stands_nevertheless_is_not_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int | None
+) -> None:
+    """Its sync fails until patience ends, and so does taking it back; what came meanwhile is
+    written apart from it at the end."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "away")
+
+    jobs = [job(size) for size in (1, 2, 3)]
+    with Store.open(tmp_path, "night") as store:
+        writer = writer_of(store, FakeClock(), looks, *jobs)
+        writer.patience.limit_s = 0.0
+        store.append(row(3))  # begins the log
+        with monkeypatch.context() as broken, pytest.raises(StoreError):
+            broken.setattr(disk, "sync", fail)
+            broken.setattr(disk, "truncate", fail)
+            writer.take(unrun(jobs[0]))
+            writer.take(unrun(jobs[1]))
+            for _ in range(4):
+                writer.write_soon()
+        writer.take(unrun(jobs[2]))
+        for _ in range(2):
+            writer.save()
+            assert sorted(each.batch_size or 0 for each in store.measurements()) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("looks", [None, 1])
