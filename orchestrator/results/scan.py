@@ -73,13 +73,18 @@ def scan_rows(
     A compaction may replace files under our hands, so the names are listed again afterwards: if
     one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
     them twice, and we start over. Rows appended meanwhile may or may not be seen, and a file for
-    the records of a log that we have read is not missed.
+    the records of a log that we have read is not missed. What was parsed is not parsed again: a log
+    goes every few seconds, and thousands of files take longer.
     """
-    columns = list(columns)
+    columns, known = list(columns), dict(known or {})
     for _ in range(100):
         names = row_files(directory)
+        logs = set(filter(is_log, names))
         try:
-            found = _read_files(directory, names, columns, known or {})
+            found = _read_files(directory, names - logs, columns, known)
+            known |= found.tables
+            if logs:  # last: what stands for records is sound
+                read_logs(found, _contents(directory, logs, found.damaged), columns, known)
         except FileNotFoundError:
             continue
         now = row_files(directory)
@@ -116,8 +121,6 @@ def _read_files(
 
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
-    logs = set(filter(is_log, names))
-    names = names - logs
     # Compacted files first: they say which files need not be read.
     compacted = {name for name in names if fragments.is_compacted(name)}
     for name in [*sorted(compacted), *sorted(names - compacted)]:
@@ -137,15 +140,13 @@ def _read_files(
         del scan.tables[name]
         scan.covered.append(name)
     new = {n: t for n, t in scan.tables.items() if n not in known and n not in compacted}
-    if new:
-        scan.together = pa.concat_tables(scan.tables.values()).combine_chunks()
     whole = len(new) == len(scan.tables) and all(table.num_rows for table in new.values())
+    if new and whole:
+        scan.together = pa.concat_tables(scan.tables.values()).combine_chunks()
     for name, reason in faults(new, scan.together if whole else None).items():
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
-    if logs:  # last: what stands for records is sound
-        read_logs(scan, _contents(directory, logs, scan.damaged), columns, known)
     return scan
 
 

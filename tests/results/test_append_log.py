@@ -270,6 +270,32 @@ def test_a_reader_misses_no_row_of_a_log_that_became_a_file(
         assert numbers(Store.open(tmp_path, "night")) == [1, 2, 3]
 
 
+def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it has read two files more, the log has become one and another is begun."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            store.to_parquet()
+        store.append(row(3))
+        read, coming, reads = disk.read, itertools.count(4), itertools.count(1)
+
+        def meanwhile(path: Path, *arguments: Any) -> bytes:
+            data = read(path, *arguments)
+            if path.suffix == ".parquet" and next(reads) % 2 == 0:
+                with monkeypatch.context() as writing:
+                    writing.setattr(disk, "read", read)
+                    store.to_parquet()
+                    store.append(row(next(coming)))
+            return data
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        found = numbers(Store.open(tmp_path, "night"))
+        monkeypatch.undo()
+        assert found == list(range(next(coming))) and next(reads) < 12
+
+
 @pytest.mark.parametrize(
     ("place", "name", "error"),
     [
