@@ -24,7 +24,7 @@ from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.append_log import AppendLog, is_log
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.row_file import record_of
-from orchestrator.results.scan import ATTEMPT, scan_rows
+from orchestrator.results.scan import ATTEMPT, Scan, scan_rows
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.stored_run import StoredRun, runs
 
@@ -106,6 +106,7 @@ class Store(StoredRun):
 
         Raises:
             StoreLocked: another driver holds the run; the message names it.
+            StoreError: it cannot be told which attempts a predecessor's death ended.
         """
         try:
             disk.make_directory(self.tables_path)
@@ -267,11 +268,30 @@ class Store(StoredRun):
         return path
 
     def _covered_records(self) -> set[str]:
-        """The records in our logs for which a file stands."""
+        """The records in our logs for which a file stands.
+
+        Raises:
+            StoreError: a file cannot be read now, which may stand for some.
+        """
         from orchestrator.results.compaction import leftovers
 
-        scan = scan_rows(self.tables_path, ATTEMPT)
+        scan = self._attempts_for_good("which records of a log are in a file")
         return set(filter(fragments.is_record, leftovers(scan)))
+
+    def _attempts_for_good(self, what: str) -> Scan:
+        """All attempts, for what cannot be taken back.
+
+        Raises:
+            StoreError: a file cannot be read now that may have others.
+        """
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        for damage in scan.damaged:
+            if damage.path in scan.unread:
+                raise StoreError(
+                    f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
+                    f"stays so, move the file to {self.quarantine_path}"
+                )
+        return scan
 
     def _contents_of_logs(self) -> dict[str, bytes]:
         """The contents of our logs, by name; they are ended. Each is read once, whole: a row that
@@ -334,7 +354,8 @@ class Store(StoredRun):
             begun, reason = read_begun(path)
         except OSError as error:
             begun, reason = [], str(error)
-        known = self.attempts_recorded() if begun else set()
+        what = "which attempts were interrupted"
+        known = self._attempts_for_good(what).attempts() if begun else set()
         lost = [row for row in begun if (row.job_id, row.attempt_number) not in known]
         if lost:
             self.append(*lost)
@@ -388,6 +409,8 @@ class Store(StoredRun):
 
         self.to_parquet()
         scan = scan_rows(self.tables_path, column_names())
+        if scan.unread and any(map(fragments.is_record, scan.tables)):
+            raise StoreError(f"{scan.unread[0]} cannot be read now; it may hold rows of a log")
         self._delete(leftovers(scan))
         if len(scan.tables) < 2:
             return None
