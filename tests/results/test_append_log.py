@@ -24,7 +24,7 @@ from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import compaction, disk, fragments, paths, scan, validation
-from orchestrator.results.append_log import AppendLog, parts_of
+from orchestrator.results.append_log import AppendLog, is_log, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean, with_raw
 from orchestrator.results.parcels import Receiver, digests, lines_of, what_is_there
 from orchestrator.results.row_file import record_of
@@ -338,6 +338,67 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
         assert numbers(store) == [0, 1, 2, 3] and not store.quarantine_path.exists()
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bool
+) -> None:
+    """One of this driver, or ``left`` by a dead one beside the file of it, is said once; its rows
+    count once, also when it can be read again and all is compacted."""
+    read, bad = disk.read, ""
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.name == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(disk, "read", fail)
+    if left:
+        with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
+            bad = store.append(row(0)).name
+            with monkeypatch.context() as broken, pytest.raises(OSError, match="away"):
+                bad, log = "", bad
+                broken.setattr(disk, "remove", away)
+                store.to_parquet()
+            bad = log
+            monkeypatch.setattr(store, "to_parquet", killed)
+    with Store.open(tmp_path, "night") as store:
+        if not left:
+            bad = store.append(row(0)).name
+            assert store.to_parquet() is None
+        for number in range(1, 4):
+            store.append(row(number))
+            assert store.to_parquet() is not None
+        assert caplog.text.count("its rows are not in Parquet") == 1
+        assert [name for name in os.listdir(store.tables_path) if is_log(name)] == [bad]
+        bad = ""
+        store.compact()
+        assert numbers(store) == [0, 1, 2, 3] and len(os.listdir(store.tables_path)) == 1
+    assert numbers(store) == [0, 1, 2, 3]
+
+
+def test_a_compaction_that_reads_a_log_again_makes_no_row_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log could not be read when all became Parquet."""
+    with Store.open(tmp_path, "night") as store:
+        log = store.append(row(0)).name
+        store.append(row(1))
+        read, reads = disk.read, itertools.count()
+
+        def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+            if path.name == log and not next(reads):
+                raise OSError(errno.EIO, "Input/output error")
+            return read(path, *arguments, **options)
+
+        monkeypatch.setattr(disk, "read", fail)
+        store.compact()
+        assert numbers(store) == [0, 1]
+        store.append(row(2))
+        store.to_parquet()
+        assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 2
+    assert numbers(store) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize(
     ("place", "name", "error"),
@@ -523,7 +584,7 @@ def test_a_record_without_a_column_costs_no_other_its_raw_values(tmp_path: Path)
             log.append(name, data)
         log.close()
         lean = read_lean(store).measurements
-        found = [each.batch_size for each in with_raw(store, lean, "items", "samples")]
+        found = [each.batch_size or 0 for each in with_raw(store, lean, "items", "samples")]
         assert sorted(found) == [1, 2, 3]
 
 
