@@ -399,6 +399,17 @@ def test_a_compaction_that_reads_a_log_again_makes_no_row_two(
     assert numbers(store) == [0, 1, 2]
 
 
+def test_the_first_logs_are_read_though_their_names_told_no_writer(tmp_path: Path) -> None:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
+        log = store.append(row(0))
+        log.rename(log.with_name(".appended-1.arrows"))
+        store.to_parquet = killed  # type: ignore[assignment]
+    again = Store.open(tmp_path, "night")
+    assert numbers(again) == [0]
+    with again:
+        assert numbers(again) == [0] and not any(map(is_log, os.listdir(again.tables_path)))
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize(
     ("place", "name", "error"),
