@@ -30,7 +30,8 @@ from pathlib import Path
 
 from orchestrator.results import disk, fragments
 
-_LOG = re.compile(r"\.appended-[0-9a-f]{16}-\d{1,9}\.arrows")
+#: The names of the very first logs told no writer.
+_LOG = re.compile(r"\.appended-(?:[0-9a-f]{16}-)?\d{1,9}\.arrows")
 _MARK = re.compile(rb"\n(?P<name>[A-Za-z0-9_-]{1,120}\.arrow) (?P<bytes>\d{1,10})\n")
 
 

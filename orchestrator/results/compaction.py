@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import StoreError
 from orchestrator.results import fragments
 from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet
@@ -32,10 +33,12 @@ def logged(directory: Path, contents: Mapping[str, bytes], covered: Iterable[str
 
     Raises:
         SchemaMismatch: one is of a newer version.
-        MemoryError: one may be sound.
+        StoreError: one may be sound, and cannot be parsed now.
     """
     scan = Scan(directory, {}, [], list(covered))
-    read_logs(scan, contents, column_names(), {}, for_good=True)
+    read_logs(scan, contents, column_names(), {})
+    if scan.unread:
+        raise StoreError(f"{scan.damaged[0].path}: {scan.damaged[0].reason}")
     return scan
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ class Scan:
     damaged: list[Damage]
     covered: list[str]  # files and records that another file stands for
     together: pa.Table | None = None  # all tables as one, if they have been put together
+    unread: list[Path] = field(default_factory=list)  # of the damaged: may be sound at another look
 
     def attempts(self) -> set[tuple[str, int]]:
         """Job and number of each attempt that has a row, of a scan with these two columns."""
@@ -73,13 +74,18 @@ def scan_rows(
     A compaction may replace files under our hands, so the names are listed again afterwards: if
     one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
     them twice, and we start over. Rows appended meanwhile may or may not be seen, and a file for
-    the records of a log that we have read is not missed.
+    the records of a log that we have read is not missed. What was parsed is not parsed again: a log
+    goes every few seconds, and thousands of files take longer.
     """
-    columns = list(columns)
+    columns, known = list(columns), dict(known or {})
     for _ in range(100):
         names = row_files(directory)
+        logs = set(filter(is_log, names))
         try:
-            found = _read_files(directory, names, columns, known or {})
+            found = _read_files(directory, names - logs, columns, known)
+            known |= found.tables
+            if logs:  # last: what stands for records is sound
+                read_logs(found, _contents(directory, logs, found), columns, known)
         except FileNotFoundError:
             continue
         now = row_files(directory)
@@ -116,8 +122,6 @@ def _read_files(
 
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
-    logs = set(filter(is_log, names))
-    names = names - logs
     # Compacted files first: they say which files need not be read.
     compacted = {name for name in names if fragments.is_compacted(name)}
     for name in [*sorted(compacted), *sorted(names - compacted)]:
@@ -126,7 +130,7 @@ def _read_files(
             continue
         table = known.get(name)
         if table is None:
-            table = _read_file(directory / name, columns, scan.damaged)
+            table = _read_file(directory / name, columns, scan)
             # Before anything is left out for its sake.
             if table is not None and name in compacted:
                 table = _vouched_for(directory / name, table, scan.damaged)
@@ -137,15 +141,13 @@ def _read_files(
         del scan.tables[name]
         scan.covered.append(name)
     new = {n: t for n, t in scan.tables.items() if n not in known and n not in compacted}
-    if new:
-        scan.together = pa.concat_tables(scan.tables.values()).combine_chunks()
     whole = len(new) == len(scan.tables) and all(table.num_rows for table in new.values())
+    if new and whole:
+        scan.together = pa.concat_tables(scan.tables.values()).combine_chunks()
     for name, reason in faults(new, scan.together if whole else None).items():
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
-    if logs:  # last: what stands for records is sound
-        read_logs(scan, _contents(directory, logs, scan.damaged), columns, known)
     return scan
 
 
@@ -154,18 +156,12 @@ def read_logs(
     contents: Mapping[str, bytes],
     columns: list[str],
     known: Mapping[str, pa.Table],
-    *,
-    for_good: bool = False,
 ) -> None:
     """Add the sound records of logs to a scan, but for those that one of its tables or of its
     covered names stands for.
 
     Args:
         contents: of each log, by its name.
-        for_good: what is taken for damaged now is not looked at again.
-
-    Raises:
-        MemoryError: ``for_good``, and a record may be sound.
     """
     from orchestrator.results.validation import faults
 
@@ -186,7 +182,7 @@ def read_logs(
             elif name in known:
                 scan.tables[name] = known[name]
             else:
-                table = _table_of(name, part.data, columns, path, scan.damaged, for_good)
+                table = _table_of(name, part.data, columns, path, scan)
                 if table is not None:
                     scan.tables[name] = new[name] = table
                     where[name] = path
@@ -196,7 +192,7 @@ def read_logs(
         scan.damaged.append(_not_rows(where[name], f"{name}: {reason}"))
 
 
-def _contents(directory: Path, logs: Iterable[str], damaged: list[Damage]) -> dict[str, bytes]:
+def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, bytes]:
     """The bytes of each log that can be read."""
     found = {}
     for log in sorted(logs):
@@ -207,7 +203,8 @@ def _contents(directory: Path, logs: Iterable[str], damaged: list[Damage]) -> di
             if not disk.is_there(path):
                 raise  # vanished: the caller looks again
             reason = f"a row: cannot be read: {error.strerror or error}"
-            damaged.append(Damage(path=path, reason=reason))
+            scan.damaged.append(Damage(path=path, reason=reason))
+            scan.unread.append(path)
     return found
 
 
@@ -238,8 +235,8 @@ def replaced_by(table: pa.Table) -> set[str]:
     return set(names)
 
 
-def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Table | None:
-    """The table of one file; None, and an entry in ``damaged``, if it cannot be trusted."""
+def _read_file(path: Path, columns: list[str], scan: Scan) -> pa.Table | None:
+    """The table of one file; None, and a damage in the scan, if it cannot be trusted."""
     try:
         data = disk.read(path)
         reason = fragments.damage_of(path.name, data)
@@ -247,32 +244,39 @@ def _read_file(path: Path, columns: list[str], damaged: list[Damage]) -> pa.Tabl
         if not disk.is_there(path):
             raise  # vanished: the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
+        scan.unread.append(path)
     if reason is None:
-        return _table_of(path.name, data, columns, path, damaged)
-    damaged.append(Damage(path=path, reason=reason))
+        return _table_of(path.name, data, columns, path, scan)
+    scan.damaged.append(Damage(path=path, reason=reason))
     return None
 
 
 def _table_of(
-    name: str,
-    data: bytes,
-    columns: list[str],
-    path: Path,
-    damaged: list[Damage],
-    for_good: bool = False,
+    name: str, data: bytes, columns: list[str], path: Path, scan: Scan
 ) -> pa.Table | None:
-    """The table of a file or record; None, and an entry in ``damaged``, if it is none of rows."""
+    """The table of a file or record; None, and a damage in the scan, if it is none of rows."""
     try:
         return _parsed(name, data, columns, path)
     except SchemaMismatch:
         raise  # not damage: this program is too old
     except Exception as error:  # bytes from anywhere make the library raise anything
-        if for_good and isinstance(error, MemoryError):
-            raise
+        if not _is_of_the_bytes(error):
+            scan.unread.append(path)
         text = str(error) or repr(error)
         reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
-    damaged.append(Damage(path=path, reason=reason))
+    scan.damaged.append(Damage(path=path, reason=reason))
     return None
+
+
+def _is_of_the_bytes(error: Exception) -> bool:
+    """Return whether parsing the same bytes fails so at any time: not for want of memory, of
+    descriptors, of threads, or of a module that is being replaced."""
+    import pyarrow as pa
+
+    if isinstance(error, OSError):
+        return error.errno is None  # as Arrow says it of bytes that end too early
+    kinds = (pa.ArrowException, StoreError, ValueError, TypeError, LookupError, RecursionError)
+    return isinstance(error, kinds) and not isinstance(error, MemoryError)
 
 
 def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:

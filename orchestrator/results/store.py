@@ -24,7 +24,7 @@ from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.append_log import AppendLog, is_log
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.row_file import record_of
-from orchestrator.results.scan import ATTEMPT, scan_rows
+from orchestrator.results.scan import ATTEMPT, Scan, replaced_by, scan_rows
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.stored_run import StoredRun, runs
 
@@ -60,6 +60,7 @@ class Store(StoredRun):
             append=lambda name, data: self._log.append(name, data),
         )
         self._log = AppendLog(self.tables_path)
+        self._logs_left: set[str] = set()  # that could not be read; said
         #: Records for which a file stands; None where that must be looked up.
         self._in_parquet: set[str] | None = None
         self._lock = RunLock(self.path)
@@ -106,6 +107,7 @@ class Store(StoredRun):
 
         Raises:
             StoreLocked: another driver holds the run; the message names it.
+            StoreError: it cannot be told which attempts a predecessor's death ended.
         """
         try:
             disk.make_directory(self.tables_path)
@@ -267,18 +269,37 @@ class Store(StoredRun):
         return path
 
     def _covered_records(self) -> set[str]:
-        """The records in our logs for which a file stands."""
+        """The records for which a file stands, those of logs that cannot be read now included.
+
+        Raises:
+            StoreError: a file cannot be read now, which may stand for some.
+        """
         from orchestrator.results.compaction import leftovers
 
-        scan = scan_rows(self.tables_path, ATTEMPT)
+        what = "which records of a log are in a file"
+        scan = self._attempts_for_good(what, logs=False)
+        scan.covered = [name for table in scan.tables.values() for name in replaced_by(table)]
         return set(filter(fragments.is_record, leftovers(scan)))
+
+    def _attempts_for_good(self, what: str, *, logs: bool = True) -> Scan:
+        """All attempts, for what cannot be taken back; ``logs``: those in logs matter, too.
+
+        Raises:
+            StoreError: a file cannot be read now that may have others.
+        """
+        scan = scan_rows(self.tables_path, ATTEMPT)
+        for damage in scan.damaged:
+            if damage.path in scan.unread and (logs or not is_log(damage.path.name)):
+                raise StoreError(
+                    f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
+                    f"stays so, move the file to {self.quarantine_path}"
+                )
+        return scan
 
     def _contents_of_logs(self) -> dict[str, bytes]:
         """The contents of our logs, by name; they are ended. Each is read once, whole: a row that
-        one look misses and another one finds would pass for damaged.
-
-        Raises:
-            StoreError: one cannot be read now.
+        one look misses and another one finds would pass for damaged. One that cannot be read now
+        is left as it is, and said once: the others wait for none.
         """
         found = {}
         for log in self._log.rotate():
@@ -289,7 +310,10 @@ class Store(StoredRun):
                 self._log.forget(log)
                 _LOG.error("%s was removed by somebody else, with its rows", path)
             except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+                if log not in self._logs_left:
+                    why = error.strerror or error
+                    _LOG.warning("%s cannot be read, its rows are not in Parquet: %s", path, why)
+                self._logs_left.add(log)
         return found
 
     @property
@@ -334,7 +358,8 @@ class Store(StoredRun):
             begun, reason = read_begun(path)
         except OSError as error:
             begun, reason = [], str(error)
-        known = self.attempts_recorded() if begun else set()
+        what = "which attempts were interrupted"
+        known = self._attempts_for_good(what).attempts() if begun else set()
         lost = [row for row in begun if (row.job_id, row.attempt_number) not in known]
         if lost:
             self.append(*lost)
@@ -388,9 +413,12 @@ class Store(StoredRun):
 
         self.to_parquet()
         scan = scan_rows(self.tables_path, column_names())
+        if scan.unread and any(map(fragments.is_record, scan.tables)):
+            raise StoreError(f"{scan.unread[0]} cannot be read now; it may hold rows of a log")
         self._delete(leftovers(scan))
         if len(scan.tables) < 2:
             return None
+        self._in_parquet = None  # records of a log that stays are in the file now
         path = self._written_and_read(*compacted(scan))
         self._delete(scan.tables)
         return path

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results import compaction, disk, fragments, paths, scan, validation
-from orchestrator.results.append_log import AppendLog, parts_of
+from orchestrator.results.append_log import AppendLog, is_log, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean, with_raw
 from orchestrator.results.parcels import Receiver, digests, lines_of, what_is_there
 from orchestrator.results.row_file import record_of
@@ -60,6 +61,10 @@ class Killed(BaseException):
 
 def killed() -> None:
     raise Killed
+
+
+def away(_: Path) -> None:
+    raise OSError("away for a moment")
 
 
 def test_a_log_torn_at_any_byte_keeps_every_record_before_it(tmp_path: Path) -> None:
@@ -270,14 +275,45 @@ def test_a_reader_misses_no_row_of_a_log_that_became_a_file(
         assert numbers(Store.open(tmp_path, "night")) == [1, 2, 3]
 
 
+def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it has read two files more, the log has become one and another is begun."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            store.to_parquet()
+        store.append(row(3))
+        read, coming, reads = disk.read, itertools.count(4), itertools.count(1)
+
+        def meanwhile(path: Path, *arguments: Any) -> bytes:
+            data = read(path, *arguments)
+            count = next(reads)
+            assert count < 12, "it reads again what it has read"
+            if path.suffix == ".parquet" and count % 2 == 0:
+                with monkeypatch.context() as writing:
+                    writing.setattr(disk, "read", read)
+                    store.to_parquet()
+                    store.append(row(next(coming)))
+            return data
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        found = numbers(Store.open(tmp_path, "night"))
+        monkeypatch.undo()
+        assert found == list(range(next(coming)))
+
+
 @pytest.mark.parametrize(
     ("place", "name", "error"),
     [
         (disk, "read", OSError(errno.EMFILE, "Too many open files")),
         (scan, "record_table", pa.ArrowMemoryError("malloc failed")),
+        (scan, "record_table", OSError(errno.EMFILE, "Too many open files")),
+        (scan, "record_table", ImportError("upgraded meanwhile")),
+        (scan, "record_table", RuntimeError("can't start new thread")),
         (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
     ],
-    ids=["read", "parse", "validate"],
+    ids=["read", "parse", "descriptors", "import", "thread", "validate"],
 )
 def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
@@ -294,15 +330,133 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
         with Store.open(tmp_path, f"night{number}") as store:
             store.append(row(0), row(1))
             store.append(row(2))
-            with (
-                monkeypatch.context() as broken,
-                contextlib.suppress(OSError, StoreError, MemoryError),
-            ):
+            with monkeypatch.context() as broken, contextlib.suppress(Exception):
                 broken.setattr(place, name, fail)
                 store.to_parquet()
             assert numbers(store) == [0, 1, 2]
             store.append(row(3))
         assert numbers(store) == [0, 1, 2, 3] and not store.quarantine_path.exists()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bool
+) -> None:
+    """One of this driver, or ``left`` by a dead one beside the file of it, is said once; its rows
+    count once, also when it can be read again and all is compacted."""
+    read, bad = disk.read, ""
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.name == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(disk, "read", fail)
+    if left:
+        with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
+            bad = store.append(row(0)).name
+            with monkeypatch.context() as broken, pytest.raises(OSError, match="away"):
+                bad, log = "", bad
+                broken.setattr(disk, "remove", away)
+                store.to_parquet()
+            bad = log
+            monkeypatch.setattr(store, "to_parquet", killed)
+    with Store.open(tmp_path, "night") as store:
+        if not left:
+            bad = store.append(row(0)).name
+            assert store.to_parquet() is None
+        for number in range(1, 4):
+            store.append(row(number))
+            assert store.to_parquet() is not None
+        assert caplog.text.count("its rows are not in Parquet") == 1
+        assert [name for name in os.listdir(store.tables_path) if is_log(name)] == [bad]
+        bad = ""
+        store.compact()
+        assert numbers(store) == [0, 1, 2, 3] and len(os.listdir(store.tables_path)) == 1
+    assert numbers(store) == [0, 1, 2, 3]
+
+
+def test_a_compaction_that_reads_a_log_again_makes_no_row_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log could not be read when all became Parquet."""
+    with Store.open(tmp_path, "night") as store:
+        log = store.append(row(0)).name
+        store.append(row(1))
+        read, reads = disk.read, itertools.count()
+
+        def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+            if path.name == log and not next(reads):
+                raise OSError(errno.EIO, "Input/output error")
+            return read(path, *arguments, **options)
+
+        monkeypatch.setattr(disk, "read", fail)
+        store.compact()
+        assert numbers(store) == [0, 1]
+        store.append(row(2))
+        store.to_parquet()
+        assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 2
+    assert numbers(store) == [0, 1, 2]
+
+
+def test_the_first_logs_are_read_though_their_names_told_no_writer(tmp_path: Path) -> None:
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
+        log = store.append(row(0))
+        log.rename(log.with_name(".appended-1.arrows"))
+        store.to_parquet = killed  # type: ignore[assignment]
+    again = Store.open(tmp_path, "night")
+    assert numbers(again) == [0]
+    with again:
+        assert numbers(again) == [0] and not any(map(is_log, os.listdir(again.tables_path)))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (disk, "read", OSError(errno.EMFILE, "Too many open files")),
+        (pq, "ParquetFile", pa.ArrowMemoryError("malloc failed")),
+    ],
+    ids=["read", "parse"],
+)
+def test_a_file_that_cannot_be_read_for_a_moment_may_stand_for_records(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    error: Exception,
+    interrupted: bool,
+) -> None:
+    """At a time when its log is still there, beside another one: nothing is written of either. And
+    who wants to know what was interrupted does not begin."""
+    with pytest.raises(Killed), Store.open(tmp_path, "night") as store:
+        store.append(row(1), row(2))
+        with monkeypatch.context() as broken, pytest.raises(OSError, match="away"):
+            broken.setattr(disk, "remove", away)
+            store.to_parquet()
+        store.append(row(3))
+        if interrupted:
+            store.begin(note(4))
+        monkeypatch.setattr(store, "to_parquet", killed)
+    real, again = getattr(place, name), Store.open(tmp_path, "night")
+    with monkeypatch.context() as broken, contextlib.ExitStack() as stack:
+        reads = itertools.count()
+
+        def fail(source: Any, *arguments: Any, **options: Any) -> Any:
+            # The first is the look for what is torn.
+            if place is pq or (str(source).endswith(".parquet") and next(reads)):
+                raise error
+            return real(source, *arguments, **options)
+
+        broken.setattr(place, name, fail)
+        if interrupted:
+            stack.enter_context(pytest.raises(StoreError, match="cannot be told now"))
+        with again:
+            broken.undo()
+    assert numbers(again) == [1, 2, 3]
+    with again:
+        assert again.interrupted == (note(4).attempt_id,) * interrupted
+    assert len(numbers(again)) == 3 + interrupted and len(os.listdir(again.tables_path)) < 3
 
 
 @pytest.mark.parametrize("then", ["goes on", "is killed"])
@@ -441,7 +595,7 @@ def test_a_record_without_a_column_costs_no_other_its_raw_values(tmp_path: Path)
             log.append(name, data)
         log.close()
         lean = read_lean(store).measurements
-        found = [each.batch_size for each in with_raw(store, lean, "items", "samples")]
+        found = [each.batch_size or 0 for each in with_raw(store, lean, "items", "samples")]
         assert sorted(found) == [1, 2, 3]
 
 
