@@ -18,7 +18,7 @@ from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.fragments import Damage
 from orchestrator.results.past_rows import past_rows
-from orchestrator.results.scan import ATTEMPT, Scan, scan_rows
+from orchestrator.results.scan import Scan, scan_rows
 
 if TYPE_CHECKING:
     from orchestrator.domain.measurement import Measurement
@@ -105,10 +105,6 @@ class StoredRun:
     def history(self) -> list[PastRow]:
         """The columns of each row that planning and estimating need, oldest first."""
         return past_rows(self.tables_path)
-
-    def attempts_recorded(self) -> set[tuple[str, int]]:
-        """Job and number of each attempt that has a row."""
-        return scan_rows(self.tables_path, ATTEMPT).attempts()
 
 
 def _measurements(scan: Scan) -> list[Measurement]:
