@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from pathlib import Path
 
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk
+
+_LOG = logging.getLogger("nightgrid.store")
 
 _DIGEST_LENGTH = 16
 _ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
@@ -43,6 +46,8 @@ RECORD = ".arrow"
 #: So many of them at most.
 MOST_TOGETHER = 1000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+#: Say nothing of the file that could not be read: another look may find it sound.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +230,7 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
     """Clear up after a crash; only the holder of the lock may. No row is deleted.
 
     What was written whole but not yet renamed becomes a row: its measurement did end so. What is
-    torn or corrupt moves to ``quarantine``.
+    torn or corrupt moves to ``quarantine``; what cannot be read for now stays.
     """
     found: list[Damage] = []
     for name in sorted(disk.names(directory)):
@@ -236,6 +241,9 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
         try:
             data = disk.read(path)
         except OSError as error:  # a directory or a dangling link of this name, or a bad sector
+            if error.errno in _PASSING:
+                _LOG.warning("%s cannot be read now, and stays: %s", path, error.strerror)
+                continue
             found.append(_aside_or_left(path, quarantine, str(error)))
             continue
         reason = damage_of(target or name, data)

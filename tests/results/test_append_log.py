@@ -411,6 +411,26 @@ def test_the_first_logs_are_read_though_their_names_told_no_writer(tmp_path: Pat
         assert numbers(again) == [0] and not any(map(is_log, os.listdir(again.tables_path)))
 
 
+def test_a_file_that_cannot_be_read_as_a_driver_begins_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a lack of descriptors, which says nothing of the file."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+    real, reads = disk.read, itertools.count()
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.suffix == ".parquet" and not next(reads):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "read", fail)
+        with Store.open(tmp_path, "night") as again:
+            assert next(reads) > 0 and not again.quarantine_path.exists()
+    assert numbers(again) == [1]
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize(
     ("place", "name", "error"),
