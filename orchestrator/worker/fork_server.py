@@ -44,7 +44,7 @@ from orchestrator.worker.private_directory import (
 )
 from orchestrator.worker.process_settings import ProcessSettings, take_mark
 from orchestrator.worker.redaction import redact
-from orchestrator.worker.serving import credentials_of, open_log, tell
+from orchestrator.worker.serving import credentials_of, leave, open_log, tell
 from workloads import files
 from workloads.owned_directory import OwnedDirectory
 
@@ -216,10 +216,7 @@ class ForkServer:
             with contextlib.suppress(Exception):
                 traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):
-                    stream.flush()
-            os._exit(status)
+            leave(status)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from orchestrator.host import output
 from orchestrator.worker.child import Child, adopt_orphans, die_with_parent, end_all
@@ -195,10 +195,7 @@ class ProcessServer:
             with contextlib.suppress(Exception):
                 traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):
-                    stream.flush()
-            os._exit(status)
+            leave(status)
 
     def _asker_spoke(self, pid: int) -> None:
         """The asker closed its side: it wants the process gone, or is gone itself."""
@@ -242,6 +239,14 @@ class ProcessServer:
                 tell(connection, {"gone": ended})
                 connection.close()
         self.waiting = [waiting for waiting in self.waiting if waiting[0] in there]
+
+
+def leave(status: int) -> NoReturn:
+    """End a forked process: what it printed is out, and nothing that it came with is cleaned up."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
 
 
 def open_log(path: str) -> int:
