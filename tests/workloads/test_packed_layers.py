@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from workloads.errors import Unsupported
 from workloads.generation import continuous_batching
-from workloads.generation.packed import pack
+from workloads.generation.packed import multiplies_int8, pack
 
 _SIZES = {
     "vocab_size": 64,
@@ -21,6 +25,11 @@ _SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+
+
+_NEEDS_VNNI = pytest.mark.skipif(
+    not multiplies_int8(torch.cpu.get_capabilities()), reason="this processor has no VNNI"
+)
 
 
 def small(kind: str, **changes: Any) -> Any:
@@ -97,6 +106,7 @@ def test_another_layer_stays_as_it_is(kind: str, changes: dict[str, Any]) -> Non
     torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@_NEEDS_VNNI
 @pytest.mark.parametrize("kind", ["Llama", "Glm"])
 @torch.inference_mode()
 def test_int8_layers_in_few_calls_compute_the_same(kind: str) -> None:
@@ -121,6 +131,7 @@ def test_int8_layers_in_few_calls_compute_the_same(kind: str) -> None:
         ("Llama", {"hidden_act": "gelu"}),
     ],
 )
+@_NEEDS_VNNI
 def test_another_layer_in_int8_stays_as_it_is(kind: str, changes: dict[str, Any]) -> None:
     """However little it does otherwise beside the rounding to 8 bits."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -128,3 +139,58 @@ def test_another_layer_in_int8_stays_as_it_is(kind: str, changes: dict[str, Any]
     model = small(kind, **changes).bfloat16()
     quantize_(model.model, Int8WeightOnlyConfig())
     assert "few calls" not in pack(model)
+
+
+_PRODUCT_IN_INT8 = """
+from types import SimpleNamespace
+import torch
+from workloads.generation.packed_products import Int8Linear, Rows8
+weight = SimpleNamespace(qdata=torch.ones(48, 64, dtype=torch.int8), scale=torch.ones(48))
+linear = SimpleNamespace(weight=weight, bias=None, in_features=64, out_features=48)
+Int8Linear([linear], Rows8())(torch.ones(4, 64, dtype=torch.bfloat16))
+"""
+
+
+@pytest.mark.slow
+@_NEEDS_VNNI
+def test_products_in_int8_are_computed_by_a_fast_kernel() -> None:
+    """oneDNN's reference kernel is right, but takes a thousand times as long."""
+    told = subprocess.run(
+        [sys.executable, "-c", _PRODUCT_IN_INT8],
+        env=os.environ | {"ONEDNN_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    products = [line for line in told.stdout.splitlines() if ",exec,cpu,matmul," in line]
+    assert products
+    assert not [line for line in products if ",ref" in line]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "exact"),
+    [
+        ({"architecture": "x86_64", "avx2": True}, False),
+        ({"architecture": "x86_64", "avx2": True, "avx_vnni": True}, True),
+        ({"architecture": "x86_64", "avx512_vnni": True}, True),
+        ({"architecture": "aarch64"}, True),
+    ],
+)
+def test_8_bit_products_are_exact_where_their_sums_cannot_overflow(
+    capabilities: dict[str, Any], exact: bool
+) -> None:
+    """An x86 sums pairs of them in 16 bits unless it has VNNI."""
+    assert multiplies_int8(capabilities) is exact
+
+
+def test_int8_is_refused_where_its_products_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says what to take instead; the other precisions are packed there."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    old = {"architecture": "x86_64", "avx2": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: old)
+    model = small("Llama").bfloat16()
+    assert "layers" in pack(small("Llama"))
+    quantize_(model.model, Int8WeightOnlyConfig())
+    with pytest.raises(Unsupported, match=r"no VNNI.*another precision"):
+        pack(model)

@@ -39,10 +39,16 @@ def pack(model: torch.nn.Module) -> str:
     Those whose matrix the model needs elsewhere as well keep it.
 
     Raises:
-        Unsupported: this torch has no oneDNN, or the model no linear layer that can be packed.
+        Unsupported: this torch has no oneDNN, or the model no linear layer that can be packed, or
+            its products in int8 would be wrong on this processor.
     """
     if not torch.backends.mkldnn.is_available():
         raise Unsupported("packed_weights: this build of PyTorch comes without oneDNN")
+    if not multiplies_int8(torch.cpu.get_capabilities()) and _has_int8(model):
+        raise Unsupported(
+            "packed_weights in int8: this processor has no VNNI, without which oneDNN's sums of"
+            " 8-bit products overflow; take another precision, or int8 without packed_weights"
+        )
     holders = Counter(
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
@@ -62,6 +68,22 @@ def pack(model: torch.nn.Module) -> str:
     if whole:
         parts.append(f"{whole} decoder layers in few calls")
     return ", ".join(parts)
+
+
+def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:
+    """Whether a processor's 8-bit products are exact: an x86 without VNNI sums pairs of them in 16
+    bits, which overflow (oneDNN's documentation, "Nuances of int8 computations").
+
+    Args:
+        capabilities: of ``torch.cpu.get_capabilities()``.
+    """
+    is_x86 = str(capabilities.get("architecture", "")).startswith("x86")
+    return not is_x86 or any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni"))
+
+
+def _has_int8(model: torch.nn.Module) -> bool:
+    """Whether any linear layer's weights are kept in int8."""
+    return any(type(each) is torch.nn.Linear and is_int8(each) for each in model.modules())
 
 
 def _pack_layers(model: Any) -> tuple[int, int]:

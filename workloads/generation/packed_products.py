@@ -18,6 +18,7 @@ import torch
 
 #: For so many rows at a time the layout is chosen; others run too.
 _ROWS = 32
+_ZERO = 128  # of activations in 8 bits
 #: How far results that are alike may be apart, as a share of their size.
 _ALIKE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
@@ -68,21 +69,25 @@ class LeftLinear(torch.nn.Module):
 
 
 class Rows8:
-    """Activations in int8 with a scale for each row. Layers that read the same tensor (query, key
-    and value; gate and up) have one of these together, so that it is converted once."""
+    """Activations in 8 bits with a scale for each row. Layers that read the same tensor (query, key
+    and value; gate and up) have one of these together, so that it is converted once.
+
+    They are unsigned, with 128 for zero: for signed ones oneDNN has its kernels on processors with
+    AMX only, and elsewhere a reference kernel that takes a thousand times as long."""
 
     def __init__(self) -> None:
         self._of: torch.Tensor | None = None
         self._made: tuple[torch.Tensor, torch.Tensor]
 
     def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The numbers [rows, in], and their scales [rows, 1]."""
+        """The numbers [rows, in], 128 more than the quotients, and their scales [rows, 1]."""
         if inputs is not self._of:
             rows = inputs.reshape(-1, inputs.shape[-1])
             # In the activations' own format, since torch multiplies unlike formats one by one;
             # a little greater, so that none is beyond 127 although the scale is rounded.
             scales = rows.abs().amax(-1, keepdim=True).mul_(1.01 / 127).clamp_min_(1e-30)
-            self._made = rows.float().div_(scales.float()).round_().to(torch.int8), scales
+            quotients = rows.float().div_(scales.float()).round_()
+            self._made = quotients.add_(_ZERO).to(torch.uint8), scales
             self._of = inputs
         return self._made
 
@@ -123,7 +128,7 @@ class Int8Linear(torch.nn.Module):
         rows, scales = self._rows(inputs)
         weights = self._packed, self._scales, self._zeros
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(rows, 1.0, 0, *weights, None, 1.0, 0, inputs.dtype, "none", [], "")
+            *(rows, 1.0, _ZERO, *weights, None, 1.0, 0, inputs.dtype, "none", [], "")
         )
         return product, scales
 
