@@ -71,7 +71,7 @@ def pack(model: torch.nn.Module) -> str:
 
 
 def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a processor's 8-bit products are exact: an x86 without VNNI sums pairs of them in 16
+    """Tell if a processor's 8-bit products are exact: an x86 without VNNI sums pairs of them in 16
     bits, which overflow (oneDNN's documentation, "Nuances of int8 computations").
 
     Args:
@@ -82,7 +82,7 @@ def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:
 
 
 def _has_int8(model: torch.nn.Module) -> bool:
-    """Whether any linear layer's weights are kept in int8."""
+    """Tell if any linear layer's weights are kept in int8."""
     return any(type(each) is torch.nn.Linear and is_int8(each) for each in model.modules())
 
 
