@@ -95,7 +95,7 @@ def is_record(name: str) -> bool:
     return name.endswith(RECORD) and _FRAGMENT.fullmatch(name) is not None
 
 
-def _replaces_others(name: str) -> bool:
+def replaces_others(name: str) -> bool:
     """Return whether a file of this name holds rows that were safe elsewhere when it was made."""
     match = _FRAGMENT.fullmatch(name)
     together = _TOGETHER.fullmatch(match["job"]) if match else None
@@ -247,7 +247,7 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
             found.append(_aside_or_left(path, quarantine, str(error)))
             continue
         reason = damage_of(target or name, data)
-        if reason is not None and target is not None and _replaces_others(target):
+        if reason is not None and target is not None and replaces_others(target):
             disk.remove(path)  # all that it was to hold is there
         elif reason is not None:
             found.append(_aside_or_left(path, quarantine, reason))

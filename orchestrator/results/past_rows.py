@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,14 @@ def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
         if row["final"] and row["state"] == State.SUCCEEDED and len(row["nodes"] or ()) == 1:
             for index in row["card_indices"] or ():
                 yield row["job_id"], row["nodes"][0], index
+
+
+def unbegun(directory: Path, attempt_ids: Collection[str]) -> set[str]:
+    """Those of some attempts whose rows tell no start: they waited behind another on its worker."""
+    scan = scan_rows(directory, ("attempt_id", "started_at"))
+    rows = scan.joined().to_pylist() if scan.tables else []
+    started = {row["attempt_id"] for row in rows if row["started_at"] is not None}
+    return {*attempt_ids} - started
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ stays where it is. A file says which others, or which records, it stands for; wh
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -71,11 +72,12 @@ def scan_rows(
     Files and records never change, so who follows a run hands in the tables of the last look as
     ``known`` and only what came since is parsed.
 
-    A compaction may replace files under our hands, so the names are listed again afterwards: if
-    one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
-    them twice, and we start over. Rows appended meanwhile may or may not be seen, and a file for
-    the records of a log that we have read is not missed. What was parsed is not parsed again: a log
-    goes every few seconds, and thousands of files take longer.
+    A writer may replace logs and files under our hands, so the names are listed again afterwards:
+    if one that we listed has gone, or a file has come that stands for others, what we have may miss
+    rows or hold them twice, and we start over. A listing is not of one moment: it can miss a log
+    that goes meanwhile as well as the file that came in its place. Rows appended meanwhile may or
+    may not be seen. What was parsed is not parsed again: a log goes every few seconds, and
+    thousands of files take longer.
     """
     columns, known = list(columns), dict(known or {})
     for _ in range(100):
@@ -90,11 +92,17 @@ def scan_rows(
             continue
         now = row_files(directory)
         come = now - names
-        if names <= now and not any(fragments.is_compacted(name) for name in come):
+        if names <= now and not any(map(fragments.replaces_others, come)):
             for damage in found.damaged:
                 _LOG.warning("not read: %s: %s", damage.path, damage.reason)
             return found
     raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
+
+
+def _gone(path: Path) -> FileNotFoundError:
+    """The error for a file that is not there any more, whatever it was called: a network file
+    system has a word of its own for a file that another host has removed."""
+    return FileNotFoundError(errno.ENOENT, "it has gone", str(path))
 
 
 def row_files(directory: Path) -> set[str]:
@@ -201,7 +209,7 @@ def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, byt
             found[log] = disk.read(path)
         except OSError as error:
             if not disk.is_there(path):
-                raise  # vanished: the caller looks again
+                raise _gone(path) from error  # the caller looks again
             reason = f"a row: cannot be read: {error.strerror or error}"
             scan.damaged.append(Damage(path=path, reason=reason))
             scan.unread.append(path)
@@ -242,7 +250,7 @@ def _read_file(path: Path, columns: list[str], scan: Scan) -> pa.Table | None:
         reason = fragments.damage_of(path.name, data)
     except OSError as error:
         if not disk.is_there(path):
-            raise  # vanished: the caller looks again
+            raise _gone(path) from error  # the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
         scan.unread.append(path)
     if reason is None:
