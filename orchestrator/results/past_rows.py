@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.domain.declared import as_declared
 from orchestrator.domain.history import TOOK, PastRow
 from orchestrator.domain.job import Accelerator, Scalar, State
+from orchestrator.results.complete import refuse_unread
 from orchestrator.results.scan import scan_rows
 
 _COLUMNS = (
@@ -37,11 +38,20 @@ _COLUMNS = (
 )
 
 
-def past_rows(directory: Path) -> list[PastRow]:
-    """The rows in a directory, oldest first."""
+def past_rows(directory: Path, *, whole: bool = False) -> list[PastRow]:
+    """The rows in a directory, oldest first.
+
+    Args:
+        whole: none may lack for the moment.
+
+    Raises:
+        StoreError: a file cannot be read now that may have some, and all are wanted.
+    """
     import pyarrow.compute as pc
 
     scan = scan_rows(directory, _COLUMNS)
+    if whole:
+        refuse_unread(scan, "what was measured")
     if not scan.tables:
         return []
     table = scan.joined()

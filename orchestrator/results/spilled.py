@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
+from orchestrator.results.complete import refuse_unread
 from orchestrator.results.identity import Former
-from orchestrator.results.scan import ATTEMPT, Scan, record_table, scan_rows
+from orchestrator.results.scan import ATTEMPT, record_table, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,8 @@ class SpilledRows:
         directories = [each for each in paths.spill_directories(run_id) if disk.is_ours(each)]
         if not directories:
             return 0
-        scan = self._rows_for_good()
+        scan = scan_rows(self.tables_path, (*ATTEMPT, *_ROW))
+        refuse_unread(scan, "which spilled rows are in the run")
         recorded, home = scan.attempts(), {*scan.tables, *scan.covered}
         rows = {row: name for name, table in scan.tables.items() for row in _rows(table)}
         before = self.rescued
@@ -109,22 +111,6 @@ class SpilledRows:
                 disk.remove(directory / found)
             disk.remove_empty_directory(directory)
         return self.rescued - before
-
-    def _rows_for_good(self) -> Scan:
-        """The rows of the run, for what cannot be taken back.
-
-        Raises:
-            StoreError: a file cannot be read now that may have others.
-        """
-        scan = scan_rows(self.tables_path, (*ATTEMPT, *_ROW))
-        for damage in scan.damaged:
-            if damage.path in scan.unread:
-                raise StoreError(
-                    f"which spilled rows are in the run cannot be told now: {damage.path}: "
-                    f"{damage.reason}. Try again; if it stays so, move the file to "
-                    f"{self.quarantine_path}"
-                )
-        return scan
 
     def adopt(self, run_id: str, former: Sequence[Former]) -> None:
         """Bring home the spilled rows of another run id.
