@@ -130,6 +130,7 @@ def _read_files(
 
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
+    overlap = False
     # Compacted files first: they say which files need not be read.
     compacted = {name for name in names if fragments.is_compacted(name)}
     for name in [*sorted(compacted), *sorted(names - compacted)]:
@@ -144,7 +145,9 @@ def _read_files(
                 table = _vouched_for(directory / name, table, scan.damaged)
         if table is not None:
             scan.tables[name] = table
-            covered |= replaced_by(table)
+            replaced = replaced_by(table)
+            overlap |= not covered.isdisjoint(replaced)
+            covered |= replaced
     for name in covered & scan.tables.keys():  # an older compacted file that sorted first
         del scan.tables[name]
         scan.covered.append(name)
@@ -156,7 +159,22 @@ def _read_files(
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
+    if overlap:
+        _leave_out_repeated(scan)
     return scan
+
+
+def _leave_out_repeated(scan: Scan) -> None:
+    """Leave out files whose records others stand for, too. A file can appear late: when a writer
+    that could neither name it nor remove it has made another one of the same records and more."""
+    replaced = {name: replaced_by(table) for name, table in scan.tables.items()}
+    seen: set[str] = set()
+    for name in sorted(scan.tables, key=lambda name: (-len(replaced[name]), name)):
+        if replaced[name] and replaced[name] <= seen:
+            del scan.tables[name]
+            scan.covered.append(name)
+            scan.together = None
+        seen |= replaced[name]
 
 
 def read_logs(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from measurements import row
 
-from orchestrator.results import disk, scan
+from orchestrator.errors import StoreError
+from orchestrator.results import disk, fragments, scan
+from orchestrator.results.bulk import read_lean
 from orchestrator.results.store import Store
 
 
@@ -62,3 +65,29 @@ def test_a_file_that_went_while_it_was_read_is_looked_for_again(
         monkeypatch.setattr(disk, "read", stale)
         assert numbers(Store.open(tmp_path, "night")) == [0, 1, 2]
         assert disk.read is read
+
+
+def test_a_file_that_is_named_after_another_was_made_makes_no_row_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be neither named nor removed, so its rows went into a file with others; the next
+    driver names it. A compaction removes it."""
+
+    def away(*_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        with monkeypatch.context() as broken, pytest.raises(StoreError):
+            broken.setattr(disk, "rename", away)
+            broken.setattr(disk, "remove", away)
+            store.to_parquet()
+        store.append(row(1))
+        store.to_parquet()
+        (left,) = (name for name in os.listdir(store.tables_path) if name.endswith(".partial"))
+    with store:
+        assert (store.tables_path / str(fragments.partial_target(left))).exists()
+        assert numbers(store) == [0, 1]
+        assert len(store.history()) == len(read_lean(store).measurements) == 2
+        store.compact()
+    assert numbers(store) == [0, 1] and len(os.listdir(store.tables_path)) == 1
