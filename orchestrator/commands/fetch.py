@@ -25,8 +25,8 @@ examples:
 It may be repeated while the run goes on, and interrupted: what has come is whole, and the next one
 brings the rest. Files travel in the log of a job on the head, in parts with checksums; no further
 port is needed.
-exit codes: 0 all there; 4 no such run, or this machine has one of this name; 5 not reachable, or
-not all came
+exit codes: 0 all there; 4 no such run, or this machine has one of this name or has gone on with the
+copy; 5 not reachable, or not all came
 """
 
 

@@ -1,7 +1,8 @@
 """The directory of a run that was fetched from elsewhere: a copy that is only read.
 
 ``fetched.json`` says of which run it is, so that a run of one's own is never mixed with one of the
-same name from a cluster.
+same name from a cluster. Nor is a copy with which a driver has gone on here: it has made other
+files of the rows that it found, and those that a fetch brings would hold them again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def fetched_directory(results: Path, name: str, source: str, told: Mapping[str, 
         told: what the sender says of the run; ``run_id`` is by what it is known.
 
     Raises:
-        StoreError: a run of one's own, or a copy of another one, has this name.
+        StoreError: a run of one's own, a copy of another one, or one with which a driver has gone
+            on, has this name.
     """
     store = Store.open(results, name)
     run_id = str(told.get("run_id") or "")
@@ -38,11 +40,23 @@ def fetched_directory(results: Path, name: str, source: str, told: Mapping[str, 
                 f"{store.path} is {whose}; fetch into another directory (--results DIR) or under "
                 "another name (--as NAME)"
             )
+        if has_gone_on(store.path):
+            raise StoreError(
+                f"a driver has gone on with {store.path} here, a copy that was fetched: what comes "
+                "now could hold its rows again. Fetch into another directory (--results DIR) or "
+                "under another name (--as NAME)"
+            )
     if not disk.is_there(marker):
         disk.make_directory(store.tables_path)
         text = json.dumps({"run_id": run_id, "from": source})
         store.write_file(paths.FETCHED, text)
     return store.path
+
+
+def has_gone_on(copy: Path) -> bool:
+    """Return whether a driver works on a copy, or has: every driver leaves the id of its run, which
+    is never fetched."""
+    return any(disk.is_there(copy / name) for name in (paths.RUN_ID, paths.LOCK))
 
 
 def fetched_id(run: Path) -> str | None:

@@ -46,7 +46,7 @@ RECORD = ".arrow"
 #: So many of them at most.
 MOST_TOGETHER = 1000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-#: Say nothing of the file that could not be read: another look may find it sound.
+#: Codes of failures that are none of the file: see ``may_pass``.
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT)
 
 
@@ -56,6 +56,11 @@ class Damage:
 
     path: Path
     reason: str
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether a failure to read says nothing of the file: another look may find it sound."""
+    return error.errno in _PASSING
 
 
 def digest(data: bytes) -> str:
@@ -95,7 +100,7 @@ def is_record(name: str) -> bool:
     return name.endswith(RECORD) and _FRAGMENT.fullmatch(name) is not None
 
 
-def _replaces_others(name: str) -> bool:
+def replaces_others(name: str) -> bool:
     """Return whether a file of this name holds rows that were safe elsewhere when it was made."""
     match = _FRAGMENT.fullmatch(name)
     together = _TOGETHER.fullmatch(match["job"]) if match else None
@@ -241,13 +246,13 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
         try:
             data = disk.read(path)
         except OSError as error:  # a directory or a dangling link of this name, or a bad sector
-            if error.errno in _PASSING:
+            if may_pass(error):
                 _LOG.warning("%s cannot be read now, and stays: %s", path, error.strerror)
                 continue
             found.append(_aside_or_left(path, quarantine, str(error)))
             continue
         reason = damage_of(target or name, data)
-        if reason is not None and target is not None and _replaces_others(target):
+        if reason is not None and target is not None and replaces_others(target):
             disk.remove(path)  # all that it was to hold is there
         elif reason is not None:
             found.append(_aside_or_left(path, quarantine, reason))

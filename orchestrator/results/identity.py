@@ -118,7 +118,8 @@ def identify(directory: Path, quarantine: Path) -> Identity:
     the holder of the run's lock may.
 
     Raises:
-        StoreError: the id cannot be written, or what lies in its place cannot be set aside.
+        StoreError: the id cannot be written or, for the moment, read; or what lies in its place
+            cannot be set aside.
     """
     here = place_of(directory)
     try:
@@ -127,6 +128,10 @@ def identify(directory: Path, quarantine: Path) -> Identity:
         return _new(directory, here)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and fragments.may_pass(error):  # a new id would lose the old
+            raise StoreError(
+                f"{directory / paths.RUN_ID} cannot be read now: {reason}. Try again"
+            ) from error
         try:
             aside = fragments.set_aside(directory / paths.RUN_ID, quarantine)
         except OSError as problem:

@@ -29,6 +29,10 @@ INTERVAL_S = 10.0
 MARKER = "mirror.json"
 
 
+class _UnreadError(Exception):
+    """A file of the run cannot be read now."""
+
+
 class Mirror:
     """The copy of one run.
 
@@ -74,7 +78,7 @@ class Mirror:
 
     def copy(self) -> int:
         """Bring over what has changed, as far as that is possible; the number of files."""
-        count = 0
+        count, unread = 0, ""
         try:
             names = carried(self._run)
             logs = {name for name in names if is_log(os.path.basename(name))}
@@ -84,8 +88,11 @@ class Mirror:
             self._logs = logs
             for name in names:
                 if name not in soon:
-                    count += self._copy_one(name)
-            self.trouble = ""
+                    try:
+                        count += self._copy_one(name)
+                    except _UnreadError as error:
+                        unread = unread or str(error)
+            self.trouble = unread
         except OSError as error:
             self.trouble = (
                 f"results cannot be copied to {self.address}: {_why(error)}; they are safe in "
@@ -100,17 +107,23 @@ class Mirror:
     def _copy_one(self, name: str) -> bool:
         try:
             there = os.stat(self._run / name)
-            seen = (there.st_size, there.st_mtime_ns)
-            if self._copied.get(name) == seen:
-                return False
-            is_row = name.startswith(f"{paths.ROWS}/")
-            # Its name holds its digest; a log only grows.
-            if is_row and self._size_there(name) == there.st_size:
-                self._copied[name] = seen
-                return False
-            data = disk.read(self._run / name)
         except FileNotFoundError:  # compacted meanwhile
             return False
+        seen = (there.st_size, there.st_mtime_ns)
+        if self._copied.get(name) == seen:
+            return False
+        is_row = name.startswith(f"{paths.ROWS}/")
+        # Its name holds its digest; a log only grows.
+        if is_row and self._size_there(name) == there.st_size:
+            self._copied[name] = seen
+            return False
+        try:
+            data = disk.read(self._run / name)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            why = f"{self._run / name} cannot be read, and is not copied to {self.address}"
+            raise _UnreadError(f"{why}: {error.strerror or error}") from error
         self._write(name, data)
         self._copied[name] = seen
         return True

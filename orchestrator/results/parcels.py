@@ -50,10 +50,22 @@ def carried(run: Path) -> list[str]:
         rows = sorted(disk.names(run / paths.ROWS))
     except FileNotFoundError:
         rows = []
-    names = [f"{paths.ROWS}/{name}" for name in rows if has_rows(name)]
+    rows = [name for name in rows if has_rows(name) and _may_travel(run / paths.ROWS / name)]
+    names = [f"{paths.ROWS}/{name}" for name in rows]
     with contextlib.suppress(OSError):
         names += sorted(filter(paths.is_trace, disk.names(run)))
     return names + [name for name in SIDE_FILES if os.path.isfile(run / name)]
+
+
+def _may_travel(path: Path) -> bool:
+    """Return whether what lies among the rows is an ordinary file with a name that a receiver
+    takes: a foreign one is not carried, and keeps no other from it."""
+    if not is_log(path.name):
+        try:
+            fragments.valid_name(path.name, "file name")
+        except StoreError:
+            return False
+    return os.path.isfile(path)
 
 
 def digest_of(path: Path) -> str:

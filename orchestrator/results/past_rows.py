@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.domain.declared import as_declared
 from orchestrator.domain.history import TOOK, PastRow
 from orchestrator.domain.job import Accelerator, Scalar, State
+from orchestrator.results.complete import refuse_unread
 from orchestrator.results.scan import scan_rows
 
 _COLUMNS = (
@@ -37,11 +38,20 @@ _COLUMNS = (
 )
 
 
-def past_rows(directory: Path) -> list[PastRow]:
-    """The rows in a directory, oldest first."""
+def past_rows(directory: Path, *, whole: bool = False) -> list[PastRow]:
+    """The rows in a directory, oldest first.
+
+    Args:
+        whole: none may lack for the moment.
+
+    Raises:
+        StoreError: a file cannot be read now that may have some, and all are wanted.
+    """
     import pyarrow.compute as pc
 
     scan = scan_rows(directory, _COLUMNS)
+    if whole:
+        refuse_unread(scan, "what was measured")
     if not scan.tables:
         return []
     table = scan.joined()
@@ -59,6 +69,14 @@ def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
         if row["final"] and row["state"] == State.SUCCEEDED and len(row["nodes"] or ()) == 1:
             for index in row["card_indices"] or ():
                 yield row["job_id"], row["nodes"][0], index
+
+
+def unbegun(directory: Path, attempt_ids: Collection[str]) -> set[str]:
+    """Those of some attempts whose rows tell no start: they waited behind another on its worker."""
+    scan = scan_rows(directory, ("attempt_id", "started_at"))
+    rows = scan.joined().to_pylist() if scan.tables else []
+    started = {row["attempt_id"] for row in rows if row["started_at"] is not None}
+    return {*attempt_ids} - started
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ stays where it is. A file says which others, or which records, it stands for; wh
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -71,11 +72,12 @@ def scan_rows(
     Files and records never change, so who follows a run hands in the tables of the last look as
     ``known`` and only what came since is parsed.
 
-    A compaction may replace files under our hands, so the names are listed again afterwards: if
-    one that we listed has gone, or a compacted file has come, what we have may miss rows or hold
-    them twice, and we start over. Rows appended meanwhile may or may not be seen, and a file for
-    the records of a log that we have read is not missed. What was parsed is not parsed again: a log
-    goes every few seconds, and thousands of files take longer.
+    A writer may replace logs and files under our hands, so the names are listed again afterwards:
+    if one that we listed has gone, or a file has come that stands for others, what we have may miss
+    rows or hold them twice, and we start over. A listing is not of one moment: it can miss a log
+    that goes meanwhile as well as the file that came in its place. Rows appended meanwhile may or
+    may not be seen. What was parsed is not parsed again: a log goes every few seconds, and
+    thousands of files take longer.
     """
     columns, known = list(columns), dict(known or {})
     for _ in range(100):
@@ -90,11 +92,17 @@ def scan_rows(
             continue
         now = row_files(directory)
         come = now - names
-        if names <= now and not any(fragments.is_compacted(name) for name in come):
+        if names <= now and not any(map(fragments.replaces_others, come)):
             for damage in found.damaged:
                 _LOG.warning("not read: %s: %s", damage.path, damage.reason)
             return found
     raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
+
+
+def _gone(path: Path) -> FileNotFoundError:
+    """The error for a file that is not there any more, whatever it was called: a network file
+    system has a word of its own for a file that another host has removed."""
+    return FileNotFoundError(errno.ENOENT, "it has gone", str(path))
 
 
 def row_files(directory: Path) -> set[str]:
@@ -122,6 +130,7 @@ def _read_files(
 
     scan = Scan(directory, {}, [], [])
     covered: set[str] = set()
+    overlap = False
     # Compacted files first: they say which files need not be read.
     compacted = {name for name in names if fragments.is_compacted(name)}
     for name in [*sorted(compacted), *sorted(names - compacted)]:
@@ -136,7 +145,9 @@ def _read_files(
                 table = _vouched_for(directory / name, table, scan.damaged)
         if table is not None:
             scan.tables[name] = table
-            covered |= replaced_by(table)
+            replaced = replaced_by(table)
+            overlap |= not covered.isdisjoint(replaced)
+            covered |= replaced
     for name in covered & scan.tables.keys():  # an older compacted file that sorted first
         del scan.tables[name]
         scan.covered.append(name)
@@ -148,7 +159,22 @@ def _read_files(
         del scan.tables[name]
         scan.damaged.append(_not_rows(directory / name, reason))
         scan.together = None
+    if overlap:
+        _leave_out_repeated(scan)
     return scan
+
+
+def _leave_out_repeated(scan: Scan) -> None:
+    """Leave out files whose records others stand for, too. A file can appear late: when a writer
+    that could neither name it nor remove it has made another one of the same records and more."""
+    replaced = {name: replaced_by(table) for name, table in scan.tables.items()}
+    seen: set[str] = set()
+    for name in sorted(scan.tables, key=lambda name: (-len(replaced[name]), name)):
+        if replaced[name] and replaced[name] <= seen:
+            del scan.tables[name]
+            scan.covered.append(name)
+            scan.together = None
+        seen |= replaced[name]
 
 
 def read_logs(
@@ -201,7 +227,7 @@ def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, byt
             found[log] = disk.read(path)
         except OSError as error:
             if not disk.is_there(path):
-                raise  # vanished: the caller looks again
+                raise _gone(path) from error  # the caller looks again
             reason = f"a row: cannot be read: {error.strerror or error}"
             scan.damaged.append(Damage(path=path, reason=reason))
             scan.unread.append(path)
@@ -242,7 +268,7 @@ def _read_file(path: Path, columns: list[str], scan: Scan) -> pa.Table | None:
         reason = fragments.damage_of(path.name, data)
     except OSError as error:
         if not disk.is_there(path):
-            raise  # vanished: the caller looks again
+            raise _gone(path) from error  # the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
         scan.unread.append(path)
     if reason is None:

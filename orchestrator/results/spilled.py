@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
+from orchestrator.results.complete import refuse_unread
 from orchestrator.results.identity import Former
 from orchestrator.results.scan import ATTEMPT, record_table, scan_rows
 
@@ -64,17 +65,22 @@ class SpilledRows:
         A row of an attempt that another driver took for lost, and whose job went on, is set aside.
         One that is home in another record keeps its copy until that record is Parquet: a log can
         show what no disk has.
+
+        Raises:
+            StoreError: one of them, or a file of the run that may have some of them, cannot be read
+                now.
         """
         directories = [each for each in paths.spill_directories(run_id) if disk.is_ours(each)]
         if not directories:
             return 0
         scan = scan_rows(self.tables_path, (*ATTEMPT, *_ROW))
+        refuse_unread(scan, "which spilled rows are in the run")
         recorded, home = scan.attempts(), {*scan.tables, *scan.covered}
         rows = {row: name for name, table in scan.tables.items() for row in _rows(table)}
         before = self.rescued
         for directory in directories:
             for found in sorted(disk.names(directory)):
-                data = disk.read(directory / found)
+                data = _content(directory / found)
                 # A power failure can take the renaming of a whole file back.
                 unfinished = fragments.partial_target(found)
                 name = unfinished or found
@@ -146,6 +152,21 @@ class SpilledRows:
                     f"`{shlex.join(command)}` brings them here"
                 )
         return told
+
+
+def _content(path: Path) -> bytes:
+    """The content of a spilled file.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return disk.read(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} may hold a row of this run that found no room in it, and cannot be read: "
+            f"{error.strerror or error}. Try again; if it stays so, move it out of that directory"
+        ) from error
 
 
 def _spilled_rows(run_id: str) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.job import State
 from orchestrator.errors import ClusterError
-from orchestrator.results.past_rows import cards_of_succeeded
+from orchestrator.results.past_rows import cards_of_succeeded, unbegun
 from orchestrator.scheduling.replicates import replicated_cells
 
 if TYPE_CHECKING:
@@ -51,8 +51,20 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
         say(f"recovered {store.rescued} {rows} spilled to another disk")
     for note in store.notes:
         say(note)
+    _tell_interrupted(store, say)
+
+
+def _tell_interrupted(store: Store, say: Callable[[str], None]) -> None:
+    """Say what a dead driver had running; what only waited behind that in one line."""
+    if not store.interrupted:
+        return
+    waited = unbegun(store.tables_path, store.interrupted)
     for attempt_id in store.interrupted:
-        say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
+        if attempt_id not in waited:
+            say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
+    if waited:
+        what = "1 attempt" if len(waited) == 1 else f"{len(waited)} attempts"
+        say(f"{what} waited on busy cards then, not known to have begun: LOST, tried again")
 
 
 def attempts_before(

@@ -237,8 +237,15 @@ def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
 
 
 def history_of(store: Store) -> list[PastRow]:
-    """The rows of a run, oldest first; none if there is no such run yet."""
-    return store.history() if store.exists else []
+    """The rows of a run, oldest first; none if there is no such run yet.
+
+    Raises:
+        StoreError: some cannot be read now: their jobs would be measured again, and attempts would
+            get names that others have.
+    """
+    from orchestrator.results.past_rows import past_rows
+
+    return past_rows(store.tables_path, whole=True) if store.exists else []
 
 
 def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:

@@ -26,6 +26,8 @@ from chaos_left import left_behind
 from chaos_plan import KINDS, ROT
 
 from orchestrator.domain.measurement import Measurement
+from orchestrator.results.bulk import about_how_many
+from orchestrator.results.scan import row_files
 from orchestrator.results.store import Store
 
 sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos worker extends
@@ -211,11 +213,11 @@ class Night:
         return False
 
     def _tell_progress(self, now: float, waiting: Sequence[tuple[float, str]]) -> None:
-        rows = len(list((self.drivers.run / "rows").glob("*.parquet")))
+        rows = about_how_many(row_files(self.drivers.run / "rows"))
         calm = "" if self.injector.is_calm else ", cluster not whole"
         self.say(
-            f"{now:6.0f} s  -- {rows} rows, {len(self.injector.faults)} faults, {len(waiting)} to "
-            f"come, {len(self.injector.busy_workers())} workers busy{calm}"
+            f"{now:6.0f} s  -- about {rows} rows, {len(self.injector.faults)} faults, "
+            f"{len(waiting)} to come, {len(self.injector.busy_workers())} workers busy{calm}"
         )
 
     def _work_has_begun(self, limit_s: float) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_workload
@@ -16,7 +18,7 @@ from moto.server import ThreadedMotoServer
 
 from orchestrator.cli import main
 from orchestrator.errors import StoreError
-from orchestrator.results import mirror, paths
+from orchestrator.results import disk, mirror, paths
 from orchestrator.results.mirror import Mirror, fetch_from, shown
 from orchestrator.results.parcels import digests
 from orchestrator.results.store import Store
@@ -113,6 +115,25 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
         assert fetched() == [0, 7, 8] and not copy.trouble
     copy.copy()
     assert fetched() == [0, 7, 8]
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named while it cannot be read, and copied when it can."""
+    store = run_of(tmp_path, 2)
+    copy = Mirror(store.path, address, "0123456789ab")
+    first, read = min(store.tables_path.iterdir()), disk.read
+
+    def fail(path: Path, *arguments: Any) -> bytes:
+        if path == first:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "read", fail)
+        assert copy.copy() == 2 and f"{first} cannot be read" in copy.trouble
+    assert copy.copy() == 1 and not copy.trouble
 
 
 @pytest.mark.slow

@@ -165,6 +165,37 @@ def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
         fetched_directory(tmp_path, "../night", "http://head:8265", told)
 
 
+def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Path) -> None:
+    """Its files and those of the source would hold some rows twice. Another name is free."""
+    told = {"run_id": "0123456789ab"}
+    fetched_directory(tmp_path, "night", "http://head:8265", told)
+    with Store.open(tmp_path, "night") as copy:
+        (copy.path / paths.RUN_ID).unlink()
+        with pytest.raises(StoreError, match=r"has gone on with .*--as NAME"):
+            fetched_directory(tmp_path, "night", "http://head:8265", told)
+    with copy:
+        pass
+    with pytest.raises(StoreError, match=r"has gone on with .*--as NAME"):
+        fetched_directory(tmp_path, "night", "http://head:8265", told)
+    assert fetched_directory(tmp_path, "again", "http://head:8265", told).is_dir()
+
+
+def test_what_is_foreign_among_the_rows_keeps_nothing_from_its_way(
+    run: Path, tmp_path: Path
+) -> None:
+    """A directory, and a file whose name no receiver takes; logs can be told of all the same."""
+    there = tmp_path / "there"
+    shutil.copytree(run, there)
+    (there / paths.ROWS / "a.parquet").mkdir()
+    (there / paths.ROWS / "a note.parquet").write_bytes(b"mine")
+    begun: list[object] = []
+    receiver = copy_in(tmp_path / "copy", begun)
+    receiver.feed(text_of(there, {}))
+    assert receiver.finished and digests(tmp_path / "copy") == digests(run)
+    (told,) = begun
+    assert isinstance(told, dict) and told["logs"] == []
+
+
 def numbers(run: Path) -> list[int]:
     """The rows of a run's directory, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in Store(run.parent, run.name).measurements())

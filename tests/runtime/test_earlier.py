@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grid_cases import grid
-from measurements import row
+from measurements import attempt, job, row
 
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.history import TOOK
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import parse_emulation
+from orchestrator.errors import StoreError
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
+from orchestrator.results import disk
+from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.earlier import cards_before, owner_of
-from orchestrator.runtime.grid_plan import plan_grid
+from orchestrator.runtime.earlier import cards_before, clear_up, owner_of
+from orchestrator.runtime.grid_plan import history_of, plan_grid
 from orchestrator.runtime.options import RunOptions
 from orchestrator.worker.requests import request_of
 from workloads.models.saved import ORIGIN, origin_by, write_origin
@@ -51,6 +56,45 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
             store.append(replace(row(number), **attempt, **changes))
     assert one.cell_id != two.cell_id
     assert cards_before(plan, store) == {one.cell_id: {("hpu-1", n) for n in (5, 6, 7)}}
+
+
+def test_an_attempt_that_only_waited_is_not_said_to_have_been_running(tmp_path: Path) -> None:
+    """A dead driver had given it to a busy worker; those are many, and told together."""
+    notes = Notes(run="night", invocation_id="i1")
+    running, *waiting = [attempt(job(batch_size=size)) for size in (1, 2, 3)]
+    store = Store.open(tmp_path, "night")
+    with store:
+        store.begin(notes.of(running, 1000.0, ()))
+        store.begin(*(notes.of(each, 1001.0, (), ahead=True) for each in waiting))
+    said: list[str] = []
+    with store, owner_of(store).marks_this_process():
+        clear_up(store, said.append)
+    assert said == [
+        f"attempt {running.attempt_id} was running then: LOST, its job is tried again",
+        "2 attempts waited on busy cards then, not known to have begun: LOST, tried again",
+    ]
+
+
+def test_no_run_is_planned_by_some_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a file cannot be read its jobs would seem to be new. A foreign directory has none."""
+    store = Store.open(tmp_path, "night")
+    assert history_of(store) == []
+    with store:
+        store.append(row(1))
+    (store.tables_path / "a.parquet").mkdir()
+    assert len(history_of(store)) == 1
+    read = disk.read
+
+    def fail(path: Path, *arguments: Any) -> bytes:
+        if path.name.startswith("rows-"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path, *arguments)
+
+    monkeypatch.setattr(disk, "read", fail)
+    with pytest.raises(StoreError, match=r"what was measured cannot be told now: .*Too many open"):
+        history_of(store)
 
 
 def test_what_was_measured_on_another_model_of_the_name_is_measured_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_workload
@@ -23,7 +25,7 @@ from odd_files import a_pipe
 
 from orchestrator.cli import main
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import identity, paths
+from orchestrator.results import disk, identity, paths
 from orchestrator.results.identity import Place, Relation, relation
 from orchestrator.results.store import Store
 from orchestrator.runtime.earlier import clear_up, owner_of
@@ -405,6 +407,28 @@ def test_what_is_no_id_is_set_aside(
     assert list(elsewhere.iterdir()) == []
     if (outside := tmp_path / "outside").exists():
         assert outside.read_text() == "0123456789ab\n"
+
+
+def test_an_id_that_cannot_be_read_for_a_moment_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a new one the run would find neither its spilled rows nor the processes it left."""
+    with Store.open(tmp_path, "night") as store:
+        before = store.run_id
+        assert store.spill(row(3)) is not None
+    read = disk.read
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.name == paths.RUN_ID:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path, *arguments, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "read", fail)
+        with pytest.raises(StoreError, match=r"run\.id cannot be read now: Too many open files"):
+            store.__enter__()
+    with store:
+        assert store.run_id == before and store.rescued == 1
 
 
 def test_a_record_that_names_a_hostile_place_is_only_a_copy(tmp_path: Path) -> None:
