@@ -45,9 +45,9 @@ def measured() -> dict[str, Any]:
 
 
 def test_losses_and_gradients_are_those_of_plain_code(measured: dict[str, Any]) -> None:
-    """Of Llama, GLM, GLM-4 and Qwen3, trained whole, by adapters, and with checkpointing."""
+    """Of Llama, GLM, GLM-4 and Qwen3, trained whole, and by adapters with checkpointing."""
     cases = {name: case for name, case in measured.items() if isinstance(case, list)}
-    assert len(cases) == 24
+    assert len(cases) == 12
     far = {name: case for name, case in cases.items() if not case[0] < NEAR[name.split()[-1]]}
     assert not far
     assert all(len(parts) == 3 for _, parts in cases.values())

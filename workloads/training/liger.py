@@ -1,9 +1,9 @@
 """Kernels of the package liger-kernel, written in Triton.
 
-Two of them have a habit to know of. The way back through SiLU(gate) * up overwrites gate and up,
-which products made and no one else has kept; a second way back through the same pass would be wrong.
-Turning overwrites query and key. What the norm would overwrite, a gradient that may be another
-term's as well, it is told to leave.
+They save memory by overwriting. The way back through SiLU(gate) * up overwrites gate and up, which
+products made and no one else has kept; a second way back through one pass would be wrong. Turning
+overwrites query and key. A norm would overwrite the gradient that it is given, which may be another
+term's as well: it is told not to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary embeddings by a kernel: queries and keys of one model's attention, in place of its own code.
+"""Rotary embeddings by a kernel, in the attention layers of one model.
 
 Attention layers of transformers call a function of their module by its name, which is the same for
 all models of a kind. One layer gets a copy of its ``forward`` whose globals have another function
@@ -88,9 +88,7 @@ def _by(
 def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
     """Tell if a function turns queries and keys of a width by a formula."""
     found = _tried(plain, width, turned)
-    expected = _tried(
-        lambda q, k, *angles: (formula(q, *angles), formula(k, *angles)), width, turned
-    )
+    expected = _tried(lambda q, k, *by: (formula(q, *by), formula(k, *by)), width, turned)
     if found is None or expected is None:
         return False
     return all(near(one, other) for one, other in zip(found, expected, strict=True))
