@@ -71,7 +71,7 @@ def of_model(kind: str, way: str, precision: str) -> tuple[float, dict[str, int]
 def of_loss(kernels: Kernels, learns: bool, biased: bool, precision: str) -> float:
     """Distance of the loss by kernels from the loss in chunks."""
     torch.manual_seed(0)
-    positions, width, words = 300, 16, 90
+    positions, width, words = 60, 16, 90  # four chunks
     head = torch.nn.Linear(width, words, bias=biased).to(DEVICE, FORMATS[precision])
     head.requires_grad_(learns)
     targets = torch.randint(words, (positions,), device=DEVICE)

@@ -23,6 +23,7 @@ NEAR = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.05}
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # a minute of one core by the interpreter
     pytest.mark.skipif(
         importlib.util.find_spec("liger_kernel") is None,
         reason="liger-kernel is not installed: pip install 'nightgrid[liger]'",

@@ -7,6 +7,7 @@ one chunk's exist, and stay in a processor's cache while they are used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,7 +113,8 @@ class ChunkedLoss:
 
     def __init__(self, head: torch.nn.Linear) -> None:
         self._head = head
-        self.cross_entropy = summed  # replaced by a kernel for the same
+        #: As ``summed``; a kernel may take its place.
+        self.cross_entropy: Callable[..., torch.Tensor] = summed
 
     def __call__(
         self, states: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None

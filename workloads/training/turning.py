@@ -46,10 +46,11 @@ def forward_by(
     forward, head = type(module).forward, getattr(module, "head_dim", None)
     if not isinstance(forward, FunctionType) or _TURN not in forward.__code__.co_names:
         return None
-    plain = forward.__globals__.get(_TURN)
-    turn = _by(kernel, plain, head, turned) if isinstance(head, int) else None
-    if turn is None:
+    plain: Any = forward.__globals__.get(_TURN)
+    found = _by(kernel, plain, head, turned) if isinstance(head, int) else None
+    if found is None:
         return None
+    turn = found
 
     def ours(*tensors: torch.Tensor, **more: Any) -> Any:
         if len(tensors) != 4 or more:
