@@ -101,6 +101,22 @@ def test_they_go_with_adapters_and_checkpointing(
     assert distance(passed(model), plain) < SAME
 
 
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
+    """Also where the pass before had others, or another length."""
+    model = small(kind)
+    inputs = [
+        {"input_ids": torch.arange(3, 3 + length)[None], "position_ids": places[None]}
+        for length, places in ((5, torch.arange(5)), (5, torch.arange(9, 14)), (7, torch.arange(7)))
+    ]
+    plain = [model(**each, use_cache=False).logits for each in inputs]
+    fuse(model, in_place_of_liger())
+    for each, logits in zip(inputs, plain, strict=True):
+        torch.testing.assert_close(
+            model(**each, use_cache=False).logits, logits, rtol=SAME, atol=SAME
+        )
+
+
 def test_they_go_with_adapters_that_are_computed_together() -> None:
     """Gate and up are then parts of one tensor."""
     layers = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
@@ -170,6 +186,7 @@ def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
 # ------------------------------------------------------------------ the technique
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("logits", ["all", "chunked"])
 def test_a_job_learns_as_without_them(logits: Any) -> None:
