@@ -5,4 +5,4 @@ FROM rayproject/ray:2.60.0-py310-gpu
 
 COPY --chown=ray:users . /opt/nightgrid
 RUN python -m pip install --no-cache-dir -c /opt/nightgrid/constraints.txt \
-    '/opt/nightgrid[quant,deepspeed]' "ray[default]==2.60.0"
+    '/opt/nightgrid[quant,deepspeed,liger]' "ray[default]==2.60.0"

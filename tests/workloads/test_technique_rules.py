@@ -40,6 +40,11 @@ FP32 = {"precision": "fp32"}
             "save_mode",
             "an increment is the whole model",
         ),
+        (
+            {"fused_kernels": "liger", "torch_compile": True},
+            "fused_kernels",
+            "fuses the same passes",
+        ),
         ({"gradient_compression": "fp16"}, "gradient_compression", "exchanges no gradients"),
         ({"powersgd_rank": 2}, "powersgd_rank", "has no thin matrices"),
         (
@@ -69,6 +74,14 @@ def test_a_contradiction_is_wrong_on_every_device(
     [
         ({"attention": "flash_attention_2"}, "cpu", "no cpu kernels"),
         ({"attention": "xformers"}, "hpu", "no hpu kernels"),
+        ({"fused_kernels": "liger"}, "cpu", "no cpu kernels"),
+        ({"fused_kernels": "liger"}, "hpu", "no hpu kernels"),
+        (
+            {"cards": 2, "strategy": "tensor-parallel", "fused_kernels": "liger"},
+            "cuda",
+            "whole weights",
+        ),
+        ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
         ({"pin_memory": True}, "cpu", "not copied"),
         ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),
@@ -104,6 +117,8 @@ def test_what_cannot_run_becomes_a_row(changes: dict[str, Any], device: str, wor
         FP32 | {"matmul_precision": "high"},
         {"pin_memory": True, "non_blocking_copies": True, "data_workers": 2, "prefetch_batches": 4},
         {"torch_compile": True, "gradient_checkpointing": True},
+        {"fused_kernels": "liger", "logits": "chunked", "gradient_checkpointing": True},
+        {"cards": 2, "fused_kernels": "liger", "adapter_products": "together", "method": "lora"},
         {"cards": 2, "torch_compile": True, "gradient_compression": "powersgd"},
         {"method": "full", "freeze_layers": 2, "save_every": 5, "save_mode": "incremental"},
         {"cards": 2, "save_every": 5, "save_mode": "async", "release_memory_every": 1},

@@ -39,6 +39,7 @@ CAPABILITIES: Mapping[str, str] = {
     "matmul_precision": "torch's setting for the precision of fp32 products",
     "flash_attention_2": "kernels of the package flash-attn",
     "xformers": "kernels of the package xformers",
+    "liger_kernels": "kernels of the package liger-kernel",
     "fp8_products": "products in fp8; else fp8 is a format of weights alone",
     "nf4_any_width": "NF4 kernels take rows that are not whole blocks",
     "packed_linear": "oneDNN's packed layout of linear layers",

@@ -116,7 +116,7 @@ SPEC = DeviceSpec(
             *("own_memory", "native_eager", "dynamic_shapes", "graphs"),
             *("pinned_memory", "pinned_offload", "paged_memory", "side_copies"),
             *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
-            *("flash_attention_2", "xformers", "fp8_products", "nf4_any_width"),
+            *("flash_attention_2", "xformers", "liger_kernels", "fp8_products", "nf4_any_width"),
             "sparse_2_4",
             *("overlapped_exchange", "contiguous_gradients", "reduce_scatter"),
         }

@@ -7,6 +7,7 @@ one chunk's exist, and stay in a processor's cache while they are used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,15 @@ class _Summed(torch.autograd.Function):
         return (*scaled, None)
 
 
+def summed(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """The summed cross entropy of states [positions, width] under a last layer, for targets
+    [positions]."""
+    found: torch.Tensor = _Summed.apply(states, weight, bias, targets)
+    return found
+
+
 def without_last_layer(model: Any, device: str) -> ChunkedLoss:
     """Leave the last layer out of a model's forward pass; the loss that takes what is below it.
 
@@ -103,6 +113,8 @@ class ChunkedLoss:
 
     def __init__(self, head: torch.nn.Linear) -> None:
         self._head = head
+        #: As ``summed``; a kernel may take its place.
+        self.cross_entropy: Callable[..., torch.Tensor] = summed
 
     def __call__(
         self, states: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
@@ -116,7 +128,6 @@ class ChunkedLoss:
         """
         targets = labels[:, 1:]
         learned = targets != NOT_LEARNED
-        found: torch.Tensor = _Summed.apply(
+        return self.cross_entropy(
             states[:, :-1][learned], self._head.weight, self._head.bias, targets[learned]
         )
-        return found

@@ -1,0 +1,107 @@
+"""Liger's own kernels beside the plain code of small models, on a card or by Triton's interpreter.
+
+A process of its own, since Triton reads TRITON_INTERPRET when a kernel is declared. Prints a JSON
+object: for each case the largest difference of loss, logits or a gradient, relative to the largest
+element of that tensor.
+
+    TRITON_INTERPRET=1 python tests/workloads/liger_equality.py     no card needed
+    python tests/workloads/liger_equality.py                        on an NVIDIA card
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from fused_cases import distance, passed, small
+from peft import LoraConfig, get_peft_model
+
+from workloads.training.chunked_loss import summed
+from workloads.training.fused import fuse
+from workloads.training.kernels import Kernels
+from workloads.training.liger import liger
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Of 16 bits the interpreter, which computes with numpy, has this one only.
+HALF = "bf16" if DEVICE == "cuda" else "fp16"
+FORMATS = {"fp32": torch.float32, HALF: getattr(torch, {"bf16": "bfloat16"}.get(HALF, "float16"))}
+
+
+def as_on_a_card() -> None:
+    """Give Triton's interpreter what compiled kernels have: floats as 32-bit scalars, where it
+    leaves Python's, which have no ``to``; and Triton's own rsqrt for that of NVIDIA's library."""
+    import liger_kernel.ops.rms_norm as norms
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    name = "_implicit_cvt"  # there is no public one
+    converted = getattr(interpreter, name)
+
+    def convert(given: Any) -> Any:
+        if isinstance(given, float):
+            handle = interpreter.TensorHandle(np.array([given], np.float32), tl.float32)
+            return tl.tensor(handle, tl.float32)
+        return converted(given)
+
+    setattr(interpreter, name, convert)
+    setattr(norms, "rsqrt", lambda x: tl.rsqrt(x))  # noqa: B010
+
+
+def of_model(kind: str, way: str, precision: str) -> tuple[float, dict[str, int]]:
+    """Distance of a model by kernels from itself, and what the kernels compute of it."""
+    model: Any = small(kind).to(DEVICE, FORMATS[precision])
+    if way == "checkpointed":  # with adapters, too
+        gate = "gate_up_proj" if kind.startswith("glm") else "up_proj"
+        targets = ["q_proj", "v_proj", gate, "down_proj"]
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    plain = passed(model, DEVICE)
+    found, undo = fuse(model, liger())
+    worst = max(distance(passed(model, DEVICE), plain) for _ in range(2))
+    undo()
+    assert distance(passed(model, DEVICE), plain) == 0.0
+    return worst, dict(found)
+
+
+def of_loss(kernels: Kernels, learns: bool, biased: bool, precision: str) -> float:
+    """Distance of the loss by kernels from the loss in chunks."""
+    torch.manual_seed(0)
+    positions, width, words = 60, 16, 90  # four chunks
+    head = torch.nn.Linear(width, words, bias=biased).to(DEVICE, FORMATS[precision])
+    head.requires_grad_(learns)
+    targets = torch.randint(words, (positions,), device=DEVICE)
+    states = torch.randn(positions, width).to(DEVICE, FORMATS[precision])
+    found = []
+    for computed in (kernels.cross_entropy, summed):
+        inputs = [states.clone().requires_grad_(), *head.parameters()]
+        loss = computed(inputs[0], head.weight, head.bias, targets)
+        gradients = torch.autograd.grad(loss / positions, inputs if learns else inputs[:1])
+        found.append(dict(enumerate((loss.detach(), *gradients))))
+        none = computed(states[:0], head.weight, head.bias, targets[:0])
+        assert float(none.detach()) == 0.0
+    return distance(*({str(k): v.float() for k, v in each.items()} for each in found))
+
+
+def main() -> dict[str, Any]:
+    """All cases."""
+    found: dict[str, Any] = {"device": DEVICE, "title": liger().title}
+    if DEVICE == "cpu":
+        as_on_a_card()
+    for precision in FORMATS:
+        for kind in ("llama", "glm", "glm4", "qwen3") if precision == "fp32" else ("llama", "glm"):
+            for way in ("full", "checkpointed"):
+                found[f"{kind} {way} {precision}"] = of_model(kind, way, precision)
+        for learns in (True, False):
+            for biased in (True, False):
+                name = f"loss {'learns' if learns else 'frozen'} {'biased' if biased else 'plain'}"
+                found[f"{name} {precision}"] = of_loss(liger(), learns, biased, precision)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

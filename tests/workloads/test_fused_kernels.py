@@ -1,0 +1,235 @@
+"""Fused kernels in one model. Liger's need a card or an interpreter (test_liger.py); here functions
+of torch with their signatures and habits stand in their place: they overwrite what Liger's do."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from finetuning_cases import losses, train, trained, training_of
+from fused_cases import distance, in_place_of_liger, passed, small
+from peft import LoraConfig, get_peft_model
+
+from workloads.devices.cpu import CpuDevice
+from workloads.errors import Unsupported
+from workloads.techniques.base import Loading
+from workloads.techniques.fused_kernels import FusedKernels
+from workloads.training.fused import GATES, NORMS, TURNS, fuse
+from workloads.training.shared_inputs import put_together
+
+#: Relative, in float32: sums in another order.
+SAME = 1e-4
+ALL = {NORMS: 5, GATES: 2, TURNS: 2}
+#: Nothing of it is dropped, so that two passes are the same.
+GPT2 = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has the package, as far as the technique can tell."""
+    module: Any = types.ModuleType("workloads.training.liger")
+    module.liger = in_place_of_liger
+    monkeypatch.setitem(sys.modules, "workloads.training.liger", module)
+    find = importlib.util.find_spec
+    packages = ("liger_kernel", "triton")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: name in packages or find(name)
+    )
+    monkeypatch.setattr(CpuDevice, "cannot_compile", lambda self: None)
+    monkeypatch.setattr(FusedKernels, "refusals", lambda self, asked: ())  # of other devices
+
+
+# ------------------------------------------------------------------ modules of one model
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "parts"),
+    [
+        ("llama", {}, ALL),
+        ("llama", {"attention_bias": True, "mlp_bias": True}, ALL),
+        ("glm", {}, ALL),  # turns half of a head, by pairs of neighbours; gate and up are one layer
+        ("glm", {"head_dim": 16, "attention_bias": True}, ALL),
+        ("glm4", {}, ALL | {NORMS: 9}),  # a norm's output is a term of a sum
+        ("qwen3", {}, ALL | {NORMS: 9}),  # norms of queries and keys
+        ("phi3", {}, ALL),
+        # Its function is given the rest of a head, too, which it leaves as it is.
+        ("phi3", {"head_dim": 16, "partial_rotary_factor": 0.5}, {NORMS: 5, GATES: 2}),
+        ("gemma", {}, {TURNS: 2}),  # 1 + weight, and another activation
+        ("phi", {"partial_rotary_factor": 0.5}, {TURNS: 2}),  # other norms, and no gates
+        ("gpt2", GPT2, {}),
+    ],
+)
+@pytest.mark.parametrize("frozen", [False, True], ids=["learning", "frozen"])
+def test_kernels_change_no_loss_and_no_gradient(
+    kind: str, changes: dict[str, Any], parts: dict[str, int], frozen: bool
+) -> None:
+    """Twice in a row, whether weights learn or only the embedding does; what computes otherwise
+    keeps its own code."""
+    model = small(kind, **changes)
+    if frozen:
+        model.requires_grad_(False)
+        model.get_input_embeddings().requires_grad_(True)
+    plain = passed(model)
+    found, _ = fuse(model, in_place_of_liger())
+    assert dict(found) == parts
+    assert distance(passed(model), plain) < SAME
+    assert distance(passed(model), plain) < SAME
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+@pytest.mark.parametrize("more", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+def test_they_go_with_adapters_and_checkpointing(
+    kind: str, more: dict[str, Any], checkpointed: bool
+) -> None:
+    """Adapters on every layer, whose products a kernel overwrites; layers that run twice."""
+    gates = ["gate_proj", "up_proj"] if kind == "llama" else ["gate_up_proj"]
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", *gates, "down_proj"]
+    model = get_peft_model(small(kind), LoraConfig(r=2, target_modules=targets, **more))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    plain = passed(model)
+    found, _ = fuse(model, in_place_of_liger())
+    assert dict(found) == ALL
+    assert distance(passed(model), plain) < SAME
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
+    """Also where the pass before had others, or another length."""
+    model = small(kind)
+    inputs = [
+        {"input_ids": torch.arange(3, 3 + length)[None], "position_ids": places[None]}
+        for length, places in ((5, torch.arange(5)), (5, torch.arange(9, 14)), (7, torch.arange(7)))
+    ]
+    plain = [model(**each, use_cache=False).logits for each in inputs]
+    fuse(model, in_place_of_liger())
+    for each, logits in zip(inputs, plain, strict=True):
+        torch.testing.assert_close(
+            model(**each, use_cache=False).logits, logits, rtol=SAME, atol=SAME
+        )
+
+
+def test_they_go_with_adapters_that_are_computed_together() -> None:
+    """Gate and up are then parts of one tensor."""
+    layers = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
+    model = get_peft_model(small("llama"), LoraConfig(r=2, target_modules=layers))
+    plain = passed(model)
+    put_together(model, lambda: model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False))
+    fuse(model, in_place_of_liger())
+    assert distance(passed(model), plain) < SAME
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_the_next_model_meets_nothing_of_it(kind: str) -> None:
+    """Classes, functions of transformers and models made before or after stay as they are."""
+    before, model = small(kind), small(kind)
+    module = sys.modules[type(model).__module__]
+    known = {each: type(each).forward for each in model.modules()}
+    functions = dict(vars(module))
+    plain = passed(before)
+    fuse(model, in_place_of_liger())
+    assert all(type(each).forward is forward for each, forward in known.items())
+    assert dict(vars(module)) == functions
+    for other in (before, small(kind)):
+        assert not any("forward" in vars(each) for each in other.modules())
+        assert distance(passed(other), plain) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_undone_a_model_computes_as_before(kind: str) -> None:
+    """To the last bit; undoing it twice does no harm."""
+    model = small(kind)
+    plain = passed(model)
+    _, undo = fuse(model, in_place_of_liger())
+    passed(model)
+    undo()
+    undo()
+    assert not any("forward" in vars(each) for each in model.modules())
+    assert distance(passed(model), plain) == 0.0
+
+
+def test_a_hook_in_place_of_a_forward_comes_back() -> None:
+    """As accelerate puts one into each module of a model whose weights are in 4 bits."""
+    model = small("llama")
+    own = model.model.norm.forward
+    model.model.norm.forward = hook = lambda states: own(states)
+    _, undo = fuse(model, in_place_of_liger())
+    assert model.model.norm.forward is not hook
+    undo()
+    assert model.model.norm.forward is hook
+
+
+def test_no_random_number_is_drawn() -> None:
+    """They belong to the training."""
+    model = small("glm")
+    state = torch.get_rng_state()
+    fuse(model, in_place_of_liger())
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
+    """With weights in 32 bits, as its own code does, the result has 32 bits."""
+    model = small("llama")
+    fuse(model, in_place_of_liger())
+    states = torch.randn(1, 3, 32, dtype=torch.bfloat16)
+    assert model.model.norm(states).dtype == torch.float32
+
+
+# ------------------------------------------------------------------ the technique
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("logits", ["all", "chunked"])
+def test_a_job_learns_as_without_them(logits: Any) -> None:
+    """Its row says what the kernels computed."""
+    asked = {"learning_rate": 1e-2, "logits": logits}
+    plain, fused = trained(**asked), train(**asked, fused_kernels="liger")
+    assert losses(fused) == pytest.approx(losses(plain), rel=1e-4)
+    told = fused.details["fused_kernels"]
+    assert told.startswith("in place of liger-kernel: ") and "rotary embeddings" in told
+    assert told.endswith(", loss") == (logits == "chunked")
+    assert "fused_kernels" not in plain.details
+
+
+@pytest.mark.usefixtures("in_place")
+def test_the_kernels_go_with_the_last_step() -> None:
+    """Those of the loss, too; and where a job fails before its last step."""
+    for over in ("after_steps", "ending"):
+        technique, training = FusedKernels(fused_kernels="liger"), training_of(small("glm"))
+        technique.on_model(training)
+        assert "forward" in vars(training.model.model.norm)
+        if over == "after_steps":
+            technique.after_steps(training)
+        else:
+            training.ending.close()
+        assert not any("forward" in vars(each) for each in training.model.modules())
+
+
+@pytest.mark.usefixtures("in_place")
+def test_a_model_without_any_such_part_is_refused() -> None:
+    """Rather than trained as it is under another name."""
+    training = training_of(small("gpt2", **GPT2))
+    with pytest.raises(Unsupported, match="GPT2LMHeadModel has no norm"):
+        FusedKernels(fused_kernels="liger").on_model(training)
+
+
+@pytest.mark.parametrize("missing", ["liger-kernel", "triton"])
+@pytest.mark.usefixtures("in_place")
+def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any weight is loaded, with the command that installs it."""
+    absent = missing.replace("-", "_")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name != absent or None)
+    loading = Loading(device=CpuDevice(), model_arguments={}, tokenizer_arguments={})
+    words = rf"'{missing}', which is not installed here; .*pip install 'nightgrid\[liger\]'"
+    with pytest.raises(Unsupported, match=words):
+        FusedKernels(fused_kernels="liger").before_load(loading)
+    FusedKernels().before_load(loading)

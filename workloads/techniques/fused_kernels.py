@@ -1,0 +1,111 @@
+"""Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
+
+Between its products a layer reads and writes its activations a dozen times, and keeps several of
+them for the way back. The package liger-kernel (``pip install 'nightgrid[liger]'``) brings Triton
+kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys and, with
+``logits: chunked``, of the loss, and keep less. Its own patches replace functions and classes of
+transformers, which the next job of a warm worker would meet, and know no GLM. Here the modules of
+the job's model alone are given the kernels, each after it was seen to compute the same, and lose
+them after the last step; the row says how many did. ``torch_compile`` fuses the same passes by
+itself, on other devices too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from workloads.errors import Unsupported
+from workloads.parallel.layout import divides_weights
+from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
+from workloads.techniques.base import Loading, Technique, Training
+
+
+class FusedKernels(Technique):
+    """Choice of the kernels between products."""
+
+    name: ClassVar[str] = "fused-kernels"
+    title: ClassVar[str] = "fused kernels"
+    order: ClassVar[int] = 107  # of the layers as the techniques before have made them
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
+
+    fused_kernels: Literal["none", "liger"] = setting(
+        "none",
+        role="choice",
+        description="Kernels of norms, gated layers, rotary embeddings and, with logits: chunked, "
+        "of the loss: those that the model's code calls, or the package liger-kernel's, one pass "
+        "each (CUDA only; run on no card yet, its kernels by Triton's interpreter).",
+    )
+
+    _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.fused_kernels == "none":
+            return
+        if not asked.on.can("liger_kernels"):
+            yield Refusal(
+                setting="fused_kernels",
+                reason=f"liger-kernel has no {asked.device} kernels",
+                hint="write torch_compile: true, or leave fused_kernels out",
+                unsupported=True,
+            )
+        if asked.parameters.get("torch_compile"):
+            yield Refusal(
+                setting="fused_kernels",
+                reason="torch_compile fuses the same passes into kernels of its own",
+                hint="write torch_compile: false, or leave fused_kernels out",
+            )
+        driven = str(asked.parameters.get("strategy") or "").startswith("zero")
+        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
+            yield Refusal(
+                setting="fused_kernels",
+                reason="the kernels read whole weights, of which each card has a part here",
+                hint="write strategy: ddp, or leave fused_kernels out",
+                unsupported=True,
+            )
+
+    def before_load(self, loading: Loading) -> None:
+        if self.fused_kernels == "none":
+            return
+        for package in ("liger-kernel", "triton"):
+            if importlib.util.find_spec(package.replace("-", "_")) is None:
+                raise Unsupported(
+                    f"fused_kernels liger needs the package '{package}', which is not installed "
+                    "here; install it with: pip install 'nightgrid[liger]'"
+                )
+        if lacking := loading.device.cannot_compile():  # kernels are compiled when first called
+            raise Unsupported(f"fused_kernels liger: {lacking}")
+
+    def on_model(self, training: Training) -> None:
+        if self.fused_kernels == "none":
+            return
+        from workloads.training.chunked_loss import ChunkedLoss, summed
+        from workloads.training.fused import fuse
+        from workloads.training.liger import liger
+
+        kernels = liger()
+        found, undo = fuse(training.model, kernels)
+        self._undo.append(undo)
+        training.ending.callback(undo)  # where a job fails
+        parts = [f"{count} {part}" for part, count in found.items()]
+        if isinstance(loss := training.loss, ChunkedLoss):
+            parts.append("loss")
+            loss.cross_entropy = kernels.cross_entropy
+            self._undo.append(lambda: setattr(loss, "cross_entropy", summed))
+        if not parts:
+            raise Unsupported(
+                f"fused_kernels liger: {type(training.model).__name__} has no norm, gated layer or "
+                "rotary embedding that the kernels compute; leave fused_kernels out"
+            )
+        training.details["fused_kernels"] = f"{kernels.title}: {', '.join(parts)}"
+
+    def after_steps(self, training: Training) -> None:
+        for undo in self._undo:
+            undo()
+
+
+SPEC = FusedKernels
