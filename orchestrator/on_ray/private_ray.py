@@ -13,11 +13,19 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.bare_nodes import PLAIN_WORKERS, WORKERS, bare_nodes, replaced
+from orchestrator.on_ray.bare_nodes import (
+    PLAIN_WORKERS,
+    PRESTART,
+    WORKERS,
+    bare_nodes,
+    replaced,
+    wait_for_nodes,
+)
 from orchestrator.on_ray.token import new_token, ray_environment
 from orchestrator.results.directory import RAY_JOB_VARIABLE
 from orchestrator.worker.guard import guarded
@@ -37,16 +45,27 @@ class PrivateRay:
     cluster: Any  # ray.cluster_utils.Cluster
     metrics: bool = False  # whether its nodes export them
     _nodes: dict[str, Any] = field(default_factory=dict)  # by name
+    _awaited: list[str] = field(default_factory=list)  # ids of nodes that may not be up yet
 
     @property
     def address(self) -> str:
         """``HOST:PORT`` of the control store, once a node was added."""
         return str(self.cluster.address)
 
-    def add_node(self, name: str, **arguments: Any) -> None:
-        """Start a node; it is up on return."""
-        with bare_nodes(metrics=self.metrics):
+    def add_node(
+        self, name: str, *, workers: int = 0, wait: bool = True, **arguments: Any
+    ) -> None:
+        """Start a node.
+
+        Args:
+            workers: interpreters that it starts with itself, for actors that are sure to come.
+            wait: until it is up; else ``wait_for_nodes`` does. The first node is always waited for.
+            arguments: of Ray.
+        """
+        wait = wait or not self._nodes
+        with bare_nodes(metrics=self.metrics, workers=workers, wait=wait):
             self._nodes[name] = self.cluster.add_node(
+                wait=wait,
                 node_name=name,
                 node_ip_address=LOOPBACK,
                 object_store_memory=OBJECT_STORE_BYTES,
@@ -54,10 +73,30 @@ class PrivateRay:
                 labels=PLAIN_WORKERS,
                 **arguments,
             )
+        if not wait:
+            self._awaited.append(self._nodes[name].node_id)
+
+    def wait_for_nodes(self) -> None:
+        """Wait until all nodes are up.
+
+        Raises:
+            TimeoutError: one is not within 20 s.
+        """
+        if self._awaited:
+            wait_for_nodes(self.address, self._awaited)
+            self._awaited.clear()
 
     def remove_node(self, name: str) -> None:
         """Kill a node and everything on it."""
         self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def end(self) -> None:
+        """Kill all nodes, at once: nothing on them is worth the second that Ray gives each of them to
+        end in order."""
+        for node in self._nodes.values():
+            for each in chain.from_iterable(node.all_processes.values()):
+                each.process.kill()
+        self.cluster.shutdown()
 
     def all_processes(self, name: str) -> Any:
         """Ray's own record of a node's processes."""
@@ -92,9 +131,9 @@ def private_ray(*, metrics: bool = False) -> Iterator[PrivateRay]:
         stack.enter_context(guarded(directory))
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_settings(directory.path)))
-        cluster = Cluster()
-        stack.callback(cluster.shutdown)
-        yield PrivateRay(directory=directory.path, cluster=cluster, metrics=metrics)
+        private = PrivateRay(directory=directory.path, cluster=Cluster(), metrics=metrics)
+        stack.callback(private.end)
+        yield private
 
 
 @contextlib.contextmanager
@@ -117,6 +156,7 @@ def _settings(directory: Path) -> dict[str, str | None]:
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
         **WORKERS,
+        **PRESTART,
         # Ray notes the address of the newest cluster in its temporary directory, where a
         # stranger's `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,
