@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-import install  # noqa: E402 - tools/ is no package
+import install
 
 
 @pytest.mark.parametrize("fails", [False, True])
