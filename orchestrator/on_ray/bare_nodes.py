@@ -5,10 +5,9 @@ two agents, one for the dashboard and metrics and one that prepares the environm
 node waits for the imports of all three (over a second of CPU each), and is seen two seconds late.
 None of that has a switch. So a node's command is changed on its way to the kernel: idle processes
 take the agents' place, and the ports that the node would wait for are written beforehand. Workers
-of such a node have the node's own environment, and a label says so (``environment_of``). So the node
-can start the interpreter of its agent as soon as it starts itself, and does. Nodes are waited for
-together once all of them have been started. A version of Ray that does not have these functions is
-used as it is.
+of such a node have the node's own environment, and a label says so (``environment_of``), so that it
+can start the interpreter of its agent with itself. Nodes are waited for together once all of them
+have been started. A version of Ray that does not have these functions is used as it is.
 """
 
 from __future__ import annotations

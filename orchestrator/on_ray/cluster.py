@@ -82,7 +82,7 @@ class EmulatedCluster(RayCluster):
     private: PrivateRay
 
     def add(self, node: Node, *, wait: bool = True) -> None:
-        """Start a node, with an interpreter for its agent; it is up on return if it is waited for."""
+        """Start a node, with an interpreter for its agent; wait until it is up if told to."""
         self.private.add_node(node.name, workers=1, wait=wait, **_ray_node(node))
 
     def remove(self, name: str) -> None:

@@ -35,6 +35,8 @@ from workloads.owned_directory import OwnedDirectory
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
+#: For nodes that start side by side, however many share however few processors.
+_PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -46,15 +48,14 @@ class PrivateRay:
     metrics: bool = False  # whether its nodes export them
     _nodes: dict[str, Any] = field(default_factory=dict)  # by name
     _awaited: list[str] = field(default_factory=list)  # ids of nodes that may not be up yet
+    _named: int = 0  # nodes whose sockets were given names
 
     @property
     def address(self) -> str:
         """``HOST:PORT`` of the control store, once a node was added."""
         return str(self.cluster.address)
 
-    def add_node(
-        self, name: str, *, workers: int = 0, wait: bool = True, **arguments: Any
-    ) -> None:
+    def add_node(self, name: str, *, workers: int = 0, wait: bool = True, **arguments: Any) -> None:
         """Start a node.
 
         Args:
@@ -71,19 +72,32 @@ class PrivateRay:
                 object_store_memory=OBJECT_STORE_BYTES,
                 dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
                 labels=PLAIN_WORKERS,
+                **self._sockets(),
                 **arguments,
             )
         if not wait:
             self._awaited.append(self._nodes[name].node_id)
 
+    def _sockets(self) -> dict[str, str]:
+        """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
+        nodes that start side by side, all take the same."""
+        if not self._nodes:
+            return {}
+        self._named += 1
+        directory = Path(self.cluster.head_node.get_sockets_dir_path())
+        return {
+            "plasma_store_socket_name": str(directory / f"store-{self._named}"),
+            "raylet_socket_name": str(directory / f"node-{self._named}"),
+        }
+
     def wait_for_nodes(self) -> None:
         """Wait until all nodes are up.
 
         Raises:
-            TimeoutError: one is not within 20 s.
+            TimeoutError: one is not in time.
         """
         if self._awaited:
-            wait_for_nodes(self.address, self._awaited)
+            wait_for_nodes(self.address, self._awaited, patience_s=_PATIENCE_S)
             self._awaited.clear()
 
     def remove_node(self, name: str) -> None:
@@ -91,8 +105,8 @@ class PrivateRay:
         self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
     def end(self) -> None:
-        """Kill all nodes, at once: nothing on them is worth the second that Ray gives each of them to
-        end in order."""
+        """Kill all nodes at once: nothing on them is worth the second that Ray would give each of
+        them to end in order."""
         for node in self._nodes.values():
             for each in chain.from_iterable(node.all_processes.values()):
                 each.process.kill()

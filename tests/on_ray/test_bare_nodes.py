@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ from patience import patience, until
 from source_tree import ROOT
 
 from orchestrator.on_ray.bare_nodes import bare_nodes, wait_for_nodes
-from orchestrator.on_ray.private_ray import private_ray
+from orchestrator.on_ray.private_ray import PrivateRay, private_ray
 from orchestrator.worker.process_table import processes
 
 _AGENTS = ["--dashboard_agent_command=python a.py", "--runtime_env_agent_command=python b.py"]
@@ -132,3 +133,40 @@ def test_a_ray_inside_a_ray_job_has_nothing_of_the_jobs_environment(
     with private_ray():
         assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ
     assert os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] == job
+
+
+class Cluster:
+    """Ray's own, as far as nodes are added to it."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.head_node: Any = None
+        self.added: list[dict[str, Any]] = []
+
+    def add_node(self, **arguments: Any) -> Any:
+        """Note what the node is to be."""
+        self.added.append(arguments)
+        node = SimpleNamespace(node_id=len(self.added), get_sockets_dir_path=lambda: "/s")
+        self.head_node = self.head_node or node
+        return node
+
+    def remove_node(self, node: Any, *, allow_graceful: bool) -> None:
+        """Nothing was started."""
+
+
+def test_nodes_that_start_side_by_side_have_sockets_of_their_own(tmp_path: Path) -> None:
+    """Also after one is gone. The head is always waited for, the others if told to be."""
+    cluster = Cluster()
+    private = PrivateRay(directory=tmp_path, cluster=cluster)
+    for name in ("head", "a", "b"):
+        private.add_node(name, wait=False)
+    private.remove_node("a")
+    private.add_node("c", wait=True)
+    assert [each["wait"] for each in cluster.added] == [True, False, False, True]
+    sockets = [
+        each[name]
+        for each in cluster.added[1:]
+        for name in ("plasma_store_socket_name", "raylet_socket_name")
+    ]
+    assert len({*sockets}) == 6 and all(each.startswith("/s/") for each in sockets)
