@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.contender import ROOT
+from benchmarks.contender import ROOT, exit_on_signals
 from benchmarks.figures import Outcome
 from benchmarks.install_peers import OPENVINO, OPTIMUM
 from benchmarks.machine import code, cores_used, machine, versions, wanted_and_stolen
@@ -199,4 +199,5 @@ def _stored(results: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    exit_on_signals()
     sys.exit(main())

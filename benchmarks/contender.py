@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,20 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
 }
+#: That a contender may take to end: one that was told so by the end of its input, and one that is
+#: ended because the benchmark is.
+_LEAVE_S, _END_S = 60.0, 5.0
+
+
+def exit_on_signals() -> None:
+    """Have this process leave by ``SystemExit`` where Ctrl-C or SIGTERM would end it, so that what
+    it has started is ended on the way out."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
 
 
 # ---------------------------------------------------------------- in the contender
@@ -37,6 +52,7 @@ def serve(turn: Callable[[], Mapping[str, Any]]) -> None:
     ``turn`` returns the work that it did (``work``) and anything else worth telling; wall time,
     CPU time and peak memory are added here unless it says them itself.
     """
+    exit_on_signals()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(MARK + json.dumps({"ready": True}), file=out)
@@ -93,6 +109,7 @@ class Contender:
                 text=True,
                 cwd=ROOT,
                 env=os.environ | ALLOCATOR | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
+                start_new_session=True,  # so that it ends with what it has started
             )
 
     def ready(self) -> float:
@@ -130,13 +147,23 @@ class Contender:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """End it; at once where the benchmark failed or is being ended itself."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.close()
-            self._process.wait(60)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
+            with contextlib.suppress(OSError):  # a turn that it never read
+                self._process.stdin.close()
+            if kind is not None:
+                self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S if kind is None else _END_S)
+        finally:
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to it and to what it has started, if anything of that is there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def take_turns(

@@ -21,9 +21,9 @@ THREADS = 1
 
 def environment() -> dict[str, str]:
     """For a command that computes: so many threads, the allocator settings of every contender, and
-    nothing from the network."""
+    nothing from the network. It may keep what it compiles of itself, as installed programs have."""
     return (
-        os.environ
+        {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         | ALLOCATOR
         | {
             "PYTHONPATH": str(ROOT),

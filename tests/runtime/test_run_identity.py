@@ -202,6 +202,7 @@ def nightgrid(
     return call
 
 
+@pytest.mark.slow
 def test_the_command_that_is_named_adopts_the_rows(
     nightgrid: Callable[..., tuple[int, str]], tmp_path: Path, elsewhere: Path
 ) -> None:

@@ -1,0 +1,89 @@
+"""A benchmark that is ended takes its contenders along, with what these have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import alive, until
+
+from benchmarks.contender import ROOT, Contender
+
+#: `python -m benchmarks command_line`, with another benchmark in the place of that one: a turn of
+#: its contender lasts for ever.
+BENCHMARK = """
+import runpy, sys, types
+from benchmarks.contender import Contender
+from benchmarks.setting import Takes
+
+def run(setting):
+    command = [sys.executable, "-c", contender, told]
+    with Contender("endless", command, setting.scratch / "log") as endless:
+        endless.turn()
+
+contender, told, scratch = sys.argv[1:]
+stub = types.ModuleType("benchmarks.command_line")
+stub.TITLE, stub.TAKES_S, stub.run = "Endless", Takes(whole=1, quick=1), run
+sys.modules["benchmarks.command_line"] = stub
+sys.argv = ["benchmarks", "command_line", "--smoke", "--results", scratch, "--scratch", scratch]
+runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+"""
+#: A contender with a child, whose turn ends with it or not.
+CONTENDER = """
+import os, subprocess, sys
+from pathlib import Path
+from benchmarks.contender import serve
+
+def turn():
+    child = subprocess.Popen(["sleep", "600"])
+    told = Path(sys.argv[1])
+    told.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
+    told.with_suffix(".part").rename(told)
+    if sys.argv[2:] != ["ends"]:
+        child.wait()
+    return {"work": 1}
+
+serve(turn)
+"""
+
+
+def _gone(told: Path) -> bool:
+    """Return whether none of the processes runs that a contender has told."""
+    return not any(alive(int(pid)) for pid in told.read_text().split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_benchmark_that_is_ended_ends_its_contender(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """In the midst of a turn, together with the contender's own child."""
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", BENCHMARK, CONTENDER, str(told), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (tmp_path / "output").open("w") as output:
+        benchmark = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+    try:
+        assert until(told.exists, 30), (tmp_path / "output").read_text()
+        benchmark.send_signal(number)
+        assert until(lambda: benchmark.poll() is not None, 30)
+        assert benchmark.returncode == 128 + number
+        assert until(lambda: _gone(told), 10)
+    finally:
+        benchmark.kill()
+        benchmark.wait()
+
+
+def test_a_contender_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What it has started and not ended is ended after its last turn."""
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
+    with Contender("short", command, tmp_path / "log") as short:
+        assert short.turn()["work"] == 1
+        assert not _gone(told)
+    assert until(lambda: _gone(told), 10)
