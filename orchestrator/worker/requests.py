@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.job import Job
 from orchestrator.worker.leftovers import Owner
 from workloads.api import MeasureSettings, Request
 from workloads.errors import BadConfiguration
-from workloads.workloads.base import WorkloadSpec
+
+if TYPE_CHECKING:
+    from workloads.workloads.base import WorkloadSpec
 
 _Apart = tuple[dict[str, Any], dict[str, Any]]
 _MOST_KNOWN = 256
