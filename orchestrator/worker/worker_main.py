@@ -92,7 +92,7 @@ def _serve(fd: int) -> int:
             follower.nothing_follows()
         try:
             method, arguments = channel.receive()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter with something unread there
             return 0
         value: Any
         try:

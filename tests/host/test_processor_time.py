@@ -106,7 +106,7 @@ def _numbers() -> set[int]:
 
 
 def _gone(thread: threading.Thread) -> bool:
-    """Return whether the kernel has no such thread any more, which may be a moment after its end."""
+    """Return whether the kernel has forgotten the thread, which takes a moment after its end."""
     deadline = time.monotonic() + 10
     while thread.native_id in _numbers() and time.monotonic() < deadline:
         time.sleep(0.001)

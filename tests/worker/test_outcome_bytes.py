@@ -1,4 +1,4 @@
-"""Outcomes on their way from a worker process to the driver: nothing is lost, little is repeated."""
+"""Outcomes from a worker process to the driver: nothing is lost, little is repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_field_arrives(state: State) -> None:
 def test_a_worker_is_described_when_it_has_changed() -> None:
     """The same info as the last outcome's is left out, and is that of whoever reads; one that is
     another is sent, and so is none."""
-    info = a_worker(versions={str(number): "x" * 20 for number in range(30)})
+    info = a_worker(versions={str(number): "x" * 20 + str(number) for number in range(30)})
     outcome = an_outcome(worker=info)
     first, second = packed(outcome), packed(outcome, info)
     assert len(second) < len(first) - 600
@@ -84,7 +84,8 @@ class Wider(Result):
 
 def test_a_result_of_a_workload_s_own_kind_stays_one() -> None:
     """With what it has beyond ours."""
-    outcome = dataclasses.replace(BARE, result=Wider(samples=(), stop_reason="confidence", more="x"))
+    wider = Wider(samples=(), stop_reason="confidence", more="x")
+    outcome = dataclasses.replace(BARE, result=wider)
     arrived = unpacked(packed(outcome))
     assert type(arrived.result) is Wider and arrived == outcome
 
