@@ -154,6 +154,7 @@ def test_kept_files_tell_the_time_of_now() -> None:
 
 def _abuse(directory: Path, channel: Connection) -> None:
     """In a forked process: read, close what is open, open other files there, and read again."""
+    time.sleep(0.01)  # the kernel counts a new process at its first tick, or when it has slept
     threads = OwnThreads()
     channel.send((os.getpid(), _seen(threads), _seen(threads)))
     os.closerange(channel.fileno() + 1, 256)
@@ -172,6 +173,7 @@ def test_a_process_reads_its_own_threads_whatever_it_was_forked_from_and_has_clo
     mine, theirs = context.Pipe()
     process = context.Process(target=_abuse, args=(tmp_path, theirs), daemon=True)
     process.start()
+    theirs.close()
     pid, *seen = mine.recv()
     assert seen == [{pid}] * 2
     numbers, *seen = mine.recv()
