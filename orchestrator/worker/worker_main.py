@@ -101,7 +101,7 @@ def _serve(fd: int) -> int:
             elif method == "run":
                 kind, value = ranks.run(*arguments)
             elif kind == "answer" and time.monotonic() < arguments[2]:  # else it comes too late
-                kind, value = ranks.run(*arguments[:2], None)
+                kind, value = ranks.run(arguments[0], arguments[1], None)
             else:
                 kind, value = "unbegun", None
         except Exception as error:
