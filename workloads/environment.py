@@ -1,10 +1,17 @@
-"""Variables of this process's environment, set for a while."""
+"""Variables of this process's environment: set for a while, or looked at as they are kept."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+
+
+def environment_bytes() -> dict[bytes, bytes]:
+    """The environment of this process as it is now. Python keeps it as bytes, and on any other way
+    to it decodes or encodes every variable."""
+    kept = vars(os.environb).get("_data")
+    return kept.copy() if type(kept) is dict else dict(os.environb)
 
 
 @contextlib.contextmanager

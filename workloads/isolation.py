@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from workloads.environment import environment_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
@@ -33,7 +35,7 @@ class ProcessState:
         import torch
 
         return cls(
-            environment=dict(os.environb),
+            environment=environment_bytes(),
             threads=torch.get_num_threads(),
             default_dtype=torch.get_default_dtype(),
             grad_enabled=torch.is_grad_enabled(),
@@ -46,7 +48,7 @@ class ProcessState:
         import torch
 
         # Only where it differs: setting all of it takes a tenth of a short job's time.
-        if (now := dict(os.environb)) != self.environment:
+        if (now := environment_bytes()) != self.environment:
             for name in now.keys() - self.environment.keys():
                 del os.environb[name]
             os.environb.update(self.environment)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from workloads.environment import environment_bytes
 from workloads.models.saved import ATTEMPT, SAVED_BY, models_root, origin_of
 from workloads.onnx_graphs.calibrations import calibrations_root
 from workloads.saving import Saving
@@ -24,10 +25,35 @@ _ROOTS: dict[str, Callable[[], Path]] = {
 }
 
 
+class _Roots:
+    """The directories by kind, as text. They follow from the environment, so as long as that stays
+    they are found once: every job asks, and a short one takes no longer than they do."""
+
+    def __init__(self) -> None:
+        self._environment: dict[bytes, bytes] = {}
+        self._known: dict[str, str] = {}
+
+    def of(self, kind: str) -> str:
+        """
+        Raises:
+            DataMissing: the cache directory cannot be made.
+        """
+        now = environment_bytes()
+        if now != self._environment:
+            self._environment, self._known = now, {}
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = os.fspath(_ROOTS[kind]())
+        return known
+
+
+_roots = _Roots()
+
+
 def saving_of(kind: str, name: object) -> Saving:
     """The saving of what has a name now, as far as anything of it is known on this machine."""
     if kind not in _ROOTS or not isinstance(name, str):
         return Saving()
-    note = origin_of(os.path.join(_ROOTS[kind](), os.path.expanduser(name)))
+    note = origin_of(os.path.join(_roots.of(kind), os.path.expanduser(name)))
     attempt = note.get(ATTEMPT)
     return Saving(str(note.get(SAVED_BY, "")), attempt if isinstance(attempt, int) else 0)

@@ -27,6 +27,7 @@ class HostTime:
 
     busy_s: float
     stolen_s: float  # in which something was to run and the hypervisor ran another machine
+    at: float | None = None  # of the count, on the clock of readings; None: that of its reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +78,16 @@ def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorU
         busy = max(after.host.busy_s - before.host.busy_s, 0.0)
         stolen = max(after.host.stolen_s - before.host.stolen_s, 0.0)
         stolen_share = stolen / (busy + stolen) if busy + stolen else 0.0
-        host_load = busy / wall_s
+        host_load = busy / (_counted_at(after) - _counted_at(before))
     return ProcessorUse(
         cores=max(after.ran_s - before.ran_s, 0.0) / wall_s,
         wait_share=wait_share,
         stolen_share=stolen_share,
         host_load=host_load,
     )
+
+
+def _counted_at(reading: ProcessorReading) -> float:
+    """The moment at which the host of a reading was counted."""
+    host = reading.host
+    return reading.at if host is None or host.at is None else host.at

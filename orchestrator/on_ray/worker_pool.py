@@ -39,7 +39,7 @@ from orchestrator.worker.messages import (
     Started,
     Stop,
 )
-from orchestrator.worker.wire import unpickled
+from orchestrator.worker.outcome_bytes import unpacked
 from workloads.models import protection, remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
@@ -270,7 +270,7 @@ class WorkerPool:
             del self.progress[response.worker_id]
         worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
-        outcome = _outcome_of(response)
+        outcome = _outcome_of(response, worker)
         if worker is not None and response.process_gone:
             if worker.failure is None and isinstance(outcome, RankOutcome):
                 worker.failure = outcome.failure
@@ -368,16 +368,19 @@ class WorkerPool:
                 self._worker_gone(worker)
 
 
-def _outcome_of(response: Ended) -> RankOutcome | str:
+def _outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
     """The outcome of a rank with what its card took and said, or why there is none."""
     outcome = response.outcome
     if outcome is None:
         return _GONE
     if isinstance(outcome, bytes):
         try:
-            outcome = unpickled(outcome)
+            known = (worker.heard or worker.info) if worker is not None else None
+            outcome = unpacked(outcome, known)
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
+        if worker is not None:
+            worker.heard = outcome.worker
     assert isinstance(outcome, RankOutcome)
     if response.readings and outcome.result is not None:
         details = {**outcome.result.details, **response.readings}

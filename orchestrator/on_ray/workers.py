@@ -19,6 +19,7 @@ class Worker:
     worker_id: str
     card: Card
     info: WorkerInfo | None = None
+    heard: WorkerInfo | None = None  # as its last outcome said it, where a process has said so
     attempt_id: str | None = None
     ahead: deque[str] = field(default_factory=deque)  # attempts that it was given behind that one
     succeeded: str = ""  # its last attempt, if that did

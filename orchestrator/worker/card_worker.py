@@ -314,7 +314,7 @@ class CardWorker(CardHolder):
         if phase == "measure":
             self._timed_from, self._timed_until = processor_reading(), None
         elif self._timed_from is not None and self._timed_until is None:
-            self._timed_until = processor_reading()
+            self._timed_until = processor_reading(self._timed_from)
         # One assignment of a frozen value: safe to read from another thread.
         self._progress = Progress(
             worker_id=self.config.worker_id,

@@ -2,8 +2,8 @@
 
 The driver sends requests and the agent responses, both in batches. Request batches and responses
 are numbered and kept until the other side has confirmed their number, so that a call which is lost
-on the way loses nothing and repeats nothing. An attempt is JSON and the outcome of a rank bytes,
-which the driver and the worker process alone make and read.
+on the way loses nothing and repeats nothing. An attempt is JSON and the outcome of a rank bytes
+(``outcome_bytes.py``), which the driver and the worker process alone make and read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure
 from orchestrator.worker.card_process import Launch, Order
+from orchestrator.worker.wire import compact
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 # ---------------------------------------------------------------- from the driver
@@ -40,6 +41,7 @@ class Listen:
     address: str
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run one rank of an attempt: answered by ``Ended``."""
@@ -80,6 +82,7 @@ class Listened:
     rendezvous: Any
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.domain.attempt import RankOutcome
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
@@ -35,7 +34,7 @@ from orchestrator.worker.messages import (
     Stop,
     Stopped,
 )
-from orchestrator.worker.wire import unpickled
+from orchestrator.worker.outcome_bytes import unpacked
 from workloads.process_stat import ProcessStat, process_stat
 
 #: A rank is halted when so many looks in a row have found it so: one a second, while the agent
@@ -55,7 +54,8 @@ class _Worker:
     process: CardProcess
     requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
-    runs: tuple[str, threading.Event] | None = None  # attempt, and its end here
+    runs: str = ""  # the attempt
+    awaited: threading.Event | None = None  # its end here, where somebody waits for it
     succeeded: str = ""  # its last attempt, if that did
     rank_of: str = ""  # the attempt of a gang of which it runs a rank
     halted: int = 0  # looks in a row that found its process halted
@@ -97,9 +97,10 @@ class NodeWorkers:
         """Wait until a worker has ended this attempt; not at all if it does not run it."""
         with self._lock:
             worker = self._workers.get(worker_id)
-        runs = worker.runs if worker is not None else None
-        if runs is not None and runs[0] == attempt_id:
-            runs[1].wait()
+            if worker is None or worker.runs != attempt_id:
+                return
+            ended = worker.awaited = worker.awaited or threading.Event()
+        ended.wait()
 
     def progress(self) -> Mapping[str, Progress]:
         """Last report of each busy worker, by worker id."""
@@ -159,20 +160,21 @@ class NodeWorkers:
             self._tell(Ended(worker.name, attempt_id, None, process.gone))
             return process.gone
         worker.rank_of = request.order.attempt_id if request.order.rendezvous is not None else ""
-        ended = threading.Event()
-        worker.runs = attempt_id, ended
+        worker.runs = attempt_id
         try:
             ahead = list(_given_ahead(request, behind))
             outcome = process.run(request.order, ahead, lambda: self._give_back(worker, behind))
         finally:
             worker.rank_of = ""
-            worker.runs = None
-            ended.set()
+            with self._lock:
+                worker.runs, awaited, worker.awaited = "", worker.awaited, None
+            if awaited is not None:
+                awaited.set()
         gone = process.gone
         worker.succeeded = attempt_id if process.succeeded else ""
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):
-            read: RankOutcome = unpickled(outcome)
+            read = unpacked(outcome)
             if read.timed is not None:
                 energy = self._energy(request.card_index, *read.timed)
                 readings |= self._readings(request.card_index, *read.timed)

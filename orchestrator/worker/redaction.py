@@ -21,6 +21,7 @@ from typing import TextIO
 
 from orchestrator.host import output
 from orchestrator.worker.secret_values import SHORTEST_SECRET, is_parameter_of_secret, secrets_of
+from workloads.environment import environment_bytes
 
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"']+@")
 _PARAMETER = re.compile(
@@ -45,6 +46,8 @@ _KNOWN_TOKEN = re.compile(
     r"|xox[abeprs]-[\w-]{10,}|sk-(?=[\w-]*[0-9])[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
 )
+#: Of the four above: no shorter text has any, and most details of a row are shorter.
+_SHORTEST_CREDENTIALS = 14
 _MARKER = r"-----(BEGIN|END) [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
 _KEY_MARKER = re.compile(_MARKER)
 #: Lines of a key without its end: headers, then base64. Words of prose are shorter than a line.
@@ -92,6 +95,8 @@ class Redactor:
             text = _URL_CREDENTIALS.sub("<credentials>@", text)
         if "=" in text:
             text = _without_parameters(text)
+        if len(text) < _SHORTEST_CREDENTIALS:
+            return text
         text = _AUTHORIZATION.sub(r"\1<credentials>", text)
         text = _BEARER.sub(r"\1<credentials>", text)
         text = _BASIC.sub(r"\1<credentials>", text)
@@ -136,14 +141,26 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
 
 def redactor_of(environment: Mapping[str, str]) -> Redactor:
     """The redactor for an environment as it is now; made once as long as that does not change."""
-    if environment is os.environ:  # as it keeps them: nothing is decoded to find it unchanged
-        return _own_redactor(tuple(os.environb.items()))
+    if environment is os.environ:
+        return _OWN.now()
     return _redactor(tuple(environment.items()))
 
 
-@lru_cache(maxsize=8)
-def _own_redactor(variables: tuple[tuple[bytes, bytes], ...]) -> Redactor:
-    return Redactor({os.fsdecode(name): os.fsdecode(value) for name, value in variables})
+class _Own:
+    """The redactor for the environment of this process, which is seldom another than it was."""
+
+    def __init__(self) -> None:
+        self._made: tuple[dict[bytes, bytes], Redactor] | None = None
+
+    def now(self) -> Redactor:
+        made, now = self._made, environment_bytes()
+        if made is None or made[0] != now:
+            values = {os.fsdecode(name): os.fsdecode(value) for name, value in now.items()}
+            made = self._made = now, Redactor(values)
+        return made[1]
+
+
+_OWN = _Own()
 
 
 @lru_cache(maxsize=8)

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.job import Job
 from orchestrator.worker.leftovers import Owner
 from workloads.api import MeasureSettings, Request
 from workloads.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from workloads.workloads.base import WorkloadSpec
+
+_Apart = tuple[dict[str, Any], dict[str, Any]]
+_MOST_KNOWN = 256
+
+
+class _Settings:
+    """Settings of jobs, validated: those of as good as all jobs of a bucket are the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], tuple[WorkloadSpec, _Apart]] = {}
+
+    def of(self, job: Job) -> _Apart:
+        """The workload's own and the engine's, apart.
+
+        Raises:
+            BadConfiguration: there is no such workload.
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        from workloads.registry import find_workload
+
+        spec = find_workload(job.workload)
+        key = (job.workload, job.engine, repr(job.parameters))  # as text: 1, 1.0 and True are equal
+        known = self._known.get(key)
+        if known is None or known[0] is not spec:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = spec, spec.split(dict(job.parameters), job.engine)
+        own, engines = known[1]
+        return own.copy(), engines.copy()
+
+
+_settings = _Settings()
 
 
 def request_of(attempt: Attempt) -> Request:
@@ -17,8 +53,6 @@ def request_of(attempt: Attempt) -> Request:
     A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
     because the longest prompts decide.
     """
-    from workloads.registry import find_workload
-
     job = attempt.job
     if not isinstance(job.batch_size, int):
         raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
@@ -27,7 +61,7 @@ def request_of(attempt: Attempt) -> Request:
         measure = MeasureSettings(
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
-    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+    parameters, settings = _settings.of(job)
     owner = Owner.of_this_process() if attempt.purpose == "measure" else None
     taken = ", ".join(_taken(job))
     return Request(

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
@@ -22,8 +21,9 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, classify
 from orchestrator.domain.job import State
 from orchestrator.worker.card_process import TAIL_BYTES
+from orchestrator.worker.outcome_bytes import packed
 from orchestrator.worker.redaction import finish_output, redact, redact_output
-from orchestrator.worker.wire import pickled, send
+from orchestrator.worker.wire import Channel
 
 _REPORT_INTERVAL_S = 0.25
 
@@ -68,8 +68,8 @@ def serve(fd: int) -> int:
 
 def _serve(fd: int) -> int:
     ours = _Output()
-    channel = Connection(fd)
-    factory, config = channel.recv()
+    channel = Channel(fd)
+    factory, config = channel.receive()
     module, _, name = factory.partition(":")
     worker: Worker | None = None
     try:
@@ -77,34 +77,39 @@ def _serve(fd: int) -> int:
         info = worker.start()
     except Exception as error:
         _print_traceback()
-        send(channel, ("failed", worker.failure(error) if worker else _failure_of(error)))
+        channel.send(("failed", worker.failure(error) if worker else _failure_of(error)))
         return 1
-    send(channel, ("answer", info))
+    channel.send(("answer", info))
     sending = threading.Lock()
     threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
     follower = worker if isinstance(worker, Follower) else None
     if follower is not None:
         follower.another_waits = channel.poll
+    ranks = _Ranks(worker)
     kind = ""
     while True:
         if follower is not None and (kind == "unbegun" or not channel.poll()):
             follower.nothing_follows()
         try:
-            method, arguments = channel.recv()
-        except EOFError:
+            method, arguments = channel.receive()
+        except (EOFError, ConnectionResetError):  # the latter with something unread there
             return 0
+        value: Any
         try:
-            if method == "follow" and not (kind == "answer" and time.monotonic() < arguments[2]):
-                kind, value = "unbegun", None
+            if method == "listen":
+                kind, value = "answer", worker.listen(*arguments)
+            elif method == "run":
+                kind, value = ranks.run(*arguments)
+            elif kind == "answer" and time.monotonic() < arguments[2]:  # else it comes too late
+                kind, value = ranks.run(arguments[0], arguments[1], None)
             else:
-                kind, value = _call(worker, method, arguments)
+                kind, value = "unbegun", None
         except Exception as error:
             _print_traceback()
             kind, value = "failed", worker.failure(error)
-        message = (kind, value)
         ours.restore()
         with sending:
-            send(channel, message)
+            channel.send((kind, value))
 
 
 class _Output:
@@ -116,7 +121,8 @@ class _Output:
 
     def restore(self) -> None:
         """Let out what waits, and put back what the next job begins with."""
-        for stream in (sys.stdout, sys.stderr, *self._streams):
+        streams = (sys.stdout, sys.stderr, *self._streams)
+        for stream in {id(each): each for each in streams}.values():
             with contextlib.suppress(Exception):
                 stream.flush()
         for fd, file in enumerate(self._files, 1):
@@ -130,16 +136,19 @@ def _print_traceback() -> None:
         traceback.print_exc()
 
 
-def _call(worker: Worker, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
-    """Do what is asked: the answer, or the outcome of a rank that was ``unsuccessful``."""
-    if method == "listen":
-        return "answer", worker.listen(*arguments)
-    attempt, rank, rendezvous = arguments
-    if method == "follow":  # what came instead is the end of the time to begin
-        rendezvous = None
-    outcome = worker.run(Attempt.from_json(attempt), rank, rendezvous)
-    succeeded = outcome.state is State.SUCCEEDED
-    return "answer" if succeeded else "unsuccessful", pickled(outcome)
+class _Ranks:
+    """Runs ranks, and knows what was told of this process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._told: WorkerInfo | None = None
+
+    def run(self, attempt: str, rank: int, rendezvous: Any) -> tuple[str, bytes]:
+        """Run one: its outcome, as the answer or as one that was ``unsuccessful``."""
+        outcome = self._worker.run(Attempt.from_json(attempt), rank, rendezvous)
+        data = packed(outcome, self._told)
+        self._told = outcome.worker
+        return "answer" if outcome.state is State.SUCCEEDED else "unsuccessful", data
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -151,7 +160,7 @@ def _failure_of(error: Exception) -> Failure:
     )
 
 
-def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
+def _report(worker: Worker, channel: Channel, sending: threading.Lock) -> None:
     """Send each change of phase; a process that is stuck has reported where."""
     last: Progress | None = None
     while True:
@@ -160,7 +169,7 @@ def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> Non
         if now != last:
             last = now
             with contextlib.suppress(OSError), sending:
-                send(channel, ("progress", now))
+                channel.send(("progress", now))
 
 
 if __name__ == "__main__":

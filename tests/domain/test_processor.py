@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,3 +76,15 @@ def test_figures_are_never_out_of_range(
     assert use.wait_share is None or use.wait_share >= 0
     assert use.stolen_share is None or 0 <= use.stolen_share <= 1
     assert use.host_load is None or use.host_load >= 0
+
+
+def test_the_host_s_load_is_of_the_time_between_its_own_counts() -> None:
+    """The first of which may be as old as a tick of the kernel's."""
+    before = reading(10.0, None, (100.0, 1.0))
+    after = reading(11.0, None, (102.2, 1.0))
+    assert before.host is not None and after.host is not None
+    earlier = dataclasses.replace(before, host=dataclasses.replace(before.host, at=9.9))
+    use = use_between(earlier, after)
+    assert use is not None and use.host_load == pytest.approx(2.0)
+    use = use_between(before, after)
+    assert use is not None and use.host_load == pytest.approx(2.2)

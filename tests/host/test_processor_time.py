@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from orchestrator.domain.processor import ProcessorUse, use_between
-from orchestrator.host.processor_time import host_time, processor_reading, thread_times
+from orchestrator.domain.processor import SHORTEST_OF_HOST_S, ProcessorUse, use_between
+from orchestrator.host.processor_time import (
+    TICK_S,
+    OwnThreads,
+    host_time,
+    processor_reading,
+    thread_times,
+)
 
 BUSY_S = 0.6
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -91,3 +99,98 @@ def test_kernels_that_count_nothing_say_so(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu  100 0 50 900 10 0 50 25 0 0\ncpu0 1\n")
     host, tick = host_time(tmp_path / "stat"), os.sysconf("SC_CLK_TCK")
     assert host is not None and (host.busy_s, host.stolen_s) == (200 / tick, 25 / tick)
+
+
+def _numbers() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def _gone(thread: threading.Thread) -> bool:
+    """Return whether the kernel has forgotten the thread, which takes a moment after its end."""
+    deadline = time.monotonic() + 10
+    while thread.native_id in _numbers() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return thread.native_id not in _numbers()
+
+
+def _seen(threads: OwnThreads) -> set[int]:
+    times = threads.times()
+    assert times is not None
+    return set(times)
+
+
+def test_threads_that_come_and_go_are_seen() -> None:
+    """One begins, another takes its place so that there are as many as before, it ends: each
+    reading has the threads of its moment, with files that stay open and with new ones."""
+    threads = OwnThreads()
+    assert _seen(threads) == _seen(threads) == _numbers()
+    for _ in range(3):
+        go_on = threading.Event()
+        helper = threading.Thread(target=go_on.wait)
+        helper.start()
+        assert helper.native_id in _seen(threads)
+        assert _seen(threads) == _numbers()
+        another = threading.Thread(target=go_on.wait)
+        go_on.set()
+        assert _gone(helper)
+        go_on.clear()
+        another.start()
+        assert another.native_id in _seen(threads) and helper.native_id not in _seen(threads)
+        go_on.set()
+        assert _gone(another)
+    assert _seen(threads) == _numbers()
+
+
+def test_kept_files_tell_the_time_of_now() -> None:
+    """What a thread has computed since the last reading is in the next."""
+    threads, own = OwnThreads(), threading.get_native_id()
+    before = (threads.times() or {})[own]
+    began = time.thread_time()
+    while time.thread_time() - began < 0.05:
+        pass
+    after = (threads.times() or {})[own]
+    assert after.ran_s - before.ran_s == pytest.approx(0.05, abs=0.02)
+
+
+def _abuse(directory: Path, channel: Connection) -> None:
+    """In a forked process: read, close what is open, open other files there, and read again."""
+    time.sleep(0.01)  # the kernel counts a new process at its first tick, or when it has slept
+    threads = OwnThreads()
+    channel.send((os.getpid(), _seen(threads), _seen(threads)))
+    os.closerange(channel.fileno() + 1, 256)
+    (directory / "mine").write_text("7 7\n")
+    mine = [os.open(directory / "mine", os.O_RDONLY) for _ in range(64)]
+    channel.send((_numbers(), _seen(threads), _seen(threads)))
+    channel.send([os.pread(each, 9, 0) for each in mine])
+
+
+def test_a_process_reads_its_own_threads_whatever_it_was_forked_from_and_has_closed(
+    tmp_path: Path,
+) -> None:
+    """A job may close descriptors that it did not open; those that it opens then stay its own."""
+    processor_reading()
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_abuse, args=(tmp_path, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    pid, *seen = mine.recv()
+    assert seen == [{pid}] * 2
+    numbers, *seen = mine.recv()
+    assert seen == [numbers] * 2
+    assert mine.recv() == [b"7 7\n"] * 64
+    process.join()
+
+
+def test_the_host_is_read_where_it_says_something() -> None:
+    """Not at the end of a short part, and at its beginning once a tick; at the end of a longer
+    one always."""
+    first = processor_reading()
+    again = processor_reading()
+    assert first.host is not None and again.host is not None
+    assert again.host == first.host or again.at - first.at > TICK_S
+    assert processor_reading(first).host is None
+    long_ago = dataclasses.replace(first, at=first.at - SHORTEST_OF_HOST_S)
+    assert first.host.at is not None
+    last = processor_reading(long_ago)
+    assert last.host is not None and last.host.at == last.at

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import AttemptEnded, Event, RunAttempt, StartWorker, WorkerStopped
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.on_ray.worker_pool import WorkerPool
 from orchestrator.worker.messages import Ended, ResponseBatch, Run, Started
+from orchestrator.worker.outcome_bytes import packed
 
 NODE = node("n1", cards=1)
 
@@ -148,3 +149,23 @@ def test_what_may_begin_is_always_heard_of(steps: list[str]) -> None:
             assert ends(agents.hear(ended(known[0], state))) == {known[0]: state}
             known = known[1:] if step == "succeed" else []
         assert agents.pool.busy is bool(known)
+
+
+def test_an_outcome_has_the_worker_that_its_process_told_of_last() -> None:
+    """A process says what it is with its first outcome and when that changes; before it has, as
+    when it started."""
+    agents = Agents()
+    changed = a_worker(worker_id="w", threads=3)
+    outcome = RankOutcome(rank=0, state=State.SUCCEEDED, started_at=1.0, ended_at=2.0)
+    own = dataclasses.replace(outcome, worker=changed)
+
+    def heard_of(name: str, data: bytes) -> WorkerInfo | None:
+        assert agents.run(name)
+        [end] = agents.hear(Ended("w", name, data, False))
+        assert isinstance(end, AttemptEnded)
+        return end.outcome.ranks[0].worker
+
+    assert heard_of("a", packed(own, changed)) == a_worker(worker_id="w")
+    assert heard_of("b", packed(own)) == changed
+    assert heard_of("c", packed(own, changed)) == changed
+    assert heard_of("d", packed(outcome)) is None

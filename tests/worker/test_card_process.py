@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from orchestrator.domain.topology import Card
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.host_server import PRELOAD, preload_with
+from orchestrator.worker.outcome_bytes import unpacked
 from orchestrator.worker.process_server import installed
 from orchestrator.worker.served_process import (
     HeldServer,
@@ -63,7 +63,7 @@ def ran(
             rendezvous=rendezvous,
         )
     )
-    return pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
+    return unpacked(outcome) if isinstance(outcome, bytes) else outcome
 
 
 @dataclass

@@ -37,7 +37,7 @@ from orchestrator.worker.messages import (
     Stopped,
 )
 from orchestrator.worker.node_workers import HALTED_LOOKS, NodeWorkers
-from orchestrator.worker.wire import unpickled
+from orchestrator.worker.outcome_bytes import unpacked
 
 
 class Node:
@@ -117,7 +117,7 @@ class Node:
 def outcome_of(response: Response) -> RankOutcome:
     assert isinstance(response, Ended) and response.outcome is not None
     outcome = response.outcome
-    return unpickled(outcome) if isinstance(outcome, bytes) else outcome
+    return unpacked(outcome) if isinstance(outcome, bytes) else outcome
 
 
 @pytest.fixture

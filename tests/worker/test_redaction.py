@@ -26,6 +26,22 @@ def test_credentials_in_urls_and_headers_are_removed() -> None:
     assert "eyJhbGci" not in redact("Authorization: Bearer eyJhbGciOi.x", {})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Basic QUJD1EVG",
+        "Bearer 1234567a",
+        "xoxb-0123456789",
+        "Authorization: a1b2c3",
+        "AKIA0123456789ABCDEF",
+        "hf_01234567890123456789",
+    ],
+)
+def test_the_shortest_credentials_are_removed(text: str) -> None:
+    """Alone, as a whole detail of a row; texts that are shorter still are not looked at."""
+    assert "<credentials>" in redact(text, {})
+
+
 def test_harmless_text_stays_as_it_is() -> None:
     """Short values, names of files and ordinary variables are no secrets."""
     environment = {

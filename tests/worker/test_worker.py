@@ -16,6 +16,7 @@ import pytest
 import tiny_workload
 import torch
 from driver_cases import attempt, job, node
+from pydantic import ValidationError
 
 from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.failure import FailureClass
@@ -359,6 +360,17 @@ def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
     assert request_of(measured).measure == measured.job.measure
     filled = {"size": 64, "trouble": "", "threads": None}
     assert request_of(measured).parameters == filled
+
+
+def test_settings_that_were_found_valid_vouch_for_no_others() -> None:
+    """1 and True are equal, and other settings; what a workload does to its own stays there."""
+    one = tiny(size=1)
+    request = request_of(one)
+    assert isinstance(request.parameters, dict)
+    request.parameters["size"] = 7
+    assert request_of(one).parameters["size"] == 1
+    with pytest.raises(ValidationError):
+        request_of(tiny(size=True))
 
 
 def test_what_outlives_an_attempt_has_the_name_of_run_and_job(

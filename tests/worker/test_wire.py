@@ -1,0 +1,138 @@
+"""Messages between two processes of a run: whole, in their order, and the end after the last."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.worker.wire import Channel, compact, pickled, unpickled
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a channel."""
+    one, other = (Channel(end.detach()) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_messages_of_every_size_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
+    """Also those that no socket holds at once, and several that are sent in one call."""
+    one, other = ends
+    messages = [(number, b"x" * size) for number, size in enumerate((0, 1, 70_000, 3_000_000, 5))]
+    threading.Thread(target=lambda: (one.send(*messages), one.send("last"))).start()
+    assert [other.receive() for _ in messages] == messages
+    assert other.receive() == "last"
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(max_size=200), max_size=8), st.lists(st.integers(1, 60), min_size=1))
+def test_messages_arrive_however_their_bytes_are_divided(
+    messages: list[bytes], pieces: list[int]
+) -> None:
+    """A stream knows no messages: what is read may end in the midst of one."""
+    read, written = socket.socketpair()
+    sender = Channel(written.detach())
+    sender.send(*messages)
+    sender.close()
+    raw = b"".join(iter(lambda: read.recv(1 << 16), b""))
+    read.close()
+    again, theirs = socket.socketpair()
+    receiver = Channel(theirs.detach())
+    threading.Thread(target=_send_in_pieces, args=(again, raw, pieces)).start()
+    assert [receiver.receive() for _ in messages] == messages
+    with pytest.raises(EOFError):
+        receiver.receive()
+
+
+def _send_in_pieces(to: socket.socket, raw: bytes, pieces: list[int]) -> None:
+    with to:
+        for size in itertools.cycle(pieces):
+            if not raw:
+                return
+            to.sendall(raw[:size])
+            raw = raw[size:]
+
+
+def test_what_was_read_along_with_a_message_counts_as_come(ends: tuple[Channel, Channel]) -> None:
+    """The socket is empty then, and the next message is there all the same."""
+    one, other = ends
+    assert not other.poll() and not other.poll(0.01)
+    one.send("first", "second")
+    assert other.poll(10) and not other.has_read
+    assert other.receive() == "first"
+    assert other.has_read and other.poll()
+    assert other.receive() == "second"
+    assert not other.has_read and not other.poll()
+
+
+def test_the_end_comes_after_what_was_sent(ends: tuple[Channel, Channel]) -> None:
+    """The sender is gone, and has not even read what was sent to it."""
+    one, other = ends
+    other.send("never read")
+    one.send("before the end")
+    one.close()
+    assert other.receive() == "before the end"
+    assert other.poll(10)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        other.receive()
+
+
+def test_a_message_that_cannot_be_read_takes_no_other_along(ends: tuple[Channel, Channel]) -> None:
+    """Its class is not known here, say."""
+    one, other = ends
+    one.send(_Unreadable(), "next")
+    with pytest.raises(LookupError):
+        other.receive()
+    assert other.receive() == "next"
+
+
+class _Unreadable:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return _refuse, ("as asked",)
+
+
+def _refuse(why: str) -> None:
+    raise LookupError(why)
+
+
+@compact
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A record of two values."""
+
+    one: int
+    other: tuple[str, ...] = field(default=())
+
+
+def test_compact_records_come_back_equal_and_take_less() -> None:
+    """Fewer bytes than the names of their fields alone would add."""
+    pairs = [Pair(number, (str(number),)) for number in range(20)]
+    assert unpickled(pickled(pairs)) == pairs
+    assert len(pickled(pairs)) < 20 * len(pickle.dumps(["one", "other"]))
+
+
+def test_records_that_are_not_made_of_values_in_order_are_refused() -> None:
+    """At their declaration, not when one is sent."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Named:
+        one: int
+        other: int
+
+    @dataclass(frozen=True)
+    class Single:
+        one: int
+
+    for kind in (Named, Single):
+        with pytest.raises(TypeError, match=f"{kind.__name__} is not made of several values"):
+            compact(kind)
