@@ -19,6 +19,7 @@ import torch
 
 from workloads.errors import Unsupported
 from workloads.generation import packed_layer
+from workloads.generation.native.products import code
 from workloads.generation.packed_products import (
     GatedProduct,
     Int8Linear,
@@ -47,8 +48,9 @@ def pack(model: torch.nn.Module) -> str:
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
-        whole, int8 = _pack_layers(model)
+        fused = _pack_layers(model)
         done = _pack_children(model, holders)
+    whole, int8 = len(fused), sum(layer.int8 for layer in fused)
     done[Int8Linear] += 7 * int8
     done[GatedProduct] += whole - int8
     layers = done[PackedLinear] + done[LeftLinear] + done[Int8Linear] + 4 * (whole - int8)
@@ -61,17 +63,21 @@ def pack(model: torch.nn.Module) -> str:
         parts.append(f"{done[GatedProduct]} gated feed-forward layers in one piece")
     if whole:
         parts.append(f"{whole} decoder layers in few calls")
+        in_code = [layer.native.format for layer in fused if layer.native is not None]
+        if in_code:
+            parts.append(f"{len(in_code)} in one call of machine code in {in_code[0]}")
+        elif lacking := code().lacking:
+            parts.append(f"none in machine code ({lacking})")
     return ", ".join(parts)
 
 
-def _pack_layers(model: Any) -> tuple[int, int]:
-    """Have decoder layers of known parts computed in few calls; their number, and that of those
-    among them with products in int8."""
+def _pack_layers(model: Any) -> list[packed_layer.PackedLayer]:
+    """Have decoder layers of known parts computed in few calls; which."""
     inner = getattr(model, "model", None)
     layers, rotary = (getattr(inner, name, None) for name in ("layers", "rotary_emb"))
     if not isinstance(layers, torch.nn.ModuleList) or rotary is None:
-        return 0, 0
-    return (0, 0) if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
+        return []
+    return [] if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
 
 
 def _pack_children(module: torch.nn.Module, holders: Mapping[int, int]) -> Counter[type]:

@@ -1,0 +1,1 @@
+"""Decoder layers in machine code of their own."""
