@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include <omp.h>
-#ifdef __AVX512VNNI__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -163,16 +163,44 @@ size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // ---- products ----------------------------------------------------------------------------------
 
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t Sixteen __attribute__((vector_size(32), aligned(2), may_alias));
-typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64), aligned(4), may_alias));
 
 constexpr int MOST_ROWS = 14;     // of a block: 28 sums of the 32 registers
 constexpr size_t AHEAD = 4096;    // bytes of a panel, read ahead of their use
+constexpr size_t KEYS_AHEAD = 1024;
 
-inline Vector vector(const float *at) { return *reinterpret_cast<const Vector *>(at); }
-inline Vector vector(const Bf16 *at) {
-    const Sixteen bits = *reinterpret_cast<const Sixteen *>(at);
-    return (Vector)(__builtin_convertvector(bits, Bits) << 16);
+// Both halves of a panel at one input. In bf16 they lie in turns: two numbers in 32 bits.
+inline void halves(const float *at, Vector &left, Vector &right) {
+    left = *reinterpret_cast<const Vector *>(at);
+    right = *reinterpret_cast<const Vector *>(at + HALF);
+}
+inline void halves(const Bf16 *at, Vector &left, Vector &right) {
+    const Bits both = *reinterpret_cast<const Bits *>(at);
+    left = (Vector)(both << 16);
+    right = (Vector)(both & 0xffff0000u);
+}
+
+// Sixteen numbers of a key or value.
+inline Vector sixteen(const float *at) { return *reinterpret_cast<const Vector *>(at); }
+inline Vector sixteen(const Bf16 *at) {
+#ifdef __AVX512F__
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+    return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+#else
+    Vector found;
+    for (int i = 0; i < 16; i++) found[i] = number(at[i]);
+    return found;
+#endif
+}
+
+inline float total(Vector of) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)of);
+#else
+    float sum = 0;
+    for (int i = 0; i < 16; i++) sum += of[i];
+    return sum;
+#endif
 }
 
 // Rows [M, depth] by a panel [depth, 32], to [M, 32].
@@ -182,7 +210,8 @@ void block(const float *x, size_t stride, const W *panel, int depth, float *to) 
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = Vector{};
     for (int k = 0; k < depth; k++, panel += PANEL) {
-        const Vector left = vector(panel), right = vector(panel + HALF);
+        Vector left, right;
+        halves(panel, left, right);
         __builtin_prefetch(reinterpret_cast<const char *>(panel) + AHEAD);
         if (sizeof(W) == 4) __builtin_prefetch(reinterpret_cast<const char *>(panel) + AHEAD + 64);
 #pragma GCC unroll 16
@@ -350,23 +379,8 @@ template <class T> void keep(const Layer &layer, const Pass &pass, float *qkv) {
     }
 }
 
-// The heads of one row that read the same keys and values [count, width]; 0 as WIDTH or SHARED is
-// any. Scores: room for [shared, count].
-template <class T, int WIDTH, int SHARED>
-void heads_of(const float *queries, const T *keys, const T *values, int count, int any_width,
-              int any_shared, float *scores, float *to) {
-    const int width = WIDTH ? WIDTH : any_width, shared = SHARED ? SHARED : any_shared;
-    alignas(64) float one[WIDTH ? WIDTH : MOST_WIDTH];
-    for (int p = 0; p < count; p++) {
-        for (int i = 0; i < width; i++) one[i] = number(keys[size_t(p) * width + i]);
-        for (int h = 0; h < shared; h++) {
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int i = 0; i < width; i++) sum += queries[h * width + i] * one[i];
-            scores[size_t(h) * count + p] = sum;
-        }
-    }
-    float shares[SHARED ? SHARED : MOST_SHARED];
+// Shares of attention from scores [shared, count], which become their exponentials.
+inline void to_shares(float *scores, int count, int shared, float *shares) {
     for (int h = 0; h < shared; h++) {
         float *own = scores + size_t(h) * count, most = own[0], sum = 0;
 #pragma omp simd reduction(max : most)
@@ -378,17 +392,75 @@ void heads_of(const float *queries, const T *keys, const T *values, int count, i
         }
         shares[h] = 1.0f / sum;
     }
-    alignas(64) float found[(WIDTH ? WIDTH : MOST_WIDTH) * (SHARED ? SHARED : MOST_SHARED)] = {};
-    for (int p = 0; p < count; p++) {
-        for (int i = 0; i < width; i++) one[i] = number(values[size_t(p) * width + i]);
-        for (int h = 0; h < shared; h++) {
-            const float share = scores[size_t(h) * count + p];
-            for (int i = 0; i < width; i++) found[h * width + i] += share * one[i];
-        }
-    }
-    for (int h = 0; h < shared; h++)
-        for (int i = 0; i < width; i++) to[h * width + i] = found[h * width + i] * shares[h];
 }
+
+// The heads of one row that read the same keys and values [count, WIDTH]. Scores: room for
+// [SHARED, count].
+template <class T, int WIDTH, int SHARED> struct Heads {
+    static void of(const float *queries, const T *keys, const T *values, int count, int, int,
+                   float *scores, float *to) {
+        constexpr int VECTORS = WIDTH / 16;
+        Vector query[SHARED][VECTORS], found[SHARED][VECTORS] = {};
+        float shares[SHARED];
+        for (int h = 0; h < SHARED; h++)
+            for (int v = 0; v < VECTORS; v++) query[h][v] = sixteen(queries + h * WIDTH + v * 16);
+        for (int p = 0; p < count; p++, keys += WIDTH) {
+            Vector sums[SHARED] = {};
+            for (size_t at = 0; at < WIDTH * sizeof(T); at += 64) {  // read before they are asked for
+                __builtin_prefetch(reinterpret_cast<const char *>(keys) + KEYS_AHEAD + at);
+                __builtin_prefetch(reinterpret_cast<const char *>(values + size_t(p) * WIDTH) + at);
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                const Vector key = sixteen(keys + v * 16);
+#pragma GCC unroll 4
+                for (int h = 0; h < SHARED; h++) sums[h] += query[h][v] * key;
+            }
+#pragma GCC unroll 4
+            for (int h = 0; h < SHARED; h++) scores[size_t(h) * count + p] = total(sums[h]);
+        }
+        to_shares(scores, count, SHARED, shares);
+        for (int p = 0; p < count; p++, values += WIDTH) {
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                const Vector value = sixteen(values + v * 16);
+#pragma GCC unroll 4
+                for (int h = 0; h < SHARED; h++) found[h][v] += scores[size_t(h) * count + p] * value;
+            }
+        }
+        for (int h = 0; h < SHARED; h++)
+            for (int v = 0; v < VECTORS; v++)
+                *reinterpret_cast<Vector *>(to + h * WIDTH + v * 16) = found[h][v] * shares[h];
+    }
+};
+
+// The same for any width and any number of heads.
+template <class T> struct Heads<T, 0, 0> {
+    static void of(const float *queries, const T *keys, const T *values, int count, int width,
+                   int shared, float *scores, float *to) {
+        alignas(64) float one[MOST_WIDTH], found[MOST_WIDTH * MOST_SHARED] = {};
+        float shares[MOST_SHARED];
+        for (int p = 0; p < count; p++) {
+            for (int i = 0; i < width; i++) one[i] = number(keys[size_t(p) * width + i]);
+            for (int h = 0; h < shared; h++) {
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int i = 0; i < width; i++) sum += queries[h * width + i] * one[i];
+                scores[size_t(h) * count + p] = sum;
+            }
+        }
+        to_shares(scores, count, shared, shares);
+        for (int p = 0; p < count; p++) {
+            for (int i = 0; i < width; i++) one[i] = number(values[size_t(p) * width + i]);
+            for (int h = 0; h < shared; h++) {
+                const float share = scores[size_t(h) * count + p];
+                for (int i = 0; i < width; i++) found[h * width + i] += share * one[i];
+            }
+        }
+        for (int h = 0; h < shared; h++)
+            for (int i = 0; i < width; i++) to[h * width + i] = found[h * width + i] * shares[h];
+    }
+};
 
 // Attention of every row over its slot, to [rows, heads * width].
 template <class T, int WIDTH, int SHARED>
@@ -398,7 +470,7 @@ void attend(const Layer &layer, const Pass &pass, const float *qkv, float *score
     for (int64_t task = 0; task < int64_t(pass.rows) * kept; task++) {
         const int row = int(task / kept), head = int(task % kept);
         const size_t at = (size_t(pass.slots[row]) * kept + head) * layer.capacity * width;
-        heads_of<T, WIDTH, SHARED>(
+        Heads<T, WIDTH, SHARED>::of(
             qkv + (size_t(row) * (layer.heads + 2 * kept) + head * shared) * width,
             static_cast<const T *>(layer.keys) + at, static_cast<const T *>(layer.values) + at,
             int(pass.positions[row]) + 1, width, shared, scores,
@@ -410,14 +482,16 @@ template <class T>
 void attend_by_size(const Layer &layer, const Pass &pass, const float *qkv, float *scores,
                     float *to) {
     const int shared = layer.heads / layer.kept;
-    if (layer.width == 64 && shared == 3)
+    if (layer.width == 64 && shared == 1)
+        attend<T, 64, 1>(layer, pass, qkv, scores, to);
+    else if (layer.width == 64 && shared == 3)
         attend<T, 64, 3>(layer, pass, qkv, scores, to);
     else if (layer.width == 64 && shared == 4)
         attend<T, 64, 4>(layer, pass, qkv, scores, to);
-    else if (layer.width == 64)
-        attend<T, 64, 0>(layer, pass, qkv, scores, to);
-    else if (layer.width == 128)
-        attend<T, 128, 0>(layer, pass, qkv, scores, to);
+    else if (layer.width == 128 && shared == 1)
+        attend<T, 128, 1>(layer, pass, qkv, scores, to);
+    else if (layer.width == 128 && shared == 4)
+        attend<T, 128, 4>(layer, pass, qkv, scores, to);
     else
         attend<T, 0, 0>(layer, pass, qkv, scores, to);
 }

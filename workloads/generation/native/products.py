@@ -83,7 +83,10 @@ class NativeLinear:
             offsets = numbers.sum(1, dtype=torch.int32) * 128
         if (biases := joined_biases(linear)) is not None:
             bias = ordered([biases.float()])
-        panels = numbers.view(shape).transpose(1, 2).contiguous()
+        panels = numbers.view(shape).transpose(1, 2)
+        if found == "bf16":  # a number of each half in 32 bits
+            panels = panels.unflatten(2, (2, HALF)).transpose(2, 3)
+        panels = panels.contiguous()
         self._held = panels, scales, offsets, bias
         self.weights = Weights(*(None if t is None else t.data_ptr() for t in self._held))
 
