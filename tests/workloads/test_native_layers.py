@@ -88,6 +88,27 @@ def test_machine_code_computes_the_same(kind: str, name: str, most: float) -> No
     assert (got - expected).norm() < most * expected.norm()
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
+def test_embeddings_read_the_output_layers_panels(name: str) -> None:
+    """A matrix that both need is there once, and both get its numbers."""
+    if not computed(name):
+        pytest.skip(f"{name} is left to oneDNN here")
+    plain, packed = (in_format(small("Llama", tie_word_embeddings=True), name) for _ in range(2))
+    matrix = packed.lm_head.weight
+    assert matrix is packed.get_input_embeddings().weight
+    held, ids = weakref.ref(matrix), torch.tensor([[1, 63, 32, 31], [0, 16, 15, 47]])
+    del matrix
+    told = pack(packed)
+    assert told.startswith("15 layers") and held() is None
+    with torch.inference_mode():
+        expected, got = (each.get_input_embeddings()(ids) for each in (plain, packed))
+        assert got.equal(expected)
+        inputs = torch.randn(3, 64).to(expected.dtype)
+        torch.testing.assert_close(
+            *(each.lm_head(inputs).float() for each in (packed, plain)), rtol=1e-2, atol=1e-2
+        )
+
+
 @pytest.mark.parametrize("heads", [(4, 1), (8, 2), (2, 2), (16, 2)])
 @pytest.mark.parametrize("width", [16, 64, 128])
 def test_heads_of_any_size_attend(width: int, heads: tuple[int, int]) -> None:
@@ -169,7 +190,7 @@ def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
     model = torch.nn.ModuleDict({"model": linear})
     (linear,) = in_format(model, name).values()
     inputs = torch.randn(rows, 1152).to(linear.bias.dtype)
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = linear(inputs).float()
         got = NativeLinear([linear])(inputs).float()
     most = {"fp32": 1e-6, "bf16": 4e-3, "int8": 0.02}[name]
@@ -185,6 +206,6 @@ def test_what_is_no_number_is_not_hidden_by_int8() -> None:
     assert format_of([linear]) == "int8"
     inputs = torch.randn(3, 64).bfloat16()
     inputs[1, 5] = float("nan")
-    with torch.inference_mode():
+    with torch.no_grad():
         found = NativeLinear([linear])(inputs)
     assert found[1].isnan().all() and found[[0, 2]].isfinite().all()

@@ -37,7 +37,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _PROOF_POSITIONS, _PROOF_DISTANCE = 4, 7
 #: Positions beyond any at which a layer may begin to do something else.
 _FAR = 1 << 30
-#: Shares of what a layer changes by which it may be off: in fp32, and in bf16 or with activations in int8.
+#: Shares of what a layer changes by which it may be off: in fp32, and in other formats.
 _ALIKE, _ALIKE_ROUNDED = 1e-4, 0.1
 
 

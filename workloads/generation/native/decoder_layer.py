@@ -157,8 +157,7 @@ def takes(
     library: Any = code().library
     down = gated[-1]
     return (
-        layer.input_layernorm.weight.dtype
-        == (torch.float32 if found == "fp32" else torch.bfloat16)
+        layer.input_layernorm.weight.dtype == (torch.float32 if found == "fp32" else torch.bfloat16)
         and not down.out_features % PANEL
         and not sum(each.out_features for each in projections) % PANEL
         and not down.in_features % HALF

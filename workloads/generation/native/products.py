@@ -87,6 +87,7 @@ class NativeLinear:
         if found == "bf16":  # a number of each half in 32 bits
             panels = panels.unflatten(2, (2, HALF)).transpose(2, 3)
         panels = panels.contiguous()
+        self.panels = panels
         self._held = panels, scales, offsets, bias
         self.weights = Weights(*(None if t is None else t.data_ptr() for t in self._held))
 
@@ -105,6 +106,43 @@ class NativeLinear:
     def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
         """The product, each number of it plus one of ``summands``."""
         return self(inputs).add_(summands)
+
+
+class NativeHead(torch.nn.Module):
+    """Stands in for an output layer whose matrix is the embeddings', too; which ``embedding``
+    reads from the panels.
+
+    Args:
+        linear: plain, without a bias.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._product = NativeLinear([linear])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._product(inputs)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The matrix's rows of these ids: [..., in]."""
+        panels = self._product.panels
+        outputs = torch.arange(PANEL)
+        if self._product.format == "bf16":
+            outputs = outputs % HALF * 2 + outputs // HALF  # where each lies in a panel
+        panels = panels.flatten(2)
+        return panels[ids // PANEL, :, outputs[ids % PANEL]]
+
+
+class NativeEmbedding(torch.nn.Module):
+    """Stands in for the embeddings whose matrix an output layer has in panels."""
+
+    def __init__(self, head: NativeHead) -> None:
+        super().__init__()
+        self._head = [head]  # which is a module of the model's already
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._head[0].rows(ids)
 
 
 class NativeGated:
