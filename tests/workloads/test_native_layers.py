@@ -13,8 +13,9 @@ from test_packed_layers import continued, small
 from workloads import native_code
 from workloads.errors import Unsupported
 from workloads.generation import continuous_batching, kv_cache
+from workloads.generation.admission import Admission
 from workloads.generation.native import decoder_layer
-from workloads.generation.native.products import NativeLinear, code, format_of
+from workloads.generation.native.products import NativeLinear, code, format_of, greatest
 from workloads.generation.packed import pack
 
 _LIBRARY = code().library
@@ -195,6 +196,37 @@ def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
         got = NativeLinear([linear])(inputs).float()
     most = {"fp32": 1e-6, "bf16": 4e-3, "int8": 0.02}[name]
     assert (got - expected).norm() < most * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("values", [4, 1000])
+def test_the_first_of_the_greatest_is_found(dtype: torch.dtype, values: int) -> None:
+    """As by argmax, with ties, beside what is no number, and where all are the least."""
+    torch.manual_seed(values)
+    rows = torch.randint(0, values, (9, 333)).to(dtype)
+    rows[1, 7] = rows[1, 9] = rows[2, 0] = float("nan")
+    rows[3] = float("-inf")
+    rows[4, -1] = float("inf")
+    found = greatest(rows)
+    assert found is not None and found.tolist() == rows.argmax(-1).tolist()
+    assert greatest(rows.t()) is None and greatest(rows.half()) is None
+
+
+def test_texts_that_are_attended_to_by_rows_are_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They make no room for one another; texts of a model without machine code do."""
+    seen: list[set[int]] = []
+
+    class Watched(Admission):
+        def __init__(self, lengths: Any, slot_count: int, classes: Any) -> None:
+            seen.append(set(classes))
+            super().__init__(lengths, slot_count, classes)
+
+    monkeypatch.setattr(continuous_batching, "Admission", Watched)
+    monkeypatch.setattr(kv_cache, "SHORTEST", 6)
+    plain, packed = small("Llama"), small("Llama")
+    pack(packed)
+    assert continued(packed) == continued(plain)
+    assert seen[0] == {0} and len(seen[1]) > 1
 
 
 def test_what_is_no_number_is_not_hidden_by_int8() -> None:

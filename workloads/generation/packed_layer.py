@@ -189,6 +189,16 @@ def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> list[PackedLay
     return done
 
 
+def by_rows(model: Any) -> bool:
+    """Tell if machine code attends in all layers of a model: to each row's own length, so that
+    texts of like length need not stand side by side."""
+    layers = getattr(getattr(model, "model", None), "layers", None) or ()
+    forwards = [getattr(layer.forward, "__self__", None) for layer in layers]
+    return bool(forwards) and all(
+        isinstance(each, PackedLayer) and each.native is not None for each in forwards
+    )
+
+
 def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) -> Rotation | None:
     """The rotation with which the same comes out; None where it does with neither."""
     if not _has_parts(layer):

@@ -612,6 +612,27 @@ void linear(Format format, const Weights &weights, int rows, int depth, int outp
     }
 }
 
+// The first of the greatest numbers of each row; what is no number is greater than all.
+template <class T>
+void greatest(const T *from, int rows, int64_t count, int threads, int64_t *to) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int r = 0; r < rows; r++) {
+        const T *row = from + size_t(r) * count;
+        float most = -INFINITY;
+        int none = 0;
+#pragma omp simd reduction(max : most) reduction(| : none)
+        for (int64_t i = 0; i < count; i++) {
+            const float one = number(row[i]);
+            most = one > most ? one : most;
+            none |= one != one;
+        }
+        int64_t at = 0;
+        while (at < count && !(none ? number(row[at]) != number(row[at]) : number(row[at]) == most))
+            at++;
+        to[r] = at;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -655,5 +676,12 @@ void linear_bf16(const Weights *weights, int rows, int depth, int outputs, int t
 void linear_int8(const Weights *weights, int rows, int depth, int outputs, int threads,
                  const void *from, void *to) {
     linear(Int8(), *weights, rows, depth, outputs, threads, from, to);
+}
+
+void greatest_fp32(const void *from, int rows, int64_t count, int threads, int64_t *to) {
+    greatest(static_cast<const float *>(from), rows, count, threads, to);
+}
+void greatest_bf16(const void *from, int rows, int64_t count, int threads, int64_t *to) {
+    greatest(static_cast<const Bf16 *>(from), rows, count, threads, to);
 }
 }

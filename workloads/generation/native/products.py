@@ -108,6 +108,22 @@ class NativeLinear:
         return self(inputs).add_(summands)
 
 
+def greatest(rows: torch.Tensor) -> torch.Tensor | None:
+    """The first of the greatest numbers of each row, as ``argmax``; None where there is no machine
+    code for such rows [rows, numbers]."""
+    name = {torch.float32: "greatest_fp32", torch.bfloat16: "greatest_bf16"}.get(rows.dtype)
+    library = code().library
+    if name is None or library is None or rows.device.type != "cpu" or not rows.is_contiguous():
+        return None
+    found = torch.empty(len(rows), dtype=torch.int64)
+    getattr(library, name)(
+        ctypes.c_void_p(rows.data_ptr()),
+        *(len(rows), ctypes.c_int64(rows.shape[1]), torch.get_num_threads()),
+        ctypes.c_void_p(found.data_ptr()),
+    )
+    return found
+
+
 class NativeHead(torch.nn.Module):
     """Stands in for an output layer whose matrix is the embeddings', too; which ``embedding``
     reads from the panels.
