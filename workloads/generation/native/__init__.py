@@ -1,1 +1,1 @@
-"""Decoder layers in machine code of their own."""
+"""Decoder layers in machine code of our own, compiled on the node that runs them."""

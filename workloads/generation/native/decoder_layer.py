@@ -120,7 +120,7 @@ class NativeLayer:
         self._cache: weakref.ref[Any] | None = None
 
     def forward(self, hidden: torch.Tensor, embeddings: Any, work: Any) -> torch.Tensor | None:
-        """What comes out of the layer; None for a pass that is left to torch.
+        """The output of the layer; None for a pass that is left to torch.
 
         Args:
             hidden: [1, all tokens, hidden] in a prefill, [slots, 1, hidden] in decoding.
