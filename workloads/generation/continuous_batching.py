@@ -21,6 +21,8 @@ import torch
 from workloads.errors import Unsupported
 from workloads.generation import kv_cache
 from workloads.generation.admission import Admission, Move, Text
+from workloads.generation.native.products import greatest
+from workloads.generation.packed_layer import by_rows
 from workloads.models import reach
 
 #: Logits of which the greatest is found at a time.
@@ -93,7 +95,9 @@ def generate(
     device = next(model.parameters()).device
     slot_count = min(slot_count, len(prompts))
     cache = kv_cache.KVCache(slot_count, max(totals))
-    admission = Admission(lengths, slot_count, kv_cache.length_classes(totals, device))
+    in_code = by_rows(model)
+    classes = [0] * len(totals) if in_code else kv_cache.length_classes(totals, device)
+    admission = Admission(lengths, slot_count, classes)
     found: list[list[int]] = [[] for _ in prompts]
     computed = 0
 
@@ -116,13 +120,13 @@ def generate(
         carry_out(moves)
         if admitted:
             on_admit([text.index for text in admitted])
-            take(admitted, _read(model, cache, prompts, admitted, device))
+            take(admitted, _read(model, cache, prompts, admitted, device, in_code))
             computed += sum(text.prompt_tokens for text in admitted)
         else:
             running = admission.running
             texts = [text for own in running for text in own]
             computed += len(texts)
-            take(texts, _decode(model, cache, running, device))
+            take(texts, _decode(model, cache, running, device, in_code))
     return Completed(tokens=found, computed_tokens=computed)
 
 
@@ -132,6 +136,7 @@ def _read(
     prompts: Sequence[Sequence[int]],
     admitted: Sequence[Text],
     device: torch.device,
+    in_code: bool,
 ) -> list[int]:
     """Read whole prompts; the first token of each."""
     ids: list[int] = []
@@ -149,7 +154,7 @@ def _read(
         logits_to_keep=last,
         cache_pass=kv_cache.Prefill(cache, segments),
     ).logits
-    return best_tokens(logits[0])
+    return best_tokens(logits[0], in_code=in_code)
 
 
 def _decode(
@@ -157,6 +162,7 @@ def _decode(
     cache: kv_cache.KVCache,
     running: Sequence[Sequence[Text]],
     device: torch.device,
+    in_code: bool,
 ) -> list[int]:
     """One more token of each text, class by class."""
     groups = [(texts[0].slot, [text.length for text in texts]) for texts in running]
@@ -168,15 +174,18 @@ def _decode(
         use_cache=False,
         cache_pass=work,
     ).logits
-    return best_tokens(logits[:, -1])
+    return best_tokens(logits[:, -1], in_code=in_code)
 
 
-def best_tokens(logits: torch.Tensor) -> list[int]:
-    """The first token with the greatest logit of each row: ``argmax``, in two steps.
+def best_tokens(logits: torch.Tensor, *, in_code: bool = False) -> list[int]:
+    """The first token with the greatest logit of each row: ``argmax``, in two steps, or by the
+    machine code that the model uses.
 
     On a CPU argmax goes from number to number, and slower still where the rows stand upright, as
     ``LeftLinear`` makes them; the greatest of each chunk is found by vectors.
     """
+    if in_code and (found := greatest(logits)) is not None:
+        return [int(token) for token in found.tolist()]
     rows, vocabulary = logits.shape
     if vocabulary % _CHUNK:
         return [int(token) for token in logits.argmax(-1).tolist()]

@@ -46,12 +46,19 @@ class Segment:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prefill:
     """A pass over prompts, one behind the other."""
 
     cache: KVCache
     segments: Sequence[Segment]
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slot and position of each token, on the host."""
+        lengths = torch.tensor([segment.length for segment in self.segments])
+        slots = torch.tensor([segment.slot for segment in self.segments])
+        positions = torch.cat([torch.arange(segment.length) for segment in self.segments])
+        return slots.repeat_interleave(lengths), positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,10 @@ class Decode:
         )
         self._slots = torch.tensor(slots, device=device)
         self._cells: dict[int, torch.Tensor] = {}
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slot and position of each token."""
+        return self._slots, self.positions
 
     def cells(self, heads: int) -> torch.Tensor:
         """Place for what the tokens add to a layer of so many heads: row by row, head by head."""

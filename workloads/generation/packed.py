@@ -19,6 +19,13 @@ import torch
 
 from workloads.errors import Unsupported
 from workloads.generation import packed_layer
+from workloads.generation.native.products import (
+    PANEL,
+    NativeEmbedding,
+    NativeHead,
+    code,
+    format_of,
+)
 from workloads.generation.packed_products import (
     GatedProduct,
     Int8Linear,
@@ -53,11 +60,13 @@ def pack(model: torch.nn.Module) -> str:
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
-        whole, int8 = _pack_layers(model)
+        fused = _pack_layers(model)
+        tied = bool(fused) and fused[0].native is not None and _pack_tied(model, holders)
         done = _pack_children(model, holders)
+    whole, int8 = len(fused), sum(layer.int8 for layer in fused)
     done[Int8Linear] += 7 * int8
     done[GatedProduct] += whole - int8
-    layers = done[PackedLinear] + done[LeftLinear] + done[Int8Linear] + 4 * (whole - int8)
+    layers = tied + done[PackedLinear] + done[LeftLinear] + done[Int8Linear] + 4 * (whole - int8)
     if not done.total():
         raise Unsupported("packed_weights: the model has no plain linear layer on a CPU")
     parts = [f"{layers + 3 * done[GatedProduct]} layers"]
@@ -67,6 +76,11 @@ def pack(model: torch.nn.Module) -> str:
         parts.append(f"{done[GatedProduct]} gated feed-forward layers in one piece")
     if whole:
         parts.append(f"{whole} decoder layers in few calls")
+        in_code = [layer.native.format for layer in fused if layer.native is not None]
+        if in_code:
+            parts.append(f"{len(in_code)} in one call of machine code in {in_code[0]}")
+        elif lacking := code().lacking:
+            parts.append(f"none in machine code ({lacking})")
     return ", ".join(parts)
 
 
@@ -86,14 +100,30 @@ def _has_int8(model: torch.nn.Module) -> bool:
     return any(type(each) is torch.nn.Linear and is_int8(each) for each in model.modules())
 
 
-def _pack_layers(model: Any) -> tuple[int, int]:
-    """Have decoder layers of known parts computed in few calls; their number, and that of those
-    among them with products in int8."""
+def _pack_layers(model: Any) -> list[packed_layer.PackedLayer]:
+    """Have decoder layers of known parts computed in few calls; which."""
     inner = getattr(model, "model", None)
     layers, rotary = (getattr(inner, name, None) for name in ("layers", "rotary_emb"))
     if not isinstance(layers, torch.nn.ModuleList) or rotary is None:
-        return 0, 0
-    return (0, 0) if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
+        return []
+    return [] if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
+
+
+def _pack_tied(model: Any, holders: Mapping[int, int]) -> bool:
+    """Have an output layer and the embeddings share a matrix in machine code's panels; tell if."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if type(head) is not torch.nn.Linear or type(embedding) is not torch.nn.Embedding:
+        return False
+    if head.weight is not embedding.weight or holders[id(head.weight)] != 2:
+        return False
+    if head.out_features % PANEL or head.bias is not None or embedding.max_norm is not None:
+        return False
+    if format_of([head]) is None:
+        return False
+    packed = NativeHead(head)
+    model.set_output_embeddings(packed)
+    model.set_input_embeddings(NativeEmbedding(packed))
+    return True
 
 
 def _pack_children(module: torch.nn.Module, holders: Mapping[int, int]) -> Counter[type]:

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
+from workloads.attention_words import refuse_unknown
+from workloads.generation import kv_cache
+from workloads.generation.native import decoder_layer as native
+from workloads.generation.native.products import NativeGated, NativeLinear
 from workloads.generation.packed_products import (
     GatedProduct,
     Int8Gated,
@@ -33,8 +37,8 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _PROOF_POSITIONS, _PROOF_DISTANCE = 4, 7
 #: Positions beyond any at which a layer may begin to do something else.
 _FAR = 1 << 30
-#: Shares of what a layer changes by which it may be off: in fp32, and with activations in int8.
-_ALIKE, _ALIKE_INT8 = 1e-4, 0.1
+#: Shares of what a layer changes by which it may be off: in fp32, and in other formats.
+_ALIKE, _ALIKE_ROUNDED = 1e-4, 0.1
 
 
 class Rotation:
@@ -42,7 +46,8 @@ class Rotation:
     pass are in the form in which they are needed is found once."""
 
     def __init__(self, pairs: bool) -> None:
-        self._pairs = pairs
+        self.pairs = pairs
+        self.passes = native.Passes()
         self._of: Any = None
         self._angles: tuple[torch.Tensor, torch.Tensor]
 
@@ -51,7 +56,7 @@ class Rotation:
         cos, sin = self._found(embeddings)
         rotary = cos.shape[-1]
         turns, rest = heads[..., :rotary], heads[..., rotary:]
-        if self._pairs:
+        if self.pairs:
             other = turns.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
             half = rotary // 2
@@ -64,7 +69,7 @@ class Rotation:
         if embeddings is not self._of:
             cos, sin = (each.unsqueeze(-2) for each in embeddings)
             half = cos.shape[-1] // 2
-            if self._pairs:
+            if self.pairs:
                 cos = cos[..., :half].repeat_interleave(2, dim=-1)
                 sin = torch.stack((-sin[..., :half], sin[..., :half]), dim=-1).flatten(-2)
             else:
@@ -91,19 +96,22 @@ class PackedLayer:
         three = [getattr(attention, name) for name in _PROJECTIONS[:3]]
         self._heads = [each.out_features // self._width for each in three]
         self.int8 = is_int8(attention.o_proj)
-        self._qkv: Int8Linear | PackedLinear
-        self._out: Int8Linear | PackedLinear
-        self._unit: Int8Gated | GatedProduct
-        if self.int8:
-            *gates, down = (getattr(layer.mlp, name) for name in _int8_gates(layer.mlp))
+        self.native = _native(layer, three, rotation)
+        self._qkv: Int8Linear | PackedLinear | NativeLinear
+        self._out: Int8Linear | PackedLinear | NativeLinear
+        self._unit: Int8Gated | GatedProduct | NativeGated
+        if self.native is not None:
+            self._qkv, self._out = self.native.qkv, self.native.out
+            self._unit = self.native.unit
+        elif self.int8:
+            *gates, down = _gated(layer.mlp)
             self._qkv = Int8Linear(three, Rows8())
             self._out = Int8Linear([attention.o_proj], Rows8())
             self._unit = Int8Gated(gates, down)
         else:
-            parts = gate_up_down(layer.mlp)
-            assert parts is not None
+            gate, up, down = _gated(layer.mlp)
             self._qkv, self._out = PackedLinear(joined(three)), PackedLinear(attention.o_proj)
-            self._unit = GatedProduct(*parts)
+            self._unit = GatedProduct(gate, up, down)
 
     def forward(
         self,
@@ -117,6 +125,16 @@ class PackedLayer:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         attention = self._attention
+        work = others.get("cache_pass")
+        if (
+            self.native is not None
+            and isinstance(work, kv_cache.Prefill | kv_cache.Decode)
+            and attention.config._attn_implementation == kv_cache.NAME
+        ):
+            refuse_unknown("attention over the KV cache", others)
+            done = self.native.forward(hidden_states, position_embeddings, work)
+            if done is not None:
+                return done
         normed = rms_norm(hidden_states, *self._before)
         three = self._qkv(normed).unflatten(-1, (-1, self._width))
         queries, keys, values = self._heads
@@ -136,15 +154,27 @@ class PackedLayer:
         return self._unit.plus(rms_norm(hidden, *self._between), hidden)
 
 
-def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> tuple[int, int]:
-    """Give those of a model's layers that can be computed so this forward; their number, and that
-    of those among them with products in int8.
+def _native(
+    layer: Any, projections: Sequence[torch.nn.Linear], rotation: Rotation
+) -> native.NativeLayer | None:
+    """The layer in machine code; None where there is none for it."""
+    gated = _gated(layer.mlp)
+    if not native.takes(layer, projections, gated):
+        return None
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    gains = [(gain, eps) for _, gain, eps in map(_gain, norms)]
+    return native.NativeLayer(layer, projections, gated, gains, rotation.pairs, rotation.passes)
+
+
+def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> list[PackedLayer]:
+    """Give those of a model's layers that can be computed so this forward, which are returned.
 
     Args:
         layers: one after the other; each gives up its matrices as it is packed.
         rotary: makes the embeddings of positions.
     """
-    done, int8, rotations = 0, 0, [Rotation(pairs) for pairs in (False, True)]
+    done: list[PackedLayer] = []
+    rotations = [Rotation(pairs) for pairs in (False, True)]
     for layer in layers:
         rotation = _proved(layer, rotary, rotations)
         if rotation is None:
@@ -154,8 +184,19 @@ def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> tuple[int, int
         for name in _PROJECTIONS:
             delattr(layer.self_attn, name)
         del layer.mlp
-        done, int8, rotations = done + 1, int8 + packed.int8, [rotation]
-    return done, int8
+        done.append(packed)
+        rotations = [rotation]
+    return done
+
+
+def by_rows(model: Any) -> bool:
+    """Tell if machine code attends in all layers of a model: to each row's own length, so that
+    texts of like length need not stand side by side."""
+    layers = getattr(getattr(model, "model", None), "layers", None) or ()
+    forwards = [getattr(layer.forward, "__self__", None) for layer in layers]
+    return bool(forwards) and all(
+        isinstance(each, PackedLayer) and each.native is not None for each in forwards
+    )
 
 
 def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) -> Rotation | None:
@@ -165,9 +206,9 @@ def _proved(layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation]) 
     try:
         # In int8 and bf16 a wrong reading may look like rounding; in fp32 it does not.
         best = _alike(_in_fp32(layer), rotary, rotations, _ALIKE)
-        if best is None or not is_int8(layer.self_attn.o_proj):
+        if best is None or layer.input_layernorm.weight.dtype == torch.float32:
             return best
-        return _alike(layer, rotary, [best], _ALIKE_INT8)
+        return _alike(layer, rotary, [best], _ALIKE_ROUNDED)
     except Exception:  # whatever a layer of another kind makes of this
         return None
 
@@ -176,23 +217,30 @@ def _alike(
     layer: Any, rotary: torch.nn.Module, rotations: Sequence[Rotation], limit: float
 ) -> Rotation | None:
     """The rotation with which what comes out of a layer is off by no more than this share of what
-    it changes; None where there is none."""
+    it changes, and a rounding; None where there is none."""
     gain = layer.input_layernorm.weight
     size = _PROOF_POSITIONS, len(gain)
     hidden = torch.arange(size[0] * size[1]).sin().view(1, *size).to(gain.dtype)
     positions = torch.arange(_PROOF_POSITIONS)[None] * _PROOF_DISTANCE
     asked = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
     expected = layer(hidden, **asked)
-    change = (expected - hidden).float().norm()
+    allowed = limit * (expected - hidden).float().norm()
+    allowed += torch.finfo(gain.dtype).eps * expected.float().norm()
     farther = asked | {"position_ids": positions + _FAR}
     if not expected.equal(layer(hidden, **farther)):
         return None  # it reads positions by itself, as Ministral's scale of queries does
     off = {}
     for rotation in rotations:
-        got = PackedLayer(layer, rotation).forward(hidden, **asked)
-        off[rotation] = float((got - expected).float().norm() / change)
+        packed = PackedLayer(layer, rotation)
+        got = [packed.forward(hidden, **asked)]
+        if packed.native is not None:
+            cache = kv_cache.KVCache(1, _PROOF_POSITIONS)
+            whole = kv_cache.Prefill(cache, [kv_cache.Segment(0, 0, _PROOF_POSITIONS)])
+            read = packed.native.forward(hidden, asked["position_embeddings"], whole)
+            got += [] if read is None else [read]
+        off[rotation] = max(float((each - expected).float().norm()) for each in got)
     best = min(off, key=off.__getitem__)
-    return best if off[best] <= limit else None
+    return best if off[best] <= allowed else None
 
 
 def _in_fp32(layer: Any) -> Any:
@@ -220,6 +268,15 @@ def _has_parts(layer: Any) -> bool:
     if all(map(is_int8, linear)):
         return bool(_int8_gates(layer.mlp))
     return all(map(is_plain, linear)) and gate_up_down(layer.mlp) is not None
+
+
+def _gated(unit: Any) -> tuple[torch.nn.Linear, ...]:
+    """The linear layers of a gated feed-forward layer, those of the gate first, down last."""
+    if names := _int8_gates(unit):
+        return tuple(getattr(unit, name) for name in names)
+    found = gate_up_down(unit)
+    assert found is not None
+    return found
 
 
 def _int8_gates(unit: torch.nn.Module) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class Int8Linear(torch.nn.Module):
         weights: list[Any] = [each.weight for each in linear]
         self.in_features = linear[0].in_features
         self.out_features = sum(each.out_features for each in linear)
-        self._bias = _joined_biases(linear)
+        self._bias = joined_biases(linear)
         numbers = torch.cat([each.qdata for each in weights])
         self._packed = torch.ops.onednn.qlinear_prepack(numbers, [_ROWS, self.in_features])
         self._scales = torch.cat([each.scale.detach().flatten().float() for each in weights])
@@ -210,12 +210,12 @@ def joined(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
     whole = torch.nn.Linear(parts[0].in_features, out, bias=False, device="meta")
     weight = torch.cat([part.weight for part in parts])
     whole.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if (bias := _joined_biases(parts)) is not None:
+    if (bias := joined_biases(parts)) is not None:
         whole.bias = torch.nn.Parameter(bias, requires_grad=False)
     return whole
 
 
-def _joined_biases(parts: Sequence[torch.nn.Linear]) -> torch.Tensor | None:
+def joined_biases(parts: Sequence[torch.nn.Linear]) -> torch.Tensor | None:
     """Biases one behind the other; None where no layer has one."""
     held = next((part.bias for part in parts if part.bias is not None), None)
     if held is None:

@@ -1,0 +1,174 @@
+"""Products by machine code of our own: weights in panels of 32 outputs, input by input.
+
+fp32 and bf16 multiply by vectors in fp32; of bf16 memory has half. int8 multiplies bytes, with a
+scale for each row of activations and each output. On a processor with tiles for bf16 and int8
+(AMX) oneDNN's products are faster than vectors, and these two formats are left to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workloads.generation.packed_products import is_int8, is_plain, joined_biases
+from workloads.native_code import NativeCode, native_code
+
+_SOURCE = Path(__file__).with_name("decoder_layer.cpp")
+#: Outputs of a panel, and of a gate and what it is multiplied by, of which each panel has one half.
+PANEL, HALF = 32, 16
+#: Formats by their number in the source.
+FORMATS = ("fp32", "bf16", "int8")
+_OF = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Weights(ctypes.Structure):
+    """As in the source."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("panels", "scales", "offsets", "bias")]
+
+
+def code() -> NativeCode:
+    """Our machine code for this node; compiles it where need be."""
+    return native_code(_SOURCE)
+
+
+def format_of(linear: Sequence[torch.nn.Linear]) -> str | None:
+    """The format in which these layers multiply, if this machine code has it; else None."""
+    library = code().library
+    if library is None:
+        return None
+    if all(map(is_int8, linear)):
+        number = 2
+    elif all(map(is_plain, linear)) and linear[0].weight.dtype in _OF:
+        number = _OF[linear[0].weight.dtype]
+    else:
+        return None
+    return FORMATS[number] if library.computes(number) else None
+
+
+class NativeLinear:
+    """Stands in for linear layers that read the same inputs, one after the other.
+
+    Args:
+        linear: plain ones, or of torchao's int8; their outputs together are panels.
+        in_turns: half a panel of the first and half a panel of the second, in turns.
+    """
+
+    def __init__(self, linear: Sequence[torch.nn.Linear], *, in_turns: bool = False) -> None:
+        found = format_of(linear)
+        assert found is not None
+        self.format = found
+        self._linear = getattr(code().library, f"linear_{found}")
+        self.in_features = linear[0].in_features
+        self.out_features = sum(each.out_features for each in linear)
+        weights: list[Any] = [each.weight.detach() for each in linear]
+
+        def ordered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            if not in_turns:
+                return torch.cat(list(parts))
+            (both,) = parts if len(parts) == 1 else (torch.cat(list(parts)),)
+            halves = both.view(2, -1, HALF, *both.shape[1:])
+            return halves.transpose(0, 1).reshape(both.shape)
+
+        numbers = ordered([each.qdata if found == "int8" else each for each in weights])
+        together = 4 if found == "int8" else 1  # inputs of an output that lie side by side
+        shape = self.out_features // PANEL, PANEL, self.in_features // together, together
+        scales = offsets = bias = None
+        if found == "int8":
+            scales = ordered([each.scale.flatten().float() for each in weights])
+            offsets = numbers.sum(1, dtype=torch.int32) * 128
+        if (biases := joined_biases(linear)) is not None:
+            bias = ordered([biases.float()])
+        panels = numbers.view(shape).transpose(1, 2)
+        if found == "bf16":  # a number of each half in 32 bits
+            panels = panels.unflatten(2, (2, HALF)).transpose(2, 3)
+        panels = panels.contiguous()
+        self.panels = panels
+        self._held = panels, scales, offsets, bias
+        self.weights = Weights(*(None if t is None else t.data_ptr() for t in self._held))
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The product of inputs [..., in]: [..., out], in their format."""
+        inputs = inputs.contiguous()
+        found = inputs.new_empty((*inputs.shape[:-1], self.out_features))
+        self._linear(
+            ctypes.byref(self.weights),
+            *(found.numel() // self.out_features, self.in_features, self.out_features),
+            torch.get_num_threads(),
+            *(ctypes.c_void_p(each.data_ptr()) for each in (inputs, found)),
+        )
+        return found
+
+    def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
+        """The product, each number of it plus one of ``summands``."""
+        return self(inputs).add_(summands)
+
+
+def greatest(rows: torch.Tensor) -> torch.Tensor | None:
+    """The first of the greatest numbers of each row, as ``argmax``; None where there is no machine
+    code for such rows [rows, numbers]."""
+    name = {torch.float32: "greatest_fp32", torch.bfloat16: "greatest_bf16"}.get(rows.dtype)
+    library = code().library
+    if name is None or library is None or rows.device.type != "cpu" or not rows.is_contiguous():
+        return None
+    found = torch.empty(len(rows), dtype=torch.int64)
+    getattr(library, name)(
+        ctypes.c_void_p(rows.data_ptr()),
+        *(len(rows), ctypes.c_int64(rows.shape[1]), torch.get_num_threads()),
+        ctypes.c_void_p(found.data_ptr()),
+    )
+    return found
+
+
+class NativeHead(torch.nn.Module):
+    """Stands in for an output layer whose matrix is the embeddings', too; which ``embedding``
+    reads from the panels.
+
+    Args:
+        linear: plain, without a bias.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._product = NativeLinear([linear])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._product(inputs)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The matrix's rows of these ids: [..., in]."""
+        panels = self._product.panels
+        outputs = torch.arange(PANEL)
+        if self._product.format == "bf16":
+            outputs = outputs % HALF * 2 + outputs // HALF  # where each lies in a panel
+        panels = panels.flatten(2)
+        return panels[ids // PANEL, :, outputs[ids % PANEL]]
+
+
+class NativeEmbedding(torch.nn.Module):
+    """Stands in for the embeddings whose matrix an output layer has in panels."""
+
+    def __init__(self, head: NativeHead) -> None:
+        super().__init__()
+        self._head = [head]  # which is a module of the model's already
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._head[0].rows(ids)
+
+
+class NativeGated:
+    """A gated feed-forward layer: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, gates: Sequence[torch.nn.Linear], down: torch.nn.Linear) -> None:
+        self.gates, self.down = NativeLinear(gates, in_turns=True), NativeLinear([down])
+
+    def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
+        """The layer's output plus ``summands``."""
+        gate, up = self.gates(inputs).unflatten(-1, (-1, 2, HALF)).unbind(-2)
+        gated = torch.nn.functional.silu(gate) * up
+        return self.down.plus(gated.flatten(-2), summands)
