@@ -14,6 +14,6 @@ breaker.py     stops a run in which everything fails at once
 retry.py       what each class of failure means for a job and its cards
 estimate.py    how long a job will take, from earlier rows
 batch_search.py  the largest batch that fits
-simulate.py    the same schedule on a virtual cluster (virtual_cluster.py) with faults;
-               invariants.py checks every command
+simulate.py    the same schedule on a virtual cluster (virtual_cluster.py) with faults
+               (virtual_chance.py); invariants.py checks every command
 """

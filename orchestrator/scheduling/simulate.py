@@ -17,7 +17,8 @@ from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import Faults, SimulationSettings, VirtualCluster
+from orchestrator.scheduling.virtual_chance import Faults, SimulationSettings
+from orchestrator.scheduling.virtual_cluster import VirtualCluster
 
 __all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 
@@ -125,7 +126,7 @@ def _result(
         commands=cluster.commands,
         workers=cluster.workers,
         attempts=sum(cluster.invariants.attempts.values()),
-        faults=cluster.faults,
+        faults=cluster.chance.faults,
         rows=tuple(cluster.invariants.final.values()),
         other_rows=cluster.other_rows,
     )
