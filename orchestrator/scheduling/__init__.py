@@ -3,6 +3,7 @@
 schedule.py    the state machine: events in, commands out
 record.py      settings, and what is known of each job
 needs.py       jobs that may not start before others have succeeded
+shares.py      which open cards go to gangs, and which to narrower jobs
 pending.py     jobs that wait, by width and residency key, longest first
 cards.py       nodes, cards and workers; what is open and what is reserved
 leases.py      who holds which cards; starts and stops workers
