@@ -6,7 +6,7 @@ Nothing is measured and no time passes (``virtual_cluster.py``). Every command i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -38,6 +38,7 @@ class SimulationResult:
     attempts: int
     faults: int
     rows: tuple[RecordRow, ...]  # final ones
+    gathered_s: Mapping[str, float]  # by job id: until the last attempt's own processes were up
     other_rows: int
 
     @property
@@ -128,5 +129,6 @@ def _result(
         attempts=sum(cluster.invariants.attempts.values()),
         faults=cluster.chance.faults,
         rows=tuple(cluster.invariants.final.values()),
+        gathered_s=cluster.gathered,
         other_rows=cluster.other_rows,
     )

@@ -6,14 +6,17 @@ exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp, inf
 from random import Random
 
 from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.topology import Node
+from orchestrator.domain.job import Job, State
+from orchestrator.domain.topology import Card, Node
+from orchestrator.scheduling.virtual_results import simulated_result
+from workloads.api import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,21 @@ class Chance:
         happens = rate > 0 and self.random.random() < rate
         self.faults += happens
         return happens
+
+    def bad_ones(self, cards: Iterable[Card]) -> set[Card]:
+        """Draw the cards on which no worker will ever come up."""
+        return {card for card in cards if self.random.random() < self._settings.faults.bad_cards}
+
+    def start_fails(self, *, bad: bool) -> bool:
+        """Draw whether a worker fails to come up; on a bad card it always does."""
+        fails = bad or self.random.random() < self._settings.faults.start_failure
+        self.faults += fails
+        return fails
+
+    def result(self, job: Job) -> Result:
+        """Draw the result of an attempt that succeeded."""
+        noise = self._settings.noise / 10
+        return simulated_result(job, self._settings.faults.fits_up_to, noise, self.random)
 
     def fate(self, attempt: Attempt) -> tuple[State, Failure | None, float]:
         """Draw the end of an attempt: its state, its failure, and the part of its time that it

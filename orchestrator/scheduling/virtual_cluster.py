@@ -35,7 +35,7 @@ from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule
 from orchestrator.scheduling.virtual_chance import Chance, SimulationSettings
-from orchestrator.scheduling.virtual_results import WORKER_INFO, outcome_of, simulated_result
+from orchestrator.scheduling.virtual_results import WORKER_INFO, outcome_of
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,7 @@ class VirtualCluster:
         self.workers = 0
         self.busy = self.starting = self.last_row = 0.0
         self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
+        self.gathered: dict[str, float] = {}  # job id -> seconds until its own processes were up
 
     def later(self, at: float, event: Event) -> None:
         """Let an event happen at a time."""
@@ -110,8 +111,7 @@ class VirtualCluster:
             return [*self._lose_node(), event]
         if isinstance(event, NodeJoined):
             self.nodes[event.node.node_id] = event.node
-            share = self.settings.faults.bad_cards
-            self.bad |= {card for card in event.node.cards if self.chance.random.random() < share}
+            self.bad |= self.chance.bad_ones(event.node.cards)
         elif isinstance(event, WorkerReady):
             process = self.processes.get(event.worker_id)
             if process is None or process.state != "starting":
@@ -207,11 +207,7 @@ class VirtualCluster:
         self.processes[command.worker_id] = process
         at = self.now + self.settings.start_s * self.chance.scatter()
         event: Event
-        if (
-            command.card in self.bad
-            or self.chance.random.random() < self.settings.faults.start_failure
-        ):
-            self.chance.faults += 1
+        if self.chance.start_fails(bad=command.card in self.bad):
             failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
             event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
         elif self.chance.happens(self.settings.faults.no_start):
@@ -283,6 +279,9 @@ class VirtualCluster:
         for process in processes:
             if process is not None:
                 process.key, process.attempt_id = attempt.job.residency_key, attempt.attempt_id
+        if attempt.job.alone:
+            first = min((p.started_at for p in processes if p is not None), default=self.now)
+            self.gathered[attempt.job_id] = self.now - first
         state, failure, factor = self.chance.fate(attempt)
         at = self.now + lasts * factor
         self.running[attempt.attempt_id] = (command, self.now)
@@ -293,12 +292,7 @@ class VirtualCluster:
         if state is State.SUCCEEDED and attempt.purpose == "measure":
             self.ran[attempt.job_id] = lasts
         elif state is State.SUCCEEDED:
-            result = simulated_result(
-                attempt.job,
-                self.settings.faults.fits_up_to,
-                self.settings.noise / 10,
-                self.chance.random,
-            )
+            result = self.chance.result(attempt.job)
             outcome = replace(
                 outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
             )
