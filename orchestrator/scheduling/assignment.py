@@ -2,11 +2,12 @@
 
 The order of preference, and why:
 
-1. Gangs before one-card jobs, widest first: narrow jobs fill the gaps that wide ones leave, never
-   the other way round. When the widest cannot be placed, a set of cards is reserved and drained
-   for it; what runs there meanwhile must be estimated to end in time.
-2. Except that a longer job goes before wider ones if what they would leave does not last several
-   times as long: started last, it would hold up the end of the run alone, by more than estimated.
+1. Open cards are offered to gangs first, the widest set to the widest. A gang takes them if its
+   width would otherwise end after all narrower jobs (``shares.py``); what those do not take goes to
+   gangs after all. For a width that is short of cards a set is reserved and drained; what runs
+   there meanwhile must be estimated to end in time.
+2. Except that a longer job goes before wider ones if what is left does not last several times as
+   long: started last, it would hold up the end of the run alone, by more than estimated.
 3. One-card jobs go to an idle worker that holds their model; then an idle worker takes the model
    that has most work waiting; then a new worker is started. Each step costs more than the one
    before, so it is taken only if the workers already serving that model would be slower.
@@ -52,14 +53,17 @@ class Assigner:
     def assign(self, now: float) -> Generator[Command, None, float | None]:
         """Give out what can be given out; returns when to look again, if time alone may help."""
         self.pending.too_much = self._is_too_much(now)
+        self.gangs.begin_round()
         yield from self.gangs.place_spanning(now)
         while self.pool.dirty:  # a reservation made on the way may add servers
             server = min(self.pool.dirty.values(), key=lambda server: server.order)
             del self.pool.dirty[server.server_id]
             yield from self._fill(server, now)
+            self.gangs.leave_rest(server)
         yield from self._use_warm_workers(now)
         yield from self._swap_models(now)
         yield from self._start_workers(now)
+        yield from self.gangs.fill_rest(now)
         yield from self._give_ahead(now)
         return self._look_again(now)
 

@@ -1,7 +1,7 @@
 """Gangs of cards: jobs of several cards get legal sets, which are drained for them.
 
-When the widest cannot be placed, a set of cards is reserved; what runs there meanwhile must be
-estimated to end in time. Gangs of a width hold their share of the cluster, and at least one set.
+Each width holds its share of the cluster, and at least one set (``shares.py``). One that is short
+of cards gets a set reserved; what runs there meanwhile must be estimated to end in time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from functools import partial
 from math import inf
 
 from orchestrator.domain.events import Command
-from orchestrator.scheduling.cards import CardPool, Reservation, Server, Slot, SlotSet
+from orchestrator.scheduling.cards import CardPool, Reservation, Server, Slot, SlotSet, WorkerState
 from orchestrator.scheduling.leases import Leases
 from orchestrator.scheduling.pending import PendingJobs
 from orchestrator.scheduling.record import JobRecord, ScheduleSettings
+from orchestrator.scheduling.shares import Shares
 
 
 class Gangs:
@@ -28,6 +29,8 @@ class Gangs:
         self.work_until = settings.work_until  # on the clock of the events
         self.reservations: dict[str, Reservation] = {}  # by job id
         self._reserved_widths: dict[int, int] = {}
+        self._shares = Shares(pending, leases, self._reserved_widths)
+        self._passed_over: dict[str, Server] = {}  # by id
 
     def left_s(self, now: float) -> float:
         """Seconds in which what is started now must end."""
@@ -78,7 +81,7 @@ class Gangs:
             for record in narrower
             if record is not None and record.duration > widest[-1].duration
         )
-        urgent = filter(self._is_urgent, longer)
+        urgent = (record for record in longer if self._is_urgent(record, now))
         record = max(urgent, key=lambda record: (record.duration, -record.order), default=None)
         if record is None or record.particular or (not record.first and self.pending.firsts):
             return False
@@ -89,17 +92,23 @@ class Gangs:
             return True
         return False
 
-    def _is_urgent(self, record: JobRecord) -> bool:
+    def _is_urgent(self, record: JobRecord, now: float) -> bool:
         """Return whether a job would hold up the end of the run, were it to wait for all wider
-        ones: what is no wider, and is still there then, does not last long enough beside it."""
-        wider = (width for width in self.pending.widths() if width > record.width)
-        left = self.pending.card_seconds - sum(map(self.pending.gang_work, wider))
-        return record.duration * self.urgency >= left / max(1, self.pool.usable_cards)
+        ones: what is left does not last several times as long."""
+        return record.duration * self.urgency >= self.remaining_s(now)
 
-    def place(self, server: Server, width: int, now: float) -> Generator[Command, None, bool]:
-        """Start one job of this width, on unreserved cards or else on some with time to spare."""
+    def place(
+        self, server: Server, width: int, now: float, *, whatever_is_due: bool = False
+    ) -> Generator[Command, None, bool]:
+        """Start one job of this width, on unreserved cards that are due to it (or on any, if asked)
+        or else on some with time to spare."""
         for reserved in (False, True):
+            passed = 0
             for slots in self._open_sets(server, width, reserved=reserved):
+                if not reserved and not self._may_take(slots, passed, now, whatever_is_due):
+                    passed += width
+                    self._passed_over[server.server_id] = server
+                    continue
                 cards = [slot.card for slot in slots]
                 within = min(window_s(slots, now), self.left_s(now)) - self.leases.start_s
                 record = self.pending.best_for(width, cards, within)
@@ -107,6 +116,38 @@ class Gangs:
                     yield from self.leases.lease_fresh(self.pending.take(record), slots, now)
                     return True
         return False
+
+    def _may_take(self, slots: SlotSet, passed: int, now: float, whatever_is_due: bool) -> bool:
+        """Return whether a gang may have these cards although narrower jobs wait. Before a
+        deadline it always may: what measures most goes first (``anchors.py``)."""
+        width = len(slots)
+        if width == 1 or self.work_until < inf:
+            return True
+        if self._shares.is_short(width, self.remaining_s(now)):
+            return True
+        if any(map(_is_spoken_for, slots)):
+            return False
+        return whatever_is_due or self._shares.is_due(width, passed)
+
+    def begin_round(self) -> None:
+        """Begin to give out cards: nothing is left to narrower jobs yet."""
+        self._passed_over.clear()
+        self._shares.left_open = 0
+
+    def leave_rest(self, server: Server) -> None:
+        """Leave the open cards of a server to one-card jobs, where they were not due to gangs."""
+        if server.server_id in self._passed_over:
+            rest = (slot.open and slot.reservation is None for slot in server.slots.values())
+            self._shares.left_open += sum(rest)
+
+    def fill_rest(self, now: float) -> Iterator[Command]:
+        """Give gangs the cards that narrower jobs did not take after all."""
+        for server in list(self._passed_over.values()):
+            for width in self.pending.widths():
+                while has_room(server) and (
+                    yield from self.place(server, width, now, whatever_is_due=True)
+                ):
+                    pass
 
     def _open_sets(self, server: Server, width: int, *, reserved: bool) -> list[SlotSet]:
         """The server's open legal sets with or without reserved cards, best first: those that
@@ -122,14 +163,11 @@ class Gangs:
         return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
 
     def reserve(self, width: int, now: float) -> Iterator[Command]:
-        """Drain cards for gangs of this width: their share of the cluster, and at least one set,
-        so that they never starve and never hold more than their work is worth."""
+        """Drain cards for gangs of this width as long as it is short of them, so that they never
+        starve and never hold more than their work is worth."""
         within = self.left_s(now) - self.leases.start_s
         while candidates := self.pending.candidates(width, within):
-            spread = width * max(self.remaining_s(now), 1e-9)
-            share = max(1, int(self.pending.gang_work(width) / spread))
-            serving = self.leases.gangs.get(width, 0) + self._reserved_widths.get(width, 0)
-            if serving >= share:
+            if not self._shares.is_short(width, self.remaining_s(now)):
                 return
             record = candidates[0]
             slots = self._soonest_set(record, now)
@@ -211,6 +249,12 @@ def _reservable(record: JobRecord, slot: Slot) -> bool:
     if slot.reservation is not None or slot.quarantined:
         return False
     return not (record.particular and record.avoids(slot.card))
+
+
+def _is_spoken_for(slot: Slot) -> bool:
+    """Return whether a worker is starting there that will take a one-card job."""
+    worker = slot.worker
+    return worker is not None and worker.state is WorkerState.STARTING and worker.bucket is not None
 
 
 def has_room(server: Server) -> bool:

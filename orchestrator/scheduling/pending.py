@@ -108,6 +108,7 @@ class PendingJobs:
         self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
         self.buckets: dict[str, Bucket] = {}
         self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
+        self.starting = 0  # of the staff
         self.particular: dict[int, dict[str, JobRecord]] = {}  # by width, then job id
         self.card_seconds = 0.0  # of all that wait here
         self.single_work_s = 0.0  # of the warm buckets
@@ -252,12 +253,14 @@ class PendingJobs:
         worker.bucket = bucket
         bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker
         bucket.starting += worker.state is WorkerState.STARTING
+        self.starting += worker.state is WorkerState.STARTING
         self._changed(bucket)
 
     def started(self, worker: Worker) -> None:
         """A worker is up; its state is still the old one."""
         if worker.bucket is not None:
             worker.bucket.starting -= 1
+            self.starting -= 1
             self._changed(worker.bucket)
 
     def detach(self, worker: Worker) -> None:
@@ -266,6 +269,7 @@ class PendingJobs:
         if bucket is not None:
             del bucket.workers[worker.worker_id], self.staff[worker.worker_id]
             bucket.starting -= worker.state is WorkerState.STARTING
+            self.starting -= worker.state is WorkerState.STARTING
             worker.bucket = None
             self._changed(bucket)
 

@@ -48,7 +48,7 @@ class ScheduleSettings:
         False  # whether a job has, in this very night: the surroundings are sound
     )
     finish_running: bool = True  # after StopRequested; a second request stops them too
-    urgency: float = 5.0  # a job goes before wider ones that leave less than so often its length
+    urgency: float = 5.0  # a job goes before wider ones when less than so often its length is left
     work_until: float = inf  # the time of day by which the last attempt must have ended
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over

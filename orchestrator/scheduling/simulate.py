@@ -6,7 +6,7 @@ Nothing is measured and no time passes (``virtual_cluster.py``). Every command i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -17,7 +17,8 @@ from orchestrator.planning.plan import Action, PlannedJob
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import Faults, SimulationSettings, VirtualCluster
+from orchestrator.scheduling.virtual_chance import Faults, SimulationSettings
+from orchestrator.scheduling.virtual_cluster import VirtualCluster
 
 __all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
 
@@ -37,6 +38,7 @@ class SimulationResult:
     attempts: int
     faults: int
     rows: tuple[RecordRow, ...]  # final ones
+    gathered_s: Mapping[str, float]  # by job id: until the last attempt's own processes were up
     other_rows: int
 
     @property
@@ -125,7 +127,8 @@ def _result(
         commands=cluster.commands,
         workers=cluster.workers,
         attempts=sum(cluster.invariants.attempts.values()),
-        faults=cluster.faults,
+        faults=cluster.chance.faults,
         rows=tuple(cluster.invariants.final.values()),
+        gathered_s=cluster.gathered,
         other_rows=cluster.other_rows,
     )

@@ -1,8 +1,7 @@
 """Virtual nodes, processes and a clock: an executor for simulated runs.
 
 It does what a real executor does (``executor.py``): carries out commands and tells what becomes of
-them. Everything is an entry in a queue of future events, and every accident is drawn from one
-seeded generator, so that a seed is a history which replays exactly.
+them. Everything is an entry in a queue of future events; ``virtual_chance.py`` draws accidents.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import exp, inf
-from random import Random
+from math import inf
 
-from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.attempt import Outcome
 from orchestrator.domain.events import (
     AttemptEnded,
     Command,
@@ -36,56 +34,8 @@ from orchestrator.domain.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule
-from orchestrator.scheduling.virtual_results import simulated_result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """Faults that occur, and their rates: probabilities per attempt, start or job."""
-
-    crash: float = 0.0  # the process of one rank dies within an attempt
-    hang: float = 0.0  # an attempt stands still until the watchdog ends it
-    error: float = 0.0  # an exception
-    start_failure: float = 0.0  # a worker does not come up
-    poison: float = 0.0  # a job that crashes wherever it runs
-    bad_cards: float = 0.0  # a card on which no worker ever comes up
-    node_losses: tuple[float, ...] = ()  # when a node goes, seconds
-    rejoin_after_s: float | None = None  # until a lost node is back, as a new one
-    no_start: float = 0.0  # a worker neither comes up nor fails, until the watchdog stops it
-    stuck: float = 0.0  # a process that is told to end does not
-    stuck_s: float | None = 600.0  # until it ends after all; None: never
-    late_results: bool = False  # a lost node had only frozen: its results come afterwards
-    fits_up_to: int | None = None  # largest batch size that does
-
-    @classmethod
-    def at_rate(cls, rate: float, *, node_losses: tuple[float, ...] = ()) -> Faults:
-        """Everything at about the same rate; nodes that are lost come back after ten minutes."""
-        return cls(
-            crash=rate,
-            hang=rate / 4,
-            error=rate / 2,
-            start_failure=rate,
-            poison=rate / 10,
-            bad_cards=rate / 4,
-            node_losses=node_losses,
-            rejoin_after_s=600.0,
-            late_results=True,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationSettings:
-    """The virtual cluster's behaviour. Times are seconds."""
-
-    seed: int = 0
-    start_s: float = 8.0  # of a worker, at least
-    stop_s: float = 0.5
-    watchdog_s: float = 900.0  # until a worker that does not come up is overdue
-    noise: float = 0.1  # sigma of the lognormal factor on each duration
-    faults: Faults = field(default_factory=Faults)
-    joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
-    keep_ahead_s: float = inf  # until what is behind a long attempt is given back
-    max_events: int | None = None  # fail beyond this: the run does not end
+from orchestrator.scheduling.virtual_chance import Chance, SimulationSettings
+from orchestrator.scheduling.virtual_results import WORKER_INFO, outcome_of
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +58,7 @@ class VirtualCluster:
     ) -> None:
         self.schedule, self.settings, self.truth = schedule, settings, truth
         self.invariants = Invariants()
-        self.random = Random(settings.seed)
+        self.chance = Chance(settings)
         self.now = 0.0
         self.queue: list[tuple[float, int, Event]] = []
         self.processes: dict[str, _Process] = {}
@@ -116,10 +66,11 @@ class VirtualCluster:
         self.nodes: dict[str, Node] = {}
         self._losses: list[float] = []
         self.bad: set[Card] = set()
-        self.sequence = self.events = self.commands = self.faults = self.other_rows = 0
+        self.sequence = self.events = self.commands = self.other_rows = 0
         self.workers = 0
         self.busy = self.starting = self.last_row = 0.0
         self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
+        self.gathered: dict[str, float] = {}  # job id -> seconds until its own processes were up
 
     def later(self, at: float, event: Event) -> None:
         """Let an event happen at a time."""
@@ -160,8 +111,7 @@ class VirtualCluster:
             return [*self._lose_node(), event]
         if isinstance(event, NodeJoined):
             self.nodes[event.node.node_id] = event.node
-            share = self.settings.faults.bad_cards
-            self.bad |= {card for card in event.node.cards if self.random.random() < share}
+            self.bad |= self.chance.bad_ones(event.node.cards)
         elif isinstance(event, WorkerReady):
             process = self.processes.get(event.worker_id)
             if process is None or process.state != "starting":
@@ -201,8 +151,8 @@ class VirtualCluster:
     def _lose_node(self) -> list[Event]:
         if not self.nodes:
             return []
-        self.faults += 1
-        node_id = self.random.choice(sorted(self.nodes))
+        self.chance.faults += 1
+        node_id = self.chance.random.choice(sorted(self.nodes))
         node = self.nodes.pop(node_id)
         gone = [p for p in self.processes.values() if p.card.node_id == node_id]
         for process in gone:
@@ -255,13 +205,12 @@ class VirtualCluster:
         self.workers += 1
         process = _Process(command.worker_id, command.card, self.now)
         self.processes[command.worker_id] = process
-        at = self.now + self.settings.start_s * self._scatter()
+        at = self.now + self.settings.start_s * self.chance.scatter()
         event: Event
-        if command.card in self.bad or self.random.random() < self.settings.faults.start_failure:
-            self.faults += 1
+        if self.chance.start_fails(bad=command.card in self.bad):
             failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
             event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
-        elif self._happens_to(self.settings.faults.no_start):
+        elif self.chance.happens(self.settings.faults.no_start):
             at = self.now + self.settings.watchdog_s
             event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
         else:
@@ -274,7 +223,7 @@ class VirtualCluster:
         if process is None:
             return
         process.state = "stopping"
-        if self._happens_to(self.settings.faults.stuck):
+        if self.chance.happens(self.settings.faults.stuck):
             if process.attempt_id is not None:
                 self._cut_short(process.attempt_id)  # and nobody hears of it
             if self.settings.faults.stuck_s is not None:
@@ -285,7 +234,7 @@ class VirtualCluster:
             attempt_id = process.attempt_id
             self._cut_short(attempt_id)
             failure = Failure(failure_class=FailureClass.NODE_LOST, message="stopped")
-            lost = _outcome(attempt_id, State.LOST, 1, self.now, self.now, failure)
+            lost = outcome_of(attempt_id, State.LOST, 1, self.now, self.now, failure)
             self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
         at = self.now + self.settings.stop_s
         self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
@@ -322,101 +271,29 @@ class VirtualCluster:
         attempt = command.attempt
         processes = [self.processes.get(worker_id) for worker_id in command.worker_ids]
         estimate = self.truth(attempt.job)
-        lasts = estimate.run_s * self._scatter()
+        lasts = estimate.run_s * self.chance.scatter()
         if any(p is not None and p.key != attempt.job.residency_key for p in processes):
-            lasts += estimate.load_s * self._scatter()
+            lasts += estimate.load_s * self.chance.scatter()
         if attempt.purpose != "measure":
             lasts /= 4
         for process in processes:
             if process is not None:
                 process.key, process.attempt_id = attempt.job.residency_key, attempt.attempt_id
-        state, failure, factor = self._fate(command)
+        if attempt.job.alone:
+            first = min((p.started_at for p in processes if p is not None), default=self.now)
+            self.gathered[attempt.job_id] = self.now - first
+        state, failure, factor = self.chance.fate(attempt)
         at = self.now + lasts * factor
         self.running[attempt.attempt_id] = (command, self.now)
-        rank = self.random.randrange(len(command.worker_ids)) if failure is not None else 0
-        outcome = _outcome(
+        rank = self.chance.random.randrange(len(command.worker_ids)) if failure is not None else 0
+        outcome = outcome_of(
             attempt.attempt_id, state, len(command.worker_ids), self.now, at, failure, rank
         )
         if state is State.SUCCEEDED and attempt.purpose == "measure":
             self.ran[attempt.job_id] = lasts
         elif state is State.SUCCEEDED:
-            result = simulated_result(
-                attempt.job, self.settings.faults.fits_up_to, self.settings.noise / 10, self.random
-            )
+            result = self.chance.result(attempt.job)
             outcome = replace(
                 outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
             )
         self.later(at, AttemptEnded(at=at, outcome=outcome))
-
-    def _fate(self, command: RunAttempt) -> tuple[State, Failure | None, float]:
-        """Draw the end of an attempt: its state, its failure, and the part of its time that it
-        ran."""
-        faults, job = self.settings.faults, command.attempt.job
-        if faults.fits_up_to is not None and int(job.batch_size) > faults.fits_up_to:
-            failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="simulated")
-            return State.OUT_OF_MEMORY, failure, 0.3
-        poisoned = faults.poison and Random(f"{self.settings.seed}{command.attempt.job_id}")
-        if poisoned and poisoned.random() < faults.poison:
-            return self._failed(FailureClass.CRASH, State.FAILED, 0.5)
-        luck = self.random.random()
-        for share, failure_class, state, factor in (
-            (faults.crash, FailureClass.CRASH, State.FAILED, 0.5),
-            (faults.hang, FailureClass.HANG, State.TIMED_OUT, 3.0),
-            (faults.error, FailureClass.ERROR, State.FAILED, 0.2),
-        ):
-            if luck < share:
-                return self._failed(failure_class, state, factor)
-            luck -= share
-        return State.SUCCEEDED, None, 1.0
-
-    def _failed(
-        self, failure_class: FailureClass, state: State, factor: float
-    ) -> tuple[State, Failure, float]:
-        self.faults += 1
-        return state, Failure(failure_class=failure_class, message="simulated"), factor
-
-    def _happens_to(self, rate: float) -> bool:
-        """Draw one accident; nothing is drawn where there are none."""
-        happens = rate > 0 and self.random.random() < rate
-        self.faults += happens
-        return happens
-
-    def _scatter(self) -> float:
-        return exp(self.random.gauss(0.0, self.settings.noise)) if self.settings.noise else 1.0
-
-
-def _outcome(
-    attempt_id: str,
-    state: State,
-    width: int,
-    started_at: float,
-    ended_at: float,
-    failure: Failure | None = None,
-    failed_rank: int = 0,
-) -> Outcome:
-    """Ranks that did well are left out of a failed gang's outcome, as when they are killed."""
-    ranks = range(width) if failure is None else [failed_rank]
-    return Outcome(
-        attempt_id=attempt_id,
-        state=state,
-        failure=failure,
-        ranks=tuple(
-            RankOutcome(
-                rank=rank, state=state, started_at=started_at, ended_at=ended_at, failure=failure
-            )
-            for rank in ranks
-        ),
-    )
-
-
-WORKER_INFO = WorkerInfo(
-    worker_id="simulated",
-    node_name="simulated",
-    pid=0,
-    device_name="simulated",
-    driver_version="",
-    emulated=True,
-    visible_cards="",
-    threads=1,
-    niceness=0,
-)

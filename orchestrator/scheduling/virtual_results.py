@@ -1,4 +1,5 @@
-"""Results of simulated attempts, as far as searches for a batch size read them. Pure.
+"""Outcomes of simulated attempts, and their results as far as searches for a batch size read them.
+Pure.
 
 Throughput rises with the batch size to a peak that each work has at another size, and falls after
 it; memory is a line that meets the card's limit where batches cease to fit.
@@ -9,7 +10,9 @@ from __future__ import annotations
 from math import exp, log2
 from random import Random
 
-from orchestrator.domain.job import Job
+from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
+from orchestrator.domain.failure import Failure
+from orchestrator.domain.job import Job, State
 from workloads.api import Result, Sample
 
 _FIXED, _LIMIT = 2 * 10**9, 10**11  # bytes: of the weights, and of a card
@@ -51,3 +54,41 @@ def true_rate(job: Job) -> float:
     peak = Random(repr(work)).uniform(2.0, 9.0)
     away = log2(job.batch_size) - peak
     return 1000.0 * exp(-0.1 * away * away)
+
+
+def outcome_of(
+    attempt_id: str,
+    state: State,
+    width: int,
+    started_at: float,
+    ended_at: float,
+    failure: Failure | None = None,
+    failed_rank: int = 0,
+) -> Outcome:
+    """The outcome of an attempt on ``width`` cards; times are seconds. Ranks that did well are left
+    out of a failed gang's outcome, as when they are killed."""
+    ranks = range(width) if failure is None else [failed_rank]
+    return Outcome(
+        attempt_id=attempt_id,
+        state=state,
+        failure=failure,
+        ranks=tuple(
+            RankOutcome(
+                rank=rank, state=state, started_at=started_at, ended_at=ended_at, failure=failure
+            )
+            for rank in ranks
+        ),
+    )
+
+
+WORKER_INFO = WorkerInfo(
+    worker_id="simulated",
+    node_name="simulated",
+    pid=0,
+    device_name="simulated",
+    driver_version="",
+    emulated=True,
+    visible_cards="",
+    threads=1,
+    niceness=0,
+)

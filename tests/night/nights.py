@@ -44,7 +44,7 @@ from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import SimulationSettings
+from orchestrator.scheduling.virtual_chance import SimulationSettings
 
 ELSEWHERE = Path("/elsewhere")
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.

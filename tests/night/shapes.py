@@ -10,7 +10,7 @@ from random import Random
 from orchestrator.domain.job import Job
 from orchestrator.domain.measurement import Measurement
 from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.virtual_cluster import Faults
+from orchestrator.scheduling.virtual_chance import Faults
 
 #: A job that is open after so long a virtual time starves.
 TOO_LONG_S = 1e5

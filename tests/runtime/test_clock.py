@@ -28,7 +28,7 @@ from orchestrator.domain.events import (
 from orchestrator.domain.job import State
 from orchestrator.host.clock import CallAt
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import WORKER_INFO
+from orchestrator.scheduling.virtual_results import WORKER_INFO
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "chaos"))
