@@ -2,7 +2,7 @@
 
 Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
 is decided together; cards get their next work first, then rows are written, those of a moment
-together, before the loop waits for long or shows anything, and within ``ROWS_WAIT_S`` while
+together, before the loop waits for events or shows anything, and within ``ROWS_WAIT_S`` while
 events keep coming; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
 or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
 started and rows wait in memory (``held.py``), with copies on another disk where there is one.
@@ -55,7 +55,6 @@ from orchestrator.watching.live_text import event_line
 
 STATUS_INTERVAL_S = 1.0
 WRITING_LOOK_S = 0.01  # between two looks at a file of rows that is being written
-LULL_S = 0.02  # without an event, until rows that wait for company are written without it
 WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 
 
@@ -198,10 +197,9 @@ class Driver:
         return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
-        """Return the events that are there, or come while rows may wait for others to be written
-        with; a failing executor is dealt with later (``_poll``)."""
+        """Return the events that are there; a failing executor is dealt with later (``_poll``)."""
         try:
-            return self.executor.events(0.0 if self.row_thread is None else LULL_S)
+            return self.executor.events(0.0)
         except Exception as error:
             self.view.line(f"the executor failed: {error!r}")
             return []
