@@ -156,7 +156,7 @@ def tail_percentile(
     values: Sequence[float], percent: float, confidence: float = 0.95
 ) -> float | None:
     """The percentile, or None where the samples are too few to support it."""
-    if len(values) < samples_needed(percent, confidence):
+    if not values or len(values) < samples_needed(percent, confidence):
         return None
     return percentile(values, percent)
 

@@ -154,7 +154,15 @@ def metrics_of(workload: str) -> Mapping[str, Metric]:
     entry = WORKLOADS.get(workload)
     if entry is None:
         return {}
-    return _metrics_of(workload, entry.tasks, (*entry.metrics, *_of_engines(entry.ability)))
+    known = _KNOWN_METRICS.get(workload)
+    if known is None or known[0] is not entry:
+        own = (*entry.metrics, *_of_engines(entry.ability))
+        known = _KNOWN_METRICS[workload] = entry, _metrics_of(workload, entry.tasks, own)
+    return known[1]
+
+
+#: What ``metrics_of`` found, with the spec that it was found for: every row asks.
+_KNOWN_METRICS: dict[str, tuple[WorkloadSpec, Mapping[str, Metric]]] = {}
 
 
 @cache

@@ -44,6 +44,11 @@ def complete_of(repeats: Mapping[int, Sequence[Ranked]]) -> dict[int, Sequence[R
     }
 
 
+def timed_repeats(samples: Iterable[Ranked]) -> dict[int, Sequence[Ranked]]:
+    """The timed repeats that every rank finished."""
+    return complete_of(repeats_of([pair for pair in samples if not pair[1].warmup]))
+
+
 def totals_of(pairs: Iterable[Ranked]) -> Totals:
     """Add samples up."""
     walls: dict[int, list[float]] = {}

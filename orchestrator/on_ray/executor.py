@@ -41,7 +41,7 @@ from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.on_ray.worker_pool import WorkerPool
 from orchestrator.worker.host_server import PRELOAD, SharedServer
-from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.messages import GATHER_S, ResponseBatch
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
@@ -86,6 +86,7 @@ class RayExecutor:
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
         self._events: deque[Event] = deque()
+        self._urgent = False  # whether a worker may wait for what is made of them
         self._pool = WorkerPool(
             claim_of=lambda node_id: self.claims.of(node_id),
             factory=factory,
@@ -136,6 +137,10 @@ class RayExecutor:
                 claim.channel.send()
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
+            if self._events and left and not self._urgent:
+                time.sleep(min(left, GATHER_S))  # of other nodes there will be news as well
+                self._wait(0.0)
+            self._urgent = False
             self._pool.give_up_stops(self.claims.lose_if_silent)
             self._pool.show_jobs()
             if self._events or left == 0.0:
@@ -182,10 +187,12 @@ class RayExecutor:
     # ------------------------------------------------------------ nodes
 
     def _node_joined(self, claim: Claim) -> None:
+        self._urgent = True
         self._events.append(NodeJoined(at=self._clock(), node=claim.node))
 
     def _node_left(self, claim: Claim, failure: Failure) -> None:
         """Everything on the node ends, then the node."""
+        self._urgent = True
         reason, node_id = failure.message, claim.node.node_id
         message = f"node {claim.node.name} was lost: {reason}"
         self._pool.lose(node_id, replace(failure, message=message))
@@ -193,6 +200,7 @@ class RayExecutor:
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
+        self._urgent |= batch.urgent
         self._pool.handle(batch)
         if batch.telemetry is not None:
             self._telemetry[claim.node.node_id] = {

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments
 
 #: The names of the very first logs told no writer.
@@ -63,6 +64,8 @@ class AppendLog:
         self._handle: int | None = None
         self._path = directory
         self._bytes = 0  # of the records that are safe
+        #: Of records whose append failed and that may stand: their log, and its length without.
+        self._doubtful: dict[str, tuple[Path, int]] = {}
 
     def append(self, name: str, data: bytes) -> Path:
         """Write a record at the end; when this returns, it survives a power failure.
@@ -81,10 +84,35 @@ class AppendLog:
                 if not disk.has_name(handle, self._path):
                     raise OSError("it was removed by somebody else, with every row in it")
             except OSError as error:
-                self._give_up()
+                self._give_up(name)
                 raise fragments.write_error(self._path, error) from error
             self._bytes += len(whole)
+            self._doubtful.pop(name, None)
             return self._path
+
+    def doubts(self, name: str) -> bool:
+        """Return whether the append of a record failed, and taking it back as well."""
+        return name in self._doubtful
+
+    def take_back(self, name: str) -> None:
+        """See that a record whose append failed stands in no log.
+
+        Raises:
+            StoreError: that cannot be done now.
+        """
+        with self._changing:
+            if name not in self._doubtful:
+                return
+            path, length = self._doubtful[name]
+            try:
+                if disk.is_there(path):
+                    _cut(path, length)
+                else:
+                    disk.sync_directory(self._directory)
+            except OSError as error:
+                why = f"{error.strerror or error}; it may hold rows whose append failed"
+                raise StoreError(f"cannot cut {path} to {length:,} bytes: {why}") from error
+            del self._doubtful[name]
 
     def take_over(self, names: Iterable[str]) -> None:
         """Answer for all logs there are, which earlier writers have left."""
@@ -116,13 +144,15 @@ class AppendLog:
         disk.sync_directory(self._directory)
         return self._handle
 
-    def _give_up(self) -> None:
+    def _give_up(self, name: str) -> None:
         """Take back what a failed write left, and end the log: what could not be synced once is
         not to be trusted with more."""
         if self._handle is not None:
+            self._doubtful[name] = self._path, self._bytes
             with contextlib.suppress(OSError):
                 disk.truncate(self._handle, self._bytes)
                 disk.sync(self._handle)  # else a power failure brings the record back
+                del self._doubtful[name]
             self._close()
             if not self._bytes:
                 with contextlib.suppress(OSError):
@@ -136,6 +166,16 @@ class AppendLog:
             self._ended.add(self._path.name)
             with contextlib.suppress(OSError):
                 disk.close(handle)
+
+
+def _cut(path: Path, length: int) -> None:
+    """Cut a file to so many bytes, for good."""
+    handle = disk.open_to_append(path)
+    try:
+        disk.truncate(handle, length)
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
 
 
 # ---------------------------------------------------------------- reading

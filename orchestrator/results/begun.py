@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.domain.measurement import Measurement
@@ -50,10 +50,11 @@ class BegunLog:
             else:
                 self._append(self._handle, data)
 
-    def end(self, attempt_id: str) -> None:
-        """The attempt has its row, or is not to have one."""
+    def end(self, attempt_ids: Iterable[str]) -> None:
+        """These attempts have their rows, or are not to have one."""
         with self._changing:
-            self._lines.pop(attempt_id, None)
+            for attempt_id in attempt_ids:
+                self._lines.pop(attempt_id, None)
 
     def close(self, *, ours: bool) -> None:
         """End the log. Its file goes unless it has attempts without a row, or is not ours any

@@ -37,8 +37,8 @@ def logged(directory: Path, contents: Mapping[str, bytes], covered: Iterable[str
     """
     scan = Scan(directory, {}, [], list(covered))
     read_logs(scan, contents, column_names(), {})
-    if scan.unread:
-        raise StoreError(f"{scan.damaged[0].path}: {scan.damaged[0].reason}")
+    for damage in scan.unread:
+        raise StoreError(f"{damage.path}: {damage.reason}")
     return scan
 
 

@@ -20,7 +20,15 @@ from orchestrator.domain.events import RecordRow
 from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.domain.repeats import Totals, complete_of, repeats_of, sum_of, totals_of
+from orchestrator.domain.repeats import (
+    Ranked,
+    Totals,
+    complete_of,
+    repeats_of,
+    sum_of,
+    timed_repeats,
+    totals_of,
+)
 from orchestrator.domain.topology import Node
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.series import hump_ratio_of
@@ -77,20 +85,23 @@ def metrics_of(
     *,
     confidence: float = 0.95,
     throughput: Throughput | None = None,
+    complete: Mapping[int, Sequence[Ranked]] | None = None,
 ) -> Metrics:
     """The metrics of an attempt from its raw samples, each with the rank that measured it.
 
     ``throughput`` is what the workload declares; without it, and where no token was generated,
     throughput is of generated tokens if there are any, else of samples.
+    ``complete`` has the timed repeats that every rank finished, where the caller has them.
     Every rank is taken to have left samples; see the module's description for what counts.
     ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
     """
     timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
     if not timed:
         return _NOTHING
-    complete = complete_of(repeats_of(timed))
+    complete = complete_of(repeats_of(timed)) if complete is None else complete
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
-    repeats, whole = [totals_of(pairs) for pairs in complete.values()], totals_of(timed)
+    repeats = [totals_of(pairs) for pairs in complete.values()]
+    whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
     totals = [total for total in repeats or [whole] if total.wall_s > 0]
     generates = any(sample.output_tokens for _, sample in counted)
     interval = None
@@ -147,6 +158,21 @@ def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
+#: The nodes of the last row, by id: those of the next are the same.
+_last_nodes: tuple[Iterable[Node], Mapping[str, Node]] = ((), {})
+
+
+def _by_id(nodes: Iterable[Node]) -> Mapping[str, Node]:
+    """Nodes by their id."""
+    global _last_nodes
+    known, by_id = _last_nodes
+    if nodes is not known:
+        by_id = {node.node_id: node for node in nodes}
+        if isinstance(nodes, tuple):  # which stays as it is
+            _last_nodes = nodes, by_id
+    return by_id
+
+
 def _step(total: Totals) -> Step:
     """A repeat of all ranks as one step of a series."""
     tokens = total.computed_tokens
@@ -188,7 +214,9 @@ def measurement_of(
     provenance = provenance or Provenance()
     attempt, job = record.attempt, record.job
     runs = attempt.job if attempt else job
-    ranks = sorted(record.outcome.ranks, key=lambda rank: rank.rank) if record.outcome else []
+    ranks: Sequence[RankOutcome] = record.outcome.ranks if record.outcome else ()
+    if len(ranks) > 1:
+        ranks = sorted(ranks, key=lambda rank: rank.rank)
     results = [rank.result for rank in ranks if rank.result is not None]
     samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
@@ -197,17 +225,19 @@ def measurement_of(
     declared = registry.metrics_of(job.workload)
     figures = of_ranks(declared, [result.metrics for result in results])
     if whole:
-        figures = derived_figures(declared, samples, items) | figures
+        complete = timed_repeats(samples)
+        figures = derived_figures(declared, samples, items, complete=complete) | figures
         metrics = metrics_of(
             samples,
             items,
             confidence=job.measure.confidence,
             throughput=registry.throughput_of(job.workload),
+            complete=complete,
         )
         if energy := _energy(ranks):
             metrics = replace(metrics, **energy)
     failure = _failure(record)
-    by_id = {node.node_id: node for node in nodes}
+    by_id = _by_id(nodes)
     return Measurement(
         schema_version=SCHEMA_VERSION,
         run=run,
@@ -326,7 +356,7 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
     if first is None or first.worker is None:
         return {"versions": dict(provenance.versions)}
     return {
-        "versions": dict(first.worker.versions),
+        "versions": first.worker.versions,
         "worker_pid": first.worker.pid,
         "threads": first.worker.threads,
         "niceness": first.worker.niceness,

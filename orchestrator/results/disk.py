@@ -131,6 +131,15 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def may_be_ordinary(path: Path) -> bool:
+    """Return whether a name may be that of an ordinary file: not of a directory or a device. A link
+    that leads nowhere may lead to one later."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):
+        return True
+
+
 def numbers(directory: Path) -> tuple[int, int, int]:
     """The device and inode number of a directory, and the id of its file system."""
     found = os.stat(directory)

@@ -52,10 +52,15 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A file of results that cannot be trusted, and why. ``path`` is where it lies now."""
+    """A file of results that cannot be trusted, and why. ``path`` is where it lies now.
+
+    Attributes:
+        passing: another look may find it sound: nothing is known of its bytes.
+    """
 
     path: Path
     reason: str
+    passing: bool = False
 
 
 def may_pass(error: OSError) -> bool:

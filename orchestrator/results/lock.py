@@ -30,6 +30,7 @@ from workloads.owned_directory import ProcessIdentity
 from workloads.process_stat import started_ticks
 
 HEARTBEAT_S = 5.0
+_RENEW_S = 1.0  # between two signs of life that looks leave beside it
 _LARGEST_BYTES = 2**16
 #: The most that a number of the lock file can be: of the last, the year 2286.
 _LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
@@ -113,6 +114,8 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / paths.LOCK
+
+        self._renew_at = 0.0  # monotonic: not before then does a look renew the sign of life
         self._directory = directory
         self._holder: Holder | None = None
         self._inode: tuple[int, int] | None = None
@@ -273,8 +276,11 @@ class RunLock:
             raise StoreError(f"cannot look at {self.path}: {error.strerror or error}") from error
         if not mine:
             raise StoreLocked(f"{self.path} was removed or taken over; this driver stops writing")
-        with contextlib.suppress(OSError):
-            os.utime(self.path)
+        now = time.monotonic()
+        if now >= self._renew_at:  # a busy driver asks a hundred times a second
+            self._renew_at = now + _RENEW_S
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
 
     def release(self) -> None:
         """Give the lock back. Harmless when it is not held."""
@@ -347,7 +353,7 @@ def _flock_is_free(path: Path) -> bool:
 
 def inode(path: Path) -> tuple[int, int]:
     """Device and number of a file, which another one of its name does not have."""
-    status = path.stat()
+    status = os.stat(path)  # as ``Path.stat`` does, by way of half as many calls
     return status.st_dev, status.st_ino
 
 

@@ -12,7 +12,7 @@ import errno
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,11 @@ class Scan:
     damaged: list[Damage]
     covered: list[str]  # files and records that another file stands for
     together: pa.Table | None = None  # all tables as one, if they have been put together
-    unread: list[Path] = field(default_factory=list)  # of the damaged: may be sound at another look
+
+    @property
+    def unread(self) -> list[Damage]:
+        """The damaged that another look may find sound."""
+        return [damage for damage in self.damaged if damage.passing]
 
     def attempts(self) -> set[tuple[str, int]]:
         """Job and number of each attempt that has a row, of a scan with these two columns."""
@@ -229,8 +233,7 @@ def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, byt
             if not disk.is_there(path):
                 raise _gone(path) from error  # the caller looks again
             reason = f"a row: cannot be read: {error.strerror or error}"
-            scan.damaged.append(Damage(path=path, reason=reason))
-            scan.unread.append(path)
+            scan.damaged.append(Damage(path=path, reason=reason, passing=True))
     return found
 
 
@@ -263,6 +266,7 @@ def replaced_by(table: pa.Table) -> set[str]:
 
 def _read_file(path: Path, columns: list[str], scan: Scan) -> pa.Table | None:
     """The table of one file; None, and a damage in the scan, if it cannot be trusted."""
+    passing = False
     try:
         data = disk.read(path)
         reason = fragments.damage_of(path.name, data)
@@ -270,10 +274,10 @@ def _read_file(path: Path, columns: list[str], scan: Scan) -> pa.Table | None:
         if not disk.is_there(path):
             raise _gone(path) from error  # the caller looks again
         data, reason = b"", f"cannot be read: {error.strerror or error}"
-        scan.unread.append(path)
+        passing = disk.may_be_ordinary(path)
     if reason is None:
         return _table_of(path.name, data, columns, path, scan)
-    scan.damaged.append(Damage(path=path, reason=reason))
+    scan.damaged.append(Damage(path=path, reason=reason, passing=passing))
     return None
 
 
@@ -286,11 +290,10 @@ def _table_of(
     except SchemaMismatch:
         raise  # not damage: this program is too old
     except Exception as error:  # bytes from anywhere make the library raise anything
-        if not _is_of_the_bytes(error):
-            scan.unread.append(path)
+        passing = not _is_of_the_bytes(error)
         text = str(error) or repr(error)
         reason = f"not a table of results: {text.removeprefix(f'{path} ').splitlines()[0]:.300}"
-    scan.damaged.append(Damage(path=path, reason=reason))
+    scan.damaged.append(Damage(path=path, reason=reason, passing=passing))
     return None
 
 

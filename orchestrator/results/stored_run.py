@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,14 @@ def runs(results_dir: Path) -> list[str]:
             if os.path.isdir(rows):
                 written[name] = os.stat(rows).st_mtime
     return sorted(written, key=lambda name: written[name], reverse=True)
+
+
+def no_such_run(results_dir: Path, run: str) -> StoreError:
+    """The error for a run that is not there; its message lists close matches."""
+    known = runs(results_dir)
+    close = get_close_matches(run, known, n=3, cutoff=0.5) or known[:5]
+    hint = f"There is: {', '.join(close)}." if close else "There are no runs there."
+    return StoreError(f"no run {run!r} in {results_dir}. {hint}")
 
 
 class StoredRun:

@@ -7,6 +7,7 @@ readers refuse.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from typing import Any
 
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.errors import StoreError
+from orchestrator.results.columns import columns_of
 from orchestrator.results.older_tables import current
+from orchestrator.results.row_values import json_text, mappings, other_columns, scalar, text
 from orchestrator.results.schema import (
     METRICS,
     OUT_OF_RANGE,
@@ -38,8 +41,9 @@ from workloads.api import MeasureSettings
 if typing.TYPE_CHECKING:
     import pyarrow as pa
 
+#: From so many rows on it is cheaper to make all of a column at once.
+_MANY = 4
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def to_table(measurements: Sequence[Measurement], *, documented: bool = True) -> pa.Table:
@@ -63,21 +67,22 @@ def to_batch(measurements: Sequence[Measurement], *, documented: bool = True) ->
     """
     import pyarrow as pa
 
+    columns = _columns(documented)
+    if len(measurements) >= _MANY:
+        with contextlib.suppress(Exception):  # whatever it is, it is told better below
+            return pa.RecordBatch.from_arrays(columns_of(measurements), schema=columns)
     rows = [_flat(measurement) for measurement in measurements]
-    try:  # all at once, since a hundred columns of few values each cost by the call
-        records = pa.array(rows, _row_type(documented))
+    try:
+        records = pa.array(rows, pa.struct(list(columns)))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        columns = schema() if documented else undocumented_schema()
         raise StoreError(_misfit(rows, columns) or str(error)) from error
     return pa.RecordBatch.from_struct_array(records)
 
 
 @lru_cache(maxsize=2)
-def _row_type(documented: bool) -> pa.StructType:
-    """All columns of a row as one type."""
-    import pyarrow as pa
-
-    return pa.struct(list(schema() if documented else undocumented_schema()))
+def _columns(documented: bool) -> pa.Schema:
+    """All columns of a row."""
+    return (schema() if documented else undocumented_schema()).remove_metadata()
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> str | None:
@@ -126,15 +131,14 @@ def _flat(measurement: Measurement) -> dict[str, Any]:
             value = None
         row[name] = None if value is None else round(value * 1_000_000)
     row["workload_metrics"] = [
-        (_text(key), float(value)) for key, value in measurement.workload_metrics.items()
+        (text(key), float(value)) for key, value in measurement.workload_metrics.items()
     ]
-    for name in _mappings():
-        row[name] = [(_text(key), _text(item)) for key, item in getattr(measurement, name).items()]
+    for name in mappings():
+        row[name] = [(text(key), text(item)) for key, item in getattr(measurement, name).items()]
     if odd:
         row["details"].append((OUT_OF_RANGE, "; ".join(odd)))
     row["parameters"] = [
-        (_text(key), _json(_text(item) if type(item) is str else item))
-        for key, item in measurement.parameters.items()
+        (text(key), json_text(item)) for key, item in measurement.parameters.items()
     ]
     row["measure"] = _plain_fields(MeasureSettings).of(measurement.measure, odd)
     return row
@@ -145,7 +149,7 @@ class _PlainFields:
     out once, from their types: most of a row's hundred are, and need no look at each value."""
 
     def __init__(self, kind: type) -> None:
-        others = _other_columns() if kind is Measurement else ()
+        others = other_columns() if kind is Measurement else ()
         hints = {name: hint for name, hint in hints_of(kind).items() if name not in others}
         numbers = (bool, int, float)
         self._numbers = tuple(n for n, h in hints.items() if (optional_of(h) or h) in numbers)
@@ -179,7 +183,7 @@ class _PlainFields:
                 row[name] = None
         for name in self._others:
             value = getattr(record, name)
-            row[name] = value if value is None else _scalar(value)
+            row[name] = value if value is None else scalar(value)
         return row
 
 
@@ -208,33 +212,6 @@ def _raw(name: str, kind: type, pairs: Sequence[Any], odd: list[str]) -> list[di
             continue
         found.append({"rank": rank} | values)
     return found
-
-
-@lru_cache(maxsize=1)
-def _mappings() -> tuple[str, ...]:
-    """The fields that map texts to texts."""
-    hints = hints_of(Measurement).items()
-    return tuple(name for name, hint in hints if hint == Mapping[str, str])
-
-
-@lru_cache(maxsize=1)
-def _other_columns() -> frozenset[str]:
-    """The fields of a measurement that ``_flat`` converts in a special way."""
-    others = ("metrics", "measure", "parameters", "workload_metrics")
-    return frozenset({*TIMES, *RAW_TYPES, *_mappings(), *others})
-
-
-def _scalar(value: Any) -> Any:
-    if type(value) is str:
-        return _text(value)
-    if isinstance(value, str):  # of a choice
-        return str(value)
-    return [_scalar(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _text(value: str) -> str:
-    """Valid Unicode: an undecodable byte of a log becomes an escape instead of an error."""
-    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 # ---------------------------------------------------------------- row -> record

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from orchestrator.domain.repeats import complete_of, repeats_of
+from orchestrator.domain.repeats import Ranked, timed_repeats
 from workloads.api import Item, Sample
 from workloads.metrics import Metric, Timed
 
@@ -21,15 +21,20 @@ def derived_figures(
     metrics: Mapping[str, Metric],
     samples: Sequence[tuple[int, Sample]],
     items: Sequence[tuple[int, Item]] = (),
+    *,
+    complete: Mapping[int, Sequence[Ranked]] | None = None,
 ) -> dict[str, float]:
     """The figures, by name, of those metrics that derive theirs from raw samples.
 
     One that fails, or gives no finite number, is left out: a row is worth more than its figure.
+
+    Args:
+        complete: the timed repeats that every rank finished, where the caller has them.
     """
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:
         return {}
-    repeats = complete_of(repeats_of((rank, s) for rank, s in samples if not s.warmup))
+    repeats = timed_repeats(samples) if complete is None else complete
     counted = tuple(sample for pairs in repeats.values() for _, sample in pairs)
     if not counted:
         return {}

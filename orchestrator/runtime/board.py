@@ -66,6 +66,7 @@ class Board:
     _first_at: float | None = None  # when its first attempt began
     _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
+    _every_node: tuple[Node, ...] = ()
     _seats: dict[Card, _Seat] = field(default_factory=dict)
     _workers: dict[str, Card] = field(default_factory=dict)
     _seats_of: dict[str, list[_Seat]] = field(default_factory=dict)  # by attempt
@@ -115,8 +116,8 @@ class Board:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every node that joined, those that left again included."""
-        return tuple(self._nodes.values())
+        """Every node that joined, those that left again included: one object until another does."""
+        return self._every_node
 
     def nodes_of(self, cards: CardSet) -> tuple[Node, ...]:
         """The nodes of cards, each once; those that never joined left out."""
@@ -136,6 +137,7 @@ class Board:
         """Take note of something that happened."""
         if isinstance(event, NodeJoined):
             self._nodes[event.node.node_id] = event.node
+            self._every_node = tuple(self._nodes.values())
             for card in event.node.cards:
                 self._seats.setdefault(card, _Seat(card=card))
         elif isinstance(event, NodeLeft):

@@ -44,7 +44,9 @@ from orchestrator.results.notes import Notes
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.passports import PassportBook
-from orchestrator.runtime.row_writer import Patience, RowStore, RowWriter
+from orchestrator.runtime.patience import Patience
+from orchestrator.runtime.row_store import RowStore
+from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
 from orchestrator.runtime.watchdog import Watchdog

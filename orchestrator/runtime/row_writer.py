@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol, TypeVar
 
 from orchestrator.domain.events import (
     RecordRow,
@@ -29,102 +26,30 @@ from orchestrator.domain.events import (
     RunFinished,
 )
 from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
+from orchestrator.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.host import output
-from orchestrator.results import paths
 from orchestrator.results.fragments import MOST_TOGETHER
-from orchestrator.results.notes import Note, Notes
+from orchestrator.results.notes import Notes
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held, Row
-from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
+from orchestrator.runtime.parquet_turns import ParquetTurns
+from orchestrator.runtime.patience import Patience
+from orchestrator.runtime.row_store import RowStore
+from orchestrator.runtime.traces import keep_trace
 from orchestrator.watching.live import View
 from orchestrator.watching.live_text import row_line, unrun_lines
 
-T = TypeVar("T")
-
-_LOG = logging.getLogger("nightgrid.store")
-
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
-PARQUET_INTERVAL_S = 5.0  # between two files for readers that know nothing of our log
 
 
 def row_thread() -> Threads:
     """A thread for ``RowWriter``: one, so that a record is safe before the next is begun. It
     imports first what writing needs, while the cluster still starts: the first row would wait."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
-    threads.submit(importlib.import_module, "pyarrow.parquet")
+    for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.results.compaction"):
+        threads.submit(importlib.import_module, name)
     return threads
-
-
-class RowStore(Protocol):
-    """``Store`` as the loop sees it."""
-
-    def begin(self, *notes: Note) -> object:
-        """Note that attempts start, so that they have rows should this process die.
-
-        Raises:
-            StoreLocked: another driver has taken the run.
-        """
-
-    def append(self, *measurements: Measurement) -> object:
-        """Write rows, all or none; they are durable on return.
-
-        Raises:
-            StoreFull: no space is left.
-            StoreLocked: another driver has taken the run.
-        """
-
-    def to_parquet(self) -> object:
-        """Put the rows that were appended where any reader finds them.
-
-        Raises:
-            StoreError: it cannot be done now; they are as safe as before.
-        """
-
-    def make_reserve(self) -> object:
-        """See that there is room for more than a row; raises StoreFull if not."""
-
-    def write_file(self, name: str, content: bytes) -> object:
-        """Write a file beside the rows.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-
-    def spill(self, measurement: Measurement) -> object | None:
-        """Write a row elsewhere on this host, and say where; None if it cannot be."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Patience:
-    """Tries again what may fail for a moment, up to a limit."""
-
-    view: View
-    stop: StopSignal
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    limit_s: float = 120.0
-
-    def act(self, what: str, attempt: Callable[[], T], last: type[Exception]) -> T:
-        """Do something that may fail for a moment.
-
-        Raises:
-            last: it kept failing for ``limit_s``, or the run is to end at once.
-            StoreLocked, StoreFull, ControlStoreLost: at once, since waiting does not help.
-        """
-        began, pause = self.clock(), 0.5
-        while True:
-            try:
-                return attempt()
-            except (StoreLocked, StoreFull, ControlStoreLost):
-                raise  # another driver took the run; or there is no room, and more to do than wait
-            except Exception as error:
-                if self.clock() - began >= self.limit_s or self.stop.requests >= AT_ONCE:
-                    raise last(f"{what} keeps failing: {error}") from error
-                self.view.line(f"{what} failed, trying again in {pause:g} s: {error!r}")
-            self.sleep(pause)
-            pause = min(2 * pause, 15.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,10 +73,12 @@ class RowWriter:
     _tried: int = 0  # how many are in a record that failed, and may stand nevertheless
     _write_by: float = 0.0  # when the oldest of the others must be written
     _look_at: float = 0.0  # for room
-    _only_logged: bool = False  # there are rows that are safe, and not in Parquet
-    _parquet_at: float = 0.0  # when they may become so, at the earliest
-    _to_parquet: Future[object] | None = None  # what the thread does to that end
-    _no_parquet: str = ""  # why the last try failed, as it was said
+    _parquet: ParquetTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._parquet = ParquetTurns(
+            make=lambda: self.store.to_parquet(), clock=self.clock, thread=self.thread
+        )
 
     # ------------------------------------------------------------ rows in
 
@@ -169,7 +96,7 @@ class RowWriter:
     @property
     def writing(self) -> bool:
         """Return whether the thread is at work beside the loop."""
-        return self._writing is not None or self._to_parquet is not None
+        return self._writing is not None or self._parquet.making
 
     @property
     def due(self) -> bool:
@@ -182,15 +109,10 @@ class RowWriter:
         if not commands:
             return
         now = self.wall()
-        notes = [
-            self.notes.of(
-                each.attempt,
-                now,
-                self.board.nodes_of(each.attempt.cards),
-                ahead=each.after != "",
-            )
-            for each in commands
-        ]
+        notes = []
+        for each in commands:
+            nodes = self.board.nodes_of(each.attempt.cards)
+            notes.append(self.notes.of(each.attempt, now, nodes, ahead=each.after != ""))
         try:
             self.store.begin(*notes)
         except StoreLocked:
@@ -214,50 +136,22 @@ class RowWriter:
         rows are held, do all of it now. Now and then, make Parquet of what is safe."""
         if self.thread is None or self.held is not None:
             self.write()
-            if self._parquet_is_due():
-                self._end_of_parquet()
-                self._make_parquet()
+            if self._parquet.ended():
+                self._parquet.begin()
             return
-        if self._to_parquet is not None:
-            if not self._to_parquet.done():
-                return
-            self._end_of_parquet()
+        if not self._parquet.ended():
+            return
         if self._writing is not None:
             if not self._writing.done():
                 return
             self._finish_record()
-        if self._parquet_is_due():
-            self._to_parquet = self.thread.submit(self._make_parquet)
-        elif self._unwritten and self.held is None:
+        if self._parquet.begin():
+            return
+        if self._unwritten and self.held is None:
             rows = self._unwritten[:MOST_TOGETHER]
             measurements = [measurement for _, measurement in rows]
             self._writing = self.thread.submit(self.store.append, *measurements)
             self._in_it = len(rows)
-
-    def _parquet_is_due(self) -> bool:
-        """Return whether there are rows for a Parquet file, and it is time for one; then it is not
-        for a while."""
-        now = self.clock()
-        if not self._only_logged or now < self._parquet_at:
-            return False
-        self._only_logged, self._parquet_at = False, now + PARQUET_INTERVAL_S
-        return True
-
-    def _make_parquet(self) -> None:
-        try:
-            self.store.to_parquet()
-            self._no_parquet = ""
-        except Exception as error:  # a convenience; whoever appends hears of a full disk
-            self._only_logged = True
-            if not isinstance(error, OSError | StoreError) and self._no_parquet != repr(error):
-                self._no_parquet = repr(error)
-                _LOG.warning("rows are safe, but not in Parquet yet: %s", self._no_parquet)
-
-    def _end_of_parquet(self) -> None:
-        """Wait for the thread to have made its file."""
-        making, self._to_parquet = self._to_parquet, None
-        if making is not None:
-            making.result()
 
     def _finish_record(self) -> None:
         """Make the rows safe that are being written."""
@@ -307,24 +201,13 @@ class RowWriter:
     def _recorded(self, command: RecordRow, measurement: Measurement) -> None:
         """A row is safe."""
         now = self.clock()
-        self._only_logged = True
-        self._keep_trace(command)
+        self._parquet.rows_came()
+        keep_trace(self.store, command, self.view.line)
         self.board.did(command, now)
         self.board.measured(command, measurement, now)
         self.logged(measurement)
         if command.attempt is not None:  # the others are many at a time: see ``unrun_lines``
             self.view.line(row_line(command, measurement, self.board))
-
-    def _keep_trace(self, command: RecordRow) -> None:
-        """Write the trace of a profile beside the rows; a row is worth more than its trace."""
-        ranks = command.outcome.ranks if command.outcome is not None else ()
-        for result in (rank.result for rank in ranks):
-            if result is not None and result.trace is not None and command.attempt is not None:
-                name = paths.trace_of(command.attempt.attempt_id)
-                try:
-                    self.store.write_file(name, result.trace)
-                except (OSError, StoreError) as error:
-                    self.view.line(f"{name} is not kept: {error}")
 
     # ------------------------------------------------------------ a full disk
 
@@ -384,9 +267,7 @@ class RowWriter:
         be is put on another disk, or printed; a run that another driver has taken gets nothing more
         from this one."""
         self._save()
-        self._end_of_parquet()
-        if self._only_logged:
-            self._make_parquet()
+        self._parquet.make_last()
 
     def _save(self) -> None:
         if not self._unwritten and self.held is None:

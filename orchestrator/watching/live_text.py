@@ -168,4 +168,6 @@ def _emulated_note(emulated: bool, kind: str) -> str:
 
 def printable(text: str) -> str:
     """Text of jobs and errors may hold anything; a log line holds no control characters."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else " " for char in text)

@@ -127,6 +127,16 @@ class ResponseBatch:
     telemetry: Mapping[int, CardTelemetry] | None  # by index of the card; None: not read again
     server_gone: bool  # the process server is, and with it every worker
 
+    @property
+    def urgent(self) -> bool:
+        """Return whether a worker may wait for what the driver makes of it."""
+        return self.server_gone or any(map(is_urgent, self.responses))
+
+
+def is_urgent(response: Response) -> bool:
+    """Return whether a worker may wait for what the driver makes of a response."""
+    return not (isinstance(response, Ended) and response.more)
+
 
 # ---------------------------------------------------------------- numbers
 
@@ -146,7 +156,7 @@ class PendingResponses:
 
     def put(self, response: Response) -> None:
         """Keep one more."""
-        urgent = not (isinstance(response, Ended) and response.more)
+        urgent = is_urgent(response)
         with self._changed:
             self._kept.append(response)
             self._urgent |= urgent

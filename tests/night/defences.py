@@ -35,7 +35,8 @@ from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime import driver as driver_module
 from orchestrator.runtime.held import Held
-from orchestrator.runtime.row_writer import Patience, RowWriter
+from orchestrator.runtime.patience import Patience
+from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module

@@ -193,6 +193,10 @@ class SimulatedDisk:
         parent = self.directories.get(path.parent)
         return parent is not None and path.name in parent.now
 
+    def may_be_ordinary(self, path: Path) -> bool:
+        """All files are."""
+        return path not in self.directories
+
     def numbers(self, directory: Path) -> tuple[int, int, int]:
         """One file system; a directory keeps its place, which is its number."""
         self._directory(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from disk_model import NOWHERE
 from shapes import is_late, must
@@ -60,9 +60,9 @@ class DiskStore(Store):
     """The real store, on the night's disk, with the night's lock."""
 
     def __init__(self, night: Night, driver: int) -> None:
-        super().__init__(NOWHERE, "night")
-        self._lock = Lock(night, driver)  # type: ignore[assignment]
-        self._log = AppendLog(NOWHERE / "night" / "rows", f"{night.tally.drivers:016x}")
+        log = AppendLog(NOWHERE / "night" / "rows", f"{night.tally.drivers:016x}")
+        lock: Any = Lock(night, driver)
+        super().__init__(NOWHERE, "night", lock=lock, log=log)
         self.night = night
 
 

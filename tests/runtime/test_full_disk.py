@@ -23,7 +23,8 @@ from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.row_writer import Patience, RowWriter
+from orchestrator.runtime.patience import Patience
+from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimate

@@ -20,7 +20,9 @@ from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
-from orchestrator.runtime.row_writer import PARQUET_INTERVAL_S, Patience, RowWriter
+from orchestrator.runtime.parquet_turns import PARQUET_INTERVAL_S
+from orchestrator.runtime.patience import Patience
+from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.stop_signal import StopSignal
 
 LOOK_S = 0.5  # of a loop that waits for events
