@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import stat
-from pathlib import Path
-
 from orchestrator.errors import StoreError
 from orchestrator.results import paths
 from orchestrator.results.scan import Scan
@@ -19,18 +16,8 @@ def refuse_unread(scan: Scan, what: str) -> None:
     Raises:
         StoreError: a file cannot be read now.
     """
-    for damage in scan.damaged:
-        if damage.path in scan.unread and not _is_foreign(damage.path):
-            raise StoreError(
-                f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
-                f"stays so, move the file to {scan.directory.with_name(paths.QUARANTINE)}"
-            )
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return whether what has the name of a file is a directory, a pipe or a device: no row is in
-    it, however often it is read."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
+    for damage in scan.unread:
+        raise StoreError(
+            f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
+            f"stays so, move the file to {scan.directory.with_name(paths.QUARANTINE)}"
+        )

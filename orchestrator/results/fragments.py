@@ -266,6 +266,26 @@ def recover(directory: Path, quarantine: Path) -> list[Damage]:
     return found
 
 
+def remove_given_up(directory: Path) -> None:
+    """Remove files that stand for others and never got their names: what they were to hold is where
+    it was, and may be in another file soon. Only the holder of the lock may.
+
+    Raises:
+        StoreError: one cannot be removed now, and may appear later.
+    """
+    for name in disk.names(directory):
+        target = partial_target(name)
+        if target is None or not replaces_others(target):
+            continue
+        try:
+            disk.remove(directory / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            why = error.strerror or error
+            raise StoreError(f"{directory / name} cannot be removed: {why}") from error
+
+
 def _aside_or_left(path: Path, quarantine: Path, reason: str) -> Damage:
     """Set a file aside; what we may not move, another user's directory for one, stays there."""
     try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments
 from orchestrator.results.append_log import AppendLog, is_log
+from orchestrator.results.complete import refuse_unread
 from orchestrator.results.row_file import record_of
 from orchestrator.results.scan import ATTEMPT, Scan, replaced_by, scan_rows
 
@@ -140,6 +141,7 @@ class RowFiles:
         """
         with self._making:
             self._still_mine()
+            fragments.remove_given_up(self._directory)
             contents = self._contents_of_logs()
             return self._parquet_of(contents) if contents else None
 
@@ -244,9 +246,7 @@ class RowFiles:
 
         self.to_parquet()
         scan = scan_rows(self._directory, column_names())
-        if scan.unread and any(map(fragments.is_record, scan.tables)):
-            path = scan.unread[0].path
-            raise StoreError(f"{path} cannot be read now; it may hold rows of a log")
+        refuse_unread(scan, "what is to be compacted")
         self._delete(leftovers(scan))
         if len(scan.tables) < 2:
             return None

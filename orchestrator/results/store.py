@@ -252,14 +252,16 @@ class Store(StoredRun):
         """Make rows of what a dead predecessor had running; the ids of those attempts."""
         from orchestrator.results.begun import read_begun
 
-        path = self._begun.path
+        path, what = self._begun.path, "which attempts were interrupted"
         if not disk.is_there(path):
             return ()
         try:
             begun, reason = read_begun(path)
         except OSError as error:
+            if fragments.may_pass(error):
+                raise StoreError(f"{what} cannot be told now: {path}: {error.strerror}") from error
             begun, reason = [], str(error)
-        lost = self._files.without_row(begun, "which attempts were interrupted") if begun else []
+        lost = self._files.without_row(begun, what) if begun else []
         if lost:
             self.append(*lost)
         if reason:
