@@ -15,6 +15,8 @@ _OURS = ("torch", "transformers", "ray", "peft", "pyarrow", "accelerate")
 _PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher")
 _BESIDE_OPTIMUM = ("optimum-benchmark", *_OURS[:3])
 _BESIDE_OPENVINO = ("openvino-genai", "openvino")
+#: Instructions that decide how fast a processor multiplies, as Linux names them.
+_FAST = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _ASK = (
     "import importlib.metadata as m, json, sys\n"
     "found = {}\n"
@@ -29,6 +31,7 @@ def machine() -> dict[str, Any]:
     """The host as it is now."""
     return {
         "processor": _processor(),
+        "fast_arithmetic": [name for name in _FAST if name in _flags()],
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_1_min": round(os.getloadavg()[0], 2),
@@ -111,10 +114,19 @@ def _versions_there(python: Path, names: tuple[str, ...]) -> dict[str, str | Non
 
 
 def _processor() -> str:
+    return _of_the_first("model name") or platform.processor() or platform.machine()
+
+
+def _flags() -> list[str]:
+    return _of_the_first("flags").split()
+
+
+def _of_the_first(name: str) -> str:
+    """What the kernel says of the first processor under this name; nothing where it says none."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.partition(":")[0].strip() == name:
                 return line.partition(":")[2].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""

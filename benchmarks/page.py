@@ -132,8 +132,10 @@ def _stolen(outcome: Mapping[str, Any]) -> float:
 
 def _machine(outcome: Mapping[str, Any]) -> str:
     host, versions = outcome["machine"], outcome["versions"]
+    fast = ", ".join(host.get("fast_arithmetic", ()))  # older results do not have it
+    processor = f"{host['processor']} ({fast})" if fast else host["processor"]
     lines = [
-        f"\nMachine: {host['processor']}, {host['cores']} cores, {host['memory_gib']} GiB, "
+        f"\nMachine: {processor}, {host['cores']} cores, {host['memory_gib']} GiB, "
         f"{host['system']}, Python {host['python']}. Accelerator: {host['accelerator']}.",
     ]
     for who, found in versions.items():
