@@ -4,9 +4,10 @@ All widths should end together. Were the widest always first, the run would end 
 only, some of which last far longer than estimated while most cards have nothing left to do; were
 the narrowest first, gangs would starve. So a set of open cards goes where the work would take
 longest even with these cards, as a new worker goes to the model whose jobs would
-(``assignment.py``). Narrow jobs are favoured a little, since their cards come open one by one: for
-a wider job they would have to be drained. A width that has hardly any cards, beside its work, gets
-the next set whatever the others need; ``gangs.py`` drains one for it.
+(``assignment.py``), or to a gang that lasts as long as any narrower job. Narrow jobs are favoured a
+little, since their cards come open one by one: for a wider job they would have to be drained. A
+width that has hardly any cards, beside its work, gets the next set whatever the others need;
+``gangs.py`` drains one for it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Shares:
             width: cards of the set, more than one.
             passed: cards of the same server that were left to narrower jobs just before.
         """
+        if self._is_longest(width):
+            return True
         single_s = self._pending.card_seconds  # less that of gangs, below: card-seconds
         cards = passed + self.left_open + self._leases.gangs.get(1, 0) + self._pending.starting
         narrower_s = 0.0
@@ -66,3 +69,18 @@ class Shares:
         narrower_s += max(0.0, single_s)
         lasts_s = self._pending.gang_work(width) / (width * (self.sets(width) + 1))
         return lasts_s >= NARROW_FAVOUR * narrower_s / (cards + width)
+
+    def _is_longest(self, width: int) -> bool:
+        """Tell if no narrower job lasts longer than the next gang of this width: narrower ones fill
+        what such gangs leave, but a long gang that begins last ends last."""
+        narrower = [
+            record
+            for other in self._pending.gangs
+            if other < width
+            for record in self._pending.candidates(other)
+        ]
+        if (single := self._pending.longest_single()) is not None:
+            narrower.append(single)
+        longest_s = max((record.duration for record in narrower), default=0.0)
+        own = self._pending.candidates(width)
+        return bool(own) and max(record.duration for record in own) >= longest_s

@@ -9,21 +9,25 @@ from schedule_cases import Cluster, Fixed, job, node, planned
 
 from benchmarks.hard_scheduling import simulated
 from orchestrator.domain.job import State
+from orchestrator.scheduling.simulate import simulate
 
 
 def running_widths(cluster: Cluster) -> Counter[int]:
-    """How many jobs of each width run."""
+    """Count the running jobs of each width."""
     return Counter(len(run.attempt.cards) for run in cluster.running.values())
 
 
 def two_widths(*, wide: int, narrow: int, **settings: object) -> Cluster:
-    """Four servers, jobs of eight cards and jobs of two, all of 100 s; the first ones run."""
+    """Four servers, jobs of eight cards and jobs of two, which last a little longer; the first ones
+    run."""
+    names = [f"narrow{n:03}" for n in range(narrow)]
     jobs = [
         *(job(f"wide{n:02}", cards=8) for n in range(wide)),
-        *(job(f"narrow{n:03}", cards=2) for n in range(narrow)),
+        *(job(name, cards=2) for name in names),
     ]
-    estimates = Fixed(run_s=100, load_s=0)
-    cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0, **settings)
+    estimates = Fixed(run_s=100, load_s=0, by_name=dict.fromkeys(names, 101.0))
+    settings = {"worker_start_s": 1.0, "urgency": 0.0} | settings
+    cluster = Cluster(planned(*jobs), estimates=estimates, **settings)
     cluster.join(*(node(f"n{n}") for n in range(4)))
     cluster.ready()
     return cluster
@@ -77,16 +81,18 @@ def test_one_card_jobs_are_not_counted_again_for_each_server() -> None:
 
 
 def starting_widths(cluster: Cluster) -> Counter[int]:
-    """How many jobs of each width have workers that start."""
+    """Count the jobs of each width whose workers start."""
     workers = Counter(start.world_size for start in cluster.starting.values())
     return Counter({width: many // width for width, many in workers.items()})
 
 
 def one_server(*, pairs: int, singles: int, load_s: float = 0.0) -> Cluster:
-    """One server, jobs of two cards and of one, all of 60 s; the first workers start."""
+    """One server, jobs of two cards and of one, which last a little longer; the first workers
+    start."""
+    names = [f"one{n:02}" for n in range(singles)]
     jobs = [job(f"pair{n:02}", cards=2) for n in range(pairs)]
-    jobs += [job(f"one{n:02}") for n in range(singles)]
-    estimates = Fixed(run_s=60, load_s=load_s)
+    jobs += [job(name) for name in names]
+    estimates = Fixed(run_s=60, load_s=load_s, by_name=dict.fromkeys(names, 61.0))
     cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0, urgency=0.0)
     cluster.join(node("n1"))
     return cluster
@@ -106,6 +112,17 @@ def test_gangs_take_what_one_card_jobs_leave() -> None:
     """One worker is done with all jobs before a second one would have loaded the model: what was
     left to one-card jobs does not stand idle."""
     assert starting_widths(one_server(pairs=3, singles=12, load_s=1000.0))[2] == 3
+
+
+def test_a_gang_that_lasts_as_long_as_any_narrower_job_goes_first() -> None:
+    """Else gangs would run one after the other, while short jobs of one card have the others."""
+    jobs = [job(f"gang{n}", cards=8) for n in range(4)]
+    jobs += [job(f"one{n:03}") for n in range(600)]
+    lasts = {f"gang{n}": 3000.0 for n in range(4)} | {f"one{n:03}": 300.0 for n in range(600)}
+    found = simulate(
+        planned(*jobs), [node(f"n{n}") for n in range(4)], Fixed(load_s=0, by_name=lasts)
+    )
+    assert found.makespan_s < 1.06 * found.bound_s
 
 
 @pytest.mark.slow
