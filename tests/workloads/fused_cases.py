@@ -105,7 +105,7 @@ def _cross_entropy(
 
 
 def in_place_of_liger() -> Kernels:
-    """What Liger's kernels compute, with their signatures and habits, by torch."""
+    """Return the computations of Liger's kernels, with their signatures and habits, by torch."""
     return Kernels(
         title="in place of liger-kernel",
         rms_norm=rms_normed,

@@ -50,7 +50,7 @@ class FusedKernels(Technique):
             yield Refusal(
                 setting="fused_kernels",
                 reason=f"liger-kernel has no {asked.device} kernels",
-                hint="write torch_compile: true, or leave fused_kernels out",
+                hint="leave fused_kernels out",
                 unsupported=True,
             )
         if asked.parameters.get("torch_compile"):
