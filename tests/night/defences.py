@@ -516,7 +516,7 @@ DEFENCES = (
     ),
     Defence(
         name="a breaker that counts who has failed already",
-        first=100_347,
+        first=100_083,
         without="others are tried",
         take_away=_watch_the_first_only,
     ),
