@@ -33,14 +33,16 @@ _LEAVE_S, _END_S = 60.0, 5.0
 
 
 def exit_on_signals() -> None:
-    """Have this process leave by ``SystemExit`` where Ctrl-C or SIGTERM would end it, so that what
-    it has started is ended on the way out."""
+    """Have this process leave by ``SystemExit`` where Ctrl-C, SIGTERM or the loss of its terminal
+    would end it, so that what it has started is ended on the way out. What it was started to ignore
+    (by ``nohup``, or ``&`` of a script) stays ignored."""
 
     def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
 
 
 # ---------------------------------------------------------------- in the contender

@@ -3,11 +3,15 @@
 Jobs of 1, 2, 4 and 8 cards on servers of eight; durations scatter around their estimates by a
 lognormal factor of sigma 0 (estimates hold), 0.2 and 1 (two of three are off by up to 2.7 times).
 Each turn is a seed: other jobs, other factors. The simulator runs them, and the durations that its
-attempts had, loading and the start of a gang's fresh processes within (it waits for the slowest of
-them), are then given to three others, which pay for nothing else: a bound that no schedule can
-beat; the shortest schedule that a long search has found (``best_known.py``), which knows all
-durations before it begins; and the plain policy of the longest estimate first by first fit, which
-knows as little as ours.
+attempts had are then given to three others: a bound that no schedule can beat; the shortest
+schedule that a long search has found (``best_known.py``), which knows all durations before it
+begins; and the plain policy of the longest estimate first by first fit, which knows as little as
+ours.
+
+All four are charged the same: an attempt from its first rank's start to its last rank's end,
+loading within, and for a gang the start of its fresh processes as our run had it, from the start of
+the last of them until the gang began. That our gang's first cards wait for the last to be free is
+charged to us alone, and so is the start of processes that run jobs of one card.
 """
 
 from __future__ import annotations
@@ -96,7 +100,7 @@ def _lines(nodes: int, sigma: float, wanted: float | None, turns: Sequence[Turn]
             Goal() if wanted is None else Goal(kind="at most", value=wanted),
         ),
         "a bound that no schedule can beat": ([turn.bound for turn in turns], Goal()),
-        "longest estimate first by first fit, no starts": (
+        "longest estimate first by first fit, with our gangs' starts": (
             [turn.longest_first for turn in turns],
             Goal(),
         ),

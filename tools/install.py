@@ -108,8 +108,9 @@ def main() -> int:
             return done.returncode
     # Each process of a run would compile the program for itself, for half a second of a core, where
     # PYTHONDONTWRITEBYTECODE keeps it from leaving what it compiled to the next.
+    # Silent: in a tree that cannot be written, each file would print an error of no consequence.
     modules = [str(ROOT / name) for name in PACKAGES]
-    subprocess.run([str(python), "-m", "compileall", "-q", *modules], check=False)
+    subprocess.run([str(python), "-m", "compileall", "-qq", *modules], check=False)
     return 0
 
 

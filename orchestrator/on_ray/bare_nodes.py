@@ -17,9 +17,12 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from orchestrator.errors import ClusterError
+from orchestrator.on_ray.control_store import ALIVE
 
 _ASK_EVERY_S = 0.05
 _PATIENCE_S = 20.0
@@ -75,7 +78,7 @@ def bare_nodes(*, metrics: bool = False, workers: int = 0, wait: bool = True) ->
         if not wait:
             return defaultdict(int, labels={})  # of its ports nobody has need
         with contextlib.suppress(TimeoutError):  # then Ray asks itself, and has its own patience
-            wait_for_nodes(gcs_address, [node_id])
+            wait_for_nodes(gcs_address, {node_id: node_id})
         return get_node(gcs_address, node_id)
 
     def start_bare(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
@@ -112,21 +115,38 @@ def _with_workers(command: Sequence[str], workers: int) -> list[str]:
 
 
 def wait_for_nodes(
-    gcs_address: str, node_ids: Iterable[str], patience_s: float = _PATIENCE_S
+    gcs_address: str,
+    node_ids: Mapping[str, str],
+    patience_s: float = _PATIENCE_S,
+    has_exited: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    """Wait until the control store knows the nodes.
+    """Wait until the control store knows all nodes to be alive.
+
+    Args:
+        node_ids: by the nodes' names.
+        has_exited: tells of a node, by its name, that it will never come up.
 
     Raises:
-        TimeoutError: it does not in time.
+        TimeoutError: some are not alive in time.
+        ClusterError: one has exited.
+        Exception: Ray's own, where the control store does not answer.
     """
     from ray import NodeID
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
-    client, wanted = GcsClient(address=gcs_address), {*map(NodeID.from_hex, node_ids)}
+    client = GcsClient(address=gcs_address)
+    wanted = {name: NodeID.from_hex(node_id) for name, node_id in node_ids.items()}
     deadline = time.monotonic() + patience_s
-    while not wanted <= client.get_all_node_info(timeout=5).keys():
+    while True:
+        known = client.get_all_node_info(timeout=5)
+        alive = {node_id for node_id, info in known.items() if info.state == ALIVE}
+        absent = [name for name, node_id in wanted.items() if node_id not in alive]
+        if not absent:
+            return
+        if exited := [name for name in absent if has_exited(name)]:
+            raise ClusterError(f"nodes that exited before all were up: {', '.join(exited)}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not all of {len(wanted)} nodes are up after {patience_s:g} s")
+            raise TimeoutError(f"nodes not up after {patience_s:g} s: {', '.join(absent)}")
         time.sleep(_ASK_EVERY_S)
 
 

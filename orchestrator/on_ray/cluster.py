@@ -147,7 +147,7 @@ def emulate(nodes: Sequence[Node], *, metrics: bool = False) -> Iterator[Emulate
             join_cluster(cluster.address, _node_ip_address=LOOPBACK)
         try:
             private.wait_for_nodes()
-        except TimeoutError as error:
+        except Exception as error:  # Ray has many, none of them a TimeoutError
             raise _not_started(error) from error
         yield cluster
 

@@ -38,7 +38,7 @@ JOINING = {
 SILENT_AFTER_S = 5.0
 _ANSWER_S = 10
 _LAST_ANSWER_S = 5
-_ALIVE = 0  # GcsNodeInfo.ALIVE
+ALIVE = 0  # GcsNodeInfo.ALIVE
 _REPLACED = "WrongClusterID"
 
 
@@ -145,7 +145,7 @@ class ControlStore:
                 "Labels": dict(info.labels),
             }
             for info in found.values()
-            if info.state == _ALIVE
+            if info.state == ALIVE
         }
 
     def close(self, patience_s: float) -> bool:

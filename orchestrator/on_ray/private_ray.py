@@ -47,7 +47,7 @@ class PrivateRay:
     cluster: Any  # ray.cluster_utils.Cluster
     metrics: bool = False  # whether its nodes export them
     _nodes: dict[str, Any] = field(default_factory=dict)  # by name
-    _awaited: list[str] = field(default_factory=list)  # ids of nodes that may not be up yet
+    _awaited: list[str] = field(default_factory=list)  # names of nodes that may not be up yet
     _named: int = 0  # nodes whose sockets were given names
 
     @property
@@ -76,7 +76,7 @@ class PrivateRay:
                 **arguments,
             )
         if not wait:
-            self._awaited.append(self._nodes[name].node_id)
+            self._awaited.append(name)
 
     def _sockets(self) -> dict[str, str]:
         """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
@@ -95,10 +95,17 @@ class PrivateRay:
 
         Raises:
             TimeoutError: one is not in time.
+            ClusterError: one has exited.
+            Exception: Ray's own, where the control store does not answer.
         """
-        if self._awaited:
-            wait_for_nodes(self.address, self._awaited, patience_s=_PATIENCE_S)
-            self._awaited.clear()
+        if node_ids := {n: self._nodes[n].node_id for n in self._awaited if n in self._nodes}:
+            wait_for_nodes(self.address, node_ids, _PATIENCE_S, self._has_exited)
+        self._awaited.clear()
+
+    def _has_exited(self, name: str) -> bool:
+        """Return whether a node's own process (its raylet) has ended."""
+        started = self.all_processes(name).get("raylet", ())
+        return any(each.process.poll() is not None for each in started)
 
     def remove_node(self, name: str) -> None:
         """Kill a node and everything on it."""

@@ -31,10 +31,10 @@ def fetched_directory(results: Path, name: str, source: str, told: Mapping[str, 
     """
     store = Store.open(results, name)
     run_id = str(told.get("run_id") or "")
-    marker = store.path / paths.FETCHED
+    known = None
     if disk.is_there(store.path):
         known = fetched_id(store.path)
-        if known is None or (run_id and known != run_id):
+        if known is None or (run_id and known not in ("", run_id)):
             whose = "a run of this machine" if known is None else "a copy of another run"
             raise StoreError(
                 f"{store.path} is {whose}; fetch into another directory (--results DIR) or under "
@@ -46,7 +46,7 @@ def fetched_directory(results: Path, name: str, source: str, told: Mapping[str, 
                 "now could hold its rows again. Fetch into another directory (--results DIR) or "
                 "under another name (--as NAME)"
             )
-    if not disk.is_there(marker):
+    if known is None or (run_id and not known):  # a copy begun before its run had an id gets it
         disk.make_directory(store.tables_path)
         text = json.dumps({"run_id": run_id, "from": source})
         store.write_file(paths.FETCHED, text)

@@ -38,7 +38,8 @@ class SimulationResult:
     attempts: int
     faults: int
     rows: tuple[RecordRow, ...]  # final ones
-    gathered_s: Mapping[str, float]  # by job id: until the last attempt's own processes were up
+    #: By job id: from the start of the last of its last attempt's own processes until it began.
+    gathered_s: Mapping[str, float]
     other_rows: int
 
     @property

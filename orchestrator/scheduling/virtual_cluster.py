@@ -70,7 +70,9 @@ class VirtualCluster:
         self.workers = 0
         self.busy = self.starting = self.last_row = 0.0
         self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
-        self.gathered: dict[str, float] = {}  # job id -> seconds until its own processes were up
+        self.gathered: dict[
+            str, float
+        ] = {}  # job id -> seconds from its last own process until all ran
 
     def later(self, at: float, event: Event) -> None:
         """Let an event happen at a time."""
@@ -280,8 +282,8 @@ class VirtualCluster:
             if process is not None:
                 process.key, process.attempt_id = attempt.job.residency_key, attempt.attempt_id
         if attempt.job.alone:
-            first = min((p.started_at for p in processes if p is not None), default=self.now)
-            self.gathered[attempt.job_id] = self.now - first
+            last = max((p.started_at for p in processes if p is not None), default=self.now)
+            self.gathered[attempt.job_id] = self.now - last
         state, failure, factor = self.chance.fate(attempt)
         at = self.now + lasts * factor
         self.running[attempt.attempt_id] = (command, self.now)

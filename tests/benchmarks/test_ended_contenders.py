@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,27 +59,52 @@ def _gone(told: Path) -> bool:
     return not any(alive(int(pid)) for pid in told.read_text().split())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@contextlib.contextmanager
+def _benchmark(
+    tmp_path: Path, ignored: signal.Signals | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A benchmark in the midst of its contender's turn, with a signal ignored from its start."""
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", BENCHMARK, CONTENDER, str(told), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def prepare() -> None:
+        if ignored is not None:
+            signal.signal(ignored, signal.SIG_IGN)
+
+    with (tmp_path / "output").open("w") as output:
+        benchmark = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, preexec_fn=prepare
+        )
+    try:
+        assert until(told.exists, 30), (tmp_path / "output").read_text()
+        yield benchmark
+    finally:
+        benchmark.kill()
+        benchmark.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_benchmark_that_is_ended_ends_its_contender(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     """In the midst of a turn, together with the contender's own child."""
-    told = tmp_path / "told"
-    command = [sys.executable, "-c", BENCHMARK, CONTENDER, str(told), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with (tmp_path / "output").open("w") as output:
-        benchmark = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
-    try:
-        assert until(told.exists, 30), (tmp_path / "output").read_text()
+    with _benchmark(tmp_path) as benchmark:
         benchmark.send_signal(number)
         assert until(lambda: benchmark.poll() is not None, 30)
         assert benchmark.returncode == 128 + number
-        assert until(lambda: _gone(told), 10)
-    finally:
-        benchmark.kill()
-        benchmark.wait()
+        assert until(lambda: _gone(tmp_path / "told"), 10)
+
+
+def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    """What it was started to ignore it ignores; another signal ends it as ever."""
+    with _benchmark(tmp_path, ignored=signal.SIGHUP) as benchmark:
+        benchmark.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert benchmark.poll() is None and not _gone(tmp_path / "told")
+        benchmark.send_signal(signal.SIGTERM)
+        assert until(lambda: benchmark.poll() is not None, 30)
+        assert benchmark.returncode == 128 + signal.SIGTERM
 
 
 def test_a_contender_leaves_nothing_behind(tmp_path: Path) -> None:

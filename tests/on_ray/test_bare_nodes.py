@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,7 +17,10 @@ import pytest
 from patience import patience, until
 from source_tree import ROOT
 
+from orchestrator.errors import ClusterError
+from orchestrator.on_ray import cluster as cluster_module
 from orchestrator.on_ray.bare_nodes import bare_nodes, wait_for_nodes
+from orchestrator.on_ray.control_store import ALIVE
 from orchestrator.on_ray.private_ray import PrivateRay, private_ray
 from orchestrator.worker.process_table import processes
 
@@ -68,6 +72,7 @@ class ControlStore:
     """Knows one more node each time that it is asked."""
 
     nodes: ClassVar[list[Any]] = []
+    state: ClassVar[int] = ALIVE
     asked: ClassVar[int] = 0
 
     def __init__(self, address: str) -> None:
@@ -76,7 +81,7 @@ class ControlStore:
     def get_all_node_info(self, timeout: float) -> dict[Any, object]:
         """The nodes that are known by now."""
         type(self).asked += 1
-        return dict.fromkeys(self.nodes[: self.asked], object())
+        return dict.fromkeys(self.nodes[: self.asked], SimpleNamespace(state=self.state))
 
 
 def test_nodes_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +92,63 @@ def test_nodes_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("ray._raylet"), "GcsClient", ControlStore)
     monkeypatch.setattr(ControlStore, "nodes", ids)
     monkeypatch.setattr(ControlStore, "asked", 0)
-    wait_for_nodes("127.0.0.1:1", [ids[2].hex(), ids[1].hex()])
+    wait_for_nodes("127.0.0.1:1", {"c": ids[2].hex(), "b": ids[1].hex()})
     assert ControlStore.asked == 3
-    with pytest.raises(TimeoutError, match="not all of 1 nodes are up after 0 s"):
-        wait_for_nodes("127.0.0.1:1", [NodeID.from_random().hex()], patience_s=0.0)
+    absent = {"b": ids[1].hex(), "e": NodeID.from_random().hex()}
+    with pytest.raises(TimeoutError, match=r"not up after 0 s: e$"):
+        wait_for_nodes("127.0.0.1:1", absent, patience_s=0.0)
+
+
+def test_a_node_that_has_died_is_not_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control store keeps it among those that it knows."""
+    from ray import NodeID
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+    node_id = NodeID.from_random()
+    monkeypatch.setattr(importlib.import_module("ray._raylet"), "GcsClient", ControlStore)
+    monkeypatch.setattr(ControlStore, "nodes", [node_id])
+    monkeypatch.setattr(ControlStore, "state", GcsNodeInfo.DEAD)
+    with pytest.raises(TimeoutError, match=r"not up after 0 s: a$"):
+        wait_for_nodes("127.0.0.1:1", {"a": node_id.hex()}, patience_s=0.0)
+
+
+def test_nobody_waits_for_a_node_whose_process_has_exited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, and those that may still come up are not."""
+    monkeypatch.setattr(importlib.import_module("ray._raylet"), "GcsClient", ControlStore)
+    monkeypatch.setattr(ControlStore, "nodes", [])
+    cluster = Cluster()
+    private = PrivateRay(directory=tmp_path, cluster=cluster)
+    for name in ("head", "a", "b"):
+        private.add_node(name, wait=False)
+    cluster.exits(private.all_processes("b"))
+    with pytest.raises(ClusterError, match=r"exited before all were up: b$"):
+        private.wait_for_nodes()
+
+
+def test_a_control_store_that_fails_while_nodes_start_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's own error is none of this program's, nor a ``TimeoutError``."""
+    from ray.exceptions import RpcError
+
+    def gone() -> None:
+        raise RpcError("gone")
+
+    @contextlib.contextmanager
+    def private(**_: object) -> Iterator[Any]:
+        yield SimpleNamespace(
+            directory="/d",
+            address="127.0.0.1:1",
+            add_node=lambda *_, **__: None,
+            wait_for_nodes=gone,
+        )
+
+    monkeypatch.setattr(cluster_module, "private_ray", private)
+    monkeypatch.setattr(cluster_module, "join_cluster", lambda *_, **__: None)
+    with pytest.raises(ClusterError, match="cannot start a Ray cluster here: gone"):
+        cluster_module.emulate([]).__enter__()
 
 
 _NODE = """
@@ -147,9 +205,18 @@ class Cluster:
     def add_node(self, **arguments: Any) -> Any:
         """Note what the node is to be."""
         self.added.append(arguments)
-        node = SimpleNamespace(node_id=len(self.added), get_sockets_dir_path=lambda: "/s")
+        raylet = SimpleNamespace(process=SimpleNamespace(poll=lambda: None))
+        node = SimpleNamespace(
+            node_id=f"{len(self.added):056x}",
+            get_sockets_dir_path=lambda: "/s",
+            all_processes={"raylet": [raylet]},
+        )
         self.head_node = self.head_node or node
         return node
+
+    def exits(self, processes: dict[str, list[Any]]) -> None:
+        """Have a node's own process end."""
+        processes["raylet"][0].process.poll = lambda: 1
 
     def remove_node(self, node: Any, *, allow_graceful: bool) -> None:
         """Nothing was started."""

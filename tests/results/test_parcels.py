@@ -13,7 +13,7 @@ from measurements import row
 
 from orchestrator.errors import StoreError
 from orchestrator.results import parcels, paths
-from orchestrator.results.fetched import fetched_directory
+from orchestrator.results.fetched import fetched_directory, fetched_id
 from orchestrator.results.parcels import (
     MARK,
     PART_BYTES,
@@ -163,6 +163,17 @@ def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
         fetched_directory(tmp_path, "own", "http://head:8265", told)
     with pytest.raises(StoreError, match="cannot name"):
         fetched_directory(tmp_path, "../night", "http://head:8265", told)
+
+
+def test_a_copy_begun_before_its_run_had_an_id_goes_on(tmp_path: Path) -> None:
+    """The first id that it is told is then its own, and another is refused."""
+    path = fetched_directory(tmp_path, "night", "http://head:8265", {"run_id": None})
+    told = {"run_id": "0123456789ab"}
+    for known in ({}, told, {}, told):
+        assert fetched_directory(tmp_path, "night", "http://head:8265", known) == path
+    assert fetched_id(path) == "0123456789ab"
+    with pytest.raises(StoreError, match="a copy of another run"):
+        fetched_directory(tmp_path, "night", "http://head:8265", {"run_id": "ba9876543210"})
 
 
 def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Path) -> None:

@@ -32,5 +32,5 @@ def test_the_program_is_compiled_once_it_is_installed(
     assert install.main() == (3 if fails else 0)
     compiled = [command for command in commands if "compileall" in command]
     modules = [str(install.ROOT / name) for name in ("orchestrator", "workloads")]
-    expected = [] if fails else [[str(python), "-m", "compileall", "-q", *modules]]
+    expected = [] if fails else [[str(python), "-m", "compileall", "-qq", *modules]]
     assert compiled == expected and "install" in commands[0]

@@ -19,6 +19,7 @@ from workloads.techniques.base import Technique
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
 FP32 = {"precision": "fp32"}
+TOGETHER = {"method": "lora", "adapter_products": "together"}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,12 @@ def test_a_contradiction_is_wrong_on_every_device(
             "cuda",
             "whole weights",
         ),
-        ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "whole weights"),
+        ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "DeepSpeed drives"),
+        ({"cards": 2, "strategy": "zero3", "fused_kernels": "liger"}, "cuda", "whole weights"),
+        ({"cards": 2, "strategy": "fsdp2", "fused_kernels": "liger"}, "cuda", "whole weights"),
+        (TOGETHER | {"cards": 2, "strategy": "zero1"}, "cuda", "DeepSpeed drives"),
+        (TOGETHER | {"cards": 2, "strategy": "zero3"}, "cuda", "whole weights"),
+        (TOGETHER | {"cards": 2, "strategy": "fsdp2"}, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
         ({"pin_memory": True}, "cpu", "not copied"),
         ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),

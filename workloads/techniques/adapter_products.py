@@ -50,10 +50,13 @@ class AdapterProducts(Technique):
                 hint="write method: lora, or leave adapter_products out",
             )
         driven = str(parameters.get("strategy") or "").startswith("zero")
-        if asked.cards > 1 and (driven or divides_weights(parameters, asked.cards)):
+        divided = divides_weights(parameters, asked.cards)
+        if asked.cards > 1 and (driven or divided):
             yield Refusal(
                 setting="adapter_products",
-                reason="together reads whole weights, of which each card has a part here",
+                reason="together reads whole weights, of which each card has a part here"
+                if divided
+                else "DeepSpeed drives the model, and together was not tried with it",
                 hint="write strategy: ddp, or leave adapter_products out",
                 unsupported=True,
             )

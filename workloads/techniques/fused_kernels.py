@@ -60,10 +60,13 @@ class FusedKernels(Technique):
                 hint="write torch_compile: false, or leave fused_kernels out",
             )
         driven = str(asked.parameters.get("strategy") or "").startswith("zero")
-        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
+        divided = divides_weights(asked.parameters, asked.cards)
+        if asked.cards > 1 and (driven or divided):
             yield Refusal(
                 setting="fused_kernels",
-                reason="the kernels read whole weights, of which each card has a part here",
+                reason="the kernels read whole weights, of which each card has a part here"
+                if divided
+                else "DeepSpeed drives the model, and these kernels were not tried with it",
                 hint="write strategy: ddp, or leave fused_kernels out",
                 unsupported=True,
             )
