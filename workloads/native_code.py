@@ -8,15 +8,19 @@ no compiler, or it fails, whoever asks is told why and goes on without.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,8 +51,12 @@ class NativeCode:
 @cache
 def native_code(source: Path) -> NativeCode:
     """The functions of a file of C++, compiled for this processor unless they are kept; once for
-    each process. Takes some ten seconds, and no more than two minutes."""
-    command = shlex.split(os.environ.get(COMPILER, "")) or ["g++"]
+    each process. Takes 3 to 4 s of a core, and no more than two minutes; as long again where
+    another process is at it."""
+    try:
+        command = shlex.split(os.environ.get(COMPILER, "")) or ["g++"]
+    except ValueError as error:
+        return NativeCode(lacking=f"{COMPILER}: {error}")
     if shutil.which(command[0]) is None:
         return NativeCode(lacking=f"no compiler {command[0]} on this node")
     try:
@@ -56,17 +64,11 @@ def native_code(source: Path) -> NativeCode:
         made_by = hashlib.sha256(
             "\0".join([version, *command, *_FLAGS, _processor()]).encode() + source.read_bytes()
         ).hexdigest()
-        began = time.perf_counter()
-        directory = compiled_directory(f"native-{source.stem}-{made_by[:16]}")
-        with tempfile.TemporaryDirectory(dir=directory) as aside:
-            library = Path(directory or aside) / "library.so"
-            compile_s = 0.0
-            if not library.exists():
-                made = Path(aside) / "made.so"
-                _output([*command, *_FLAGS, str(source), "-o", str(made)])
-                os.replace(made, library)
-                compile_s = time.perf_counter() - began
-            return NativeCode(library=ctypes.CDLL(str(library)), compile_s=compile_s)
+        compiling = [*command, *_FLAGS, str(source)]
+        if directory := compiled_directory(f"native-{source.stem}-{made_by[:16]}"):
+            return _kept(compiling, directory)
+        with tempfile.TemporaryDirectory() as own:
+            return _kept(compiling, own)
     except subprocess.TimeoutExpired:
         return NativeCode(lacking=f"{command[0]} was not done after {LIMIT_S:g} s")
     except subprocess.CalledProcessError as error:
@@ -76,9 +78,67 @@ def native_code(source: Path) -> NativeCode:
         return NativeCode(lacking=f"{command[0]}: {error}")
 
 
+def _kept(compiling: list[str], directory: str) -> NativeCode:
+    """The library in a directory; one that is not there, was cut off or is another system's is
+    made anew."""
+    library = Path(directory) / "library.so"
+    with contextlib.suppress(OSError):
+        return NativeCode(library=ctypes.CDLL(str(library)))
+    with _turn(directory):
+        with contextlib.suppress(OSError):  # another process has made it meanwhile
+            return NativeCode(library=ctypes.CDLL(str(library)))
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=directory) as aside:
+            made = Path(aside) / "made.so"
+            _output([*compiling, "-o", str(made)])
+            os.replace(made, library)
+        compile_s = time.perf_counter() - began
+        return NativeCode(library=ctypes.CDLL(str(library)), compile_s=compile_s)
+
+
+@contextlib.contextmanager
+def _turn(directory: str) -> Iterator[None]:
+    """One process of a node compiles; others wait, no longer than a compiler may take."""
+    until = time.monotonic() + LIMIT_S
+    held = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            while not _locked(held) and time.monotonic() < until:
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(held)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-    return done.stdout
+    """The words of a command that succeeds; one that is given up is ended with its children."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    with process:
+        try:
+            told, complaint = process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, told, complaint)
+    return told
 
 
 def _processor() -> str:

@@ -15,6 +15,8 @@ they are. Every setting has exactly one role:
 What else a declaration may say:
 
     loads         jobs with unequal values cannot share a loaded model
+    loads_with    another setting: where this one is not its default, jobs with unequal values of
+                  that one cannot share a loaded model either
     length        a size: more of it takes longer, and is the same work but for that
     produces      the kind of thing (``adapter``) that a job saves under the name it is set to
     consumes      the kind of thing whose name it takes: the job waits for the one that produces it
@@ -52,6 +54,7 @@ class Declaration:
     description: str
     default: Any = ...  # ``...``: it has none
     loads: bool = False
+    loads_with: str = ""
     length: bool = False
     produces: str = ""
     consumes: str = ""
@@ -91,6 +94,7 @@ def setting(
     role: Role,
     description: str,
     loads: bool = False,
+    loads_with: str = "",
     length: bool = False,
     produces: str = "",
     consumes: str = "",
@@ -109,6 +113,7 @@ def setting(
         description=description,
         default=default,
         loads=loads,
+        loads_with=loads_with,
         length=length,
         produces=produces,
         consumes=consumes,

@@ -84,8 +84,13 @@ def _said(
 
 def _loaded(parameters: Parameters, declared: Mapping[str, Declaration]) -> str:
     """Parameters that change the loaded model; of an unknown workload any may."""
+    others = {
+        declared[name].loads_with
+        for name, value in parameters
+        if name in declared and not declared[name].is_default(value)
+    }
     return "".join(
         f"|{name}={value}"
         for name, value in parameters
-        if name not in declared or declared[name].loads
+        if name not in declared or declared[name].loads or name in others
     )

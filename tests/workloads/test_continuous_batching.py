@@ -418,6 +418,7 @@ def test_the_best_token_is_the_first_of_the_greatest(
 def test_packed_weights_generate(batching: str, dataset: str, plain: Result) -> None:
     """In a model of their own, every prompt has its text, and most are those of plain weights."""
     result = Worker().run(dataset, batch_size=3, batching=batching, packed_weights=True)
+    assert ("machine code" in result.details["packed_weights"]) == (batching == "continuous")
     assert texts(result).keys() == texts(plain).keys()
     same = sum(texts(result)[index] == text for index, text in texts(plain).items())
     assert same >= 0.7 * len(texts(plain))
@@ -427,6 +428,16 @@ def test_packed_and_plain_weights_share_no_model() -> None:
     """A warm worker must not give a job a model in which the plain matrices are gone."""
     keys = {job(parameters=(("packed_weights", packed),)).residency_key for packed in (False, True)}
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_only_packed_weights_are_loaded_anew_for_continuous_batches(packed: bool) -> None:
+    """Which have machine code, and static ones oneDNN; plain weights serve both."""
+    keys = {
+        job(parameters=(("batching", batching), ("packed_weights", packed))).residency_key
+        for batching in ("static", "continuous")
+    }
+    assert len(keys) == 1 + packed
 
 
 def test_a_model_that_cannot_use_the_kv_cache_is_refused(dataset: str) -> None:

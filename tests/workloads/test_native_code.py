@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from patience import alive, until
 
 from workloads import compiled_code, native_code
 from workloads.native_code import COMPILER
 
 _SOURCE = 'extern "C" int answer() { return 42; }\n'
+_ASK = """
+import sys
+from pathlib import Path
+from workloads.native_code import native_code
+print(native_code(Path(sys.argv[1])).library.answer())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +33,20 @@ def source(directory: Path, text: str = _SOURCE) -> Path:
     path.write_text(text)
     native_code.native_code.cache_clear()
     return path
+
+
+def asked_elsewhere(path: Path) -> subprocess.Popen[str]:
+    """Another process, which prints the answer of a file's code."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _ASK, str(path)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def compiler_of(path: Path, lines: str) -> str:
+    """A compiler that does these lines, unless it is asked for its version."""
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo version && exit\n{lines}\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_code_is_compiled_once_for_a_node(tmp_path: Path, root: Path) -> None:
@@ -42,18 +65,44 @@ def test_code_is_compiled_once_for_a_node(tmp_path: Path, root: Path) -> None:
     ]
 
 
+def test_processes_that_start_together_compile_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One does, and the other takes what it has made."""
+    calls = tmp_path / "calls"
+    slow = compiler_of(tmp_path / "slow", f'echo call >> {calls}\nsleep 0.7\nexec g++ "$@"')
+    monkeypatch.setenv(COMPILER, slow)
+    path = source(tmp_path)
+    processes = [asked_elsewhere(path) for _ in range(2)]
+    assert [process.communicate()[0] for process in processes] == ["42\n", "42\n"]
+    assert calls.read_text().count("call") == 1
+
+
+def test_code_that_was_cut_off_is_made_anew(tmp_path: Path, root: Path) -> None:
+    """As by a power cut; made by another process, since this one would find what it has opened."""
+    path = source(tmp_path)
+    assert asked_elsewhere(path).communicate()[0] == "42\n"
+    (library,) = root.glob("*/library.so")
+    library.write_bytes(b"")
+    found = native_code.native_code(path)
+    assert found.library is not None and found.library.answer() == 42 and found.compile_s > 0
+
+
 @pytest.mark.parametrize(
     ("compiler", "text", "words"),
     [
         ("no-such-compiler", _SOURCE, "no compiler no-such-compiler"),
         ("g++", "no C++ at all", "g++ failed with 1"),
         ("g++ --no-such-option", _SOURCE, "no-such-option"),
+        ("g++ '", _SOURCE, "CXX: No closing quotation"),
+        ("sh -c 'printf \"\\351 is wrong\" >&2; exit 3'", _SOURCE, "3: \ufffd is wrong"),
     ],
 )
 def test_a_node_without_code_says_why(
     compiler: str, text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No compiler, one that complains, and one that was asked for what it does not know."""
+    """No compiler, one that complains, also in no known letters, one that was asked for what it
+    does not know, and one whose name is no words."""
     monkeypatch.setenv(COMPILER, compiler)
     found = native_code.native_code(source(tmp_path, text))
     assert found.library is None and words in found.lacking
@@ -62,14 +111,15 @@ def test_a_node_without_code_says_why(
 def test_a_compiler_that_never_ends_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job goes on without its code after a limit."""
-    slow = tmp_path / "slow"
-    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slow && exit\nexec sleep 60\n')
-    slow.chmod(0o755)
-    monkeypatch.setenv(COMPILER, str(slow))
-    monkeypatch.setattr(native_code, "LIMIT_S", 0.2)
+    """With what it has started; a job goes on without its code after a limit."""
+    child = tmp_path / "child"
+    slow = compiler_of(tmp_path / "slow", f"sleep 60 &\necho $! > {child}\nwait")
+    monkeypatch.setenv(COMPILER, slow)
+    monkeypatch.setattr(native_code, "LIMIT_S", 1.0)
     found = native_code.native_code(source(tmp_path))
-    assert found.library is None and "not done after 0.2 s" in found.lacking
+    assert found.library is None and "not done after 1 s" in found.lacking
+    pid = int(child.read_text())
+    assert until(lambda: not alive(pid), 5.0)
 
 
 def test_code_is_there_where_no_directory_can_be_made(

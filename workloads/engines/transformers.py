@@ -30,6 +30,7 @@ class GenerationSettings(GaudiSettings, CompileSettings):
         False,
         role="choice",
         loads=True,
+        loads_with="batching",  # continuous batches have machine code, others oneDNN
         description="Keep the matrices of linear layers in oneDNN's own layout (CPU only; fp32, "
         "bf16, fp16 and int8): the same arithmetic with less time for reading them. In int8 "
         "activations are brought to int8 as well, with a scale for each row, and products are "

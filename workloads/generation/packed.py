@@ -12,7 +12,7 @@ known parts is computed in few calls (``packed_layer``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,15 @@ from workloads.generation.packed_products import (
 from workloads.models import reach
 
 
-def pack(model: torch.nn.Module) -> str:
+def pack(model: torch.nn.Module, *, continuous: bool = False) -> str:
     """Replace a model's linear layers, one after the other; what was done, for the row.
 
     Those whose matrix the model needs elsewhere as well keep it.
+
+    Args:
+        model: loaded, on a CPU.
+        continuous: it generates in continuous batches, whose passes machine code of ours takes,
+            where there is some; static batches have oneDNN, made for products of many rows.
 
     Raises:
         Unsupported: this torch has no oneDNN, or the model no linear layer that can be packed, or
@@ -60,7 +65,7 @@ def pack(model: torch.nn.Module) -> str:
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
-        fused = _pack_layers(model)
+        fused = _pack_layers(model, continuous)
         tied = bool(fused) and fused[0].native is not None and _pack_tied(model, holders)
         done = _pack_children(model, holders)
     whole, int8 = len(fused), sum(layer.int8 for layer in fused)
@@ -76,12 +81,22 @@ def pack(model: torch.nn.Module) -> str:
         parts.append(f"{done[GatedProduct]} gated feed-forward layers in one piece")
     if whole:
         parts.append(f"{whole} decoder layers in few calls")
-        in_code = [layer.native.format for layer in fused if layer.native is not None]
-        if in_code:
-            parts.append(f"{len(in_code)} in one call of machine code in {in_code[0]}")
-        elif lacking := code().lacking:
-            parts.append(f"none in machine code ({lacking})")
+        if continuous:
+            parts += _told_of_code(fused)
     return ", ".join(parts)
+
+
+def _told_of_code(fused: Sequence[packed_layer.PackedLayer]) -> Iterator[str]:
+    """The words of a row on machine code."""
+    found = code()
+    in_code = [layer.native.format for layer in fused if layer.native is not None]
+    if in_code:
+        yield f"{len(in_code)} in one call of machine code in {in_code[0]} in continuous batches"
+    else:
+        lacking = found.lacking or "it is not for this format or these sizes here"
+        yield f"none in machine code ({lacking})"
+    if found.compile_s:
+        yield f"compiled once in this process in {found.compile_s:.1f} s"
 
 
 def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:
@@ -100,13 +115,15 @@ def _has_int8(model: torch.nn.Module) -> bool:
     return any(type(each) is torch.nn.Linear and is_int8(each) for each in model.modules())
 
 
-def _pack_layers(model: Any) -> list[packed_layer.PackedLayer]:
+def _pack_layers(model: Any, in_code: bool) -> list[packed_layer.PackedLayer]:
     """Have decoder layers of known parts computed in few calls; which."""
     inner = getattr(model, "model", None)
     layers, rotary = (getattr(inner, name, None) for name in ("layers", "rotary_emb"))
     if not isinstance(layers, torch.nn.ModuleList) or rotary is None:
         return []
-    return [] if reach.narrow_layers(model.config) else packed_layer.fuse(layers, rotary)
+    if reach.narrow_layers(model.config):
+        return []
+    return packed_layer.fuse(layers, rotary, in_code)
 
 
 def _pack_tied(model: Any, holders: Mapping[int, int]) -> bool:

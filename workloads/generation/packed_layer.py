@@ -45,9 +45,9 @@ class Rotation:
     """Rotary positions, of which all layers of a model have one together: what the angles of a
     pass are in the form in which they are needed is found once."""
 
-    def __init__(self, pairs: bool) -> None:
+    def __init__(self, pairs: bool, in_code: bool) -> None:
         self.pairs = pairs
-        self.passes = native.Passes()
+        self.passes = native.Passes() if in_code else None  # None: no layer is machine code
         self._of: Any = None
         self._angles: tuple[torch.Tensor, torch.Tensor]
 
@@ -159,22 +159,23 @@ def _native(
 ) -> native.NativeLayer | None:
     """The layer in machine code; None where there is none for it."""
     gated = _gated(layer.mlp)
-    if not native.takes(layer, projections, gated):
+    if rotation.passes is None or not native.takes(layer, projections, gated):
         return None
     norms = layer.input_layernorm, layer.post_attention_layernorm
     gains = [(gain, eps) for _, gain, eps in map(_gain, norms)]
     return native.NativeLayer(layer, projections, gated, gains, rotation.pairs, rotation.passes)
 
 
-def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module) -> list[PackedLayer]:
+def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module, in_code: bool) -> list[PackedLayer]:
     """Give those of a model's layers that can be computed so this forward, which are returned.
 
     Args:
         layers: one after the other; each gives up its matrices as it is packed.
         rotary: makes the embeddings of positions.
+        in_code: by machine code, where there is some for them.
     """
     done: list[PackedLayer] = []
-    rotations = [Rotation(pairs) for pairs in (False, True)]
+    rotations = [Rotation(pairs, in_code) for pairs in (False, True)]
     for layer in layers:
         rotation = _proved(layer, rotary, rotations)
         if rotation is None:

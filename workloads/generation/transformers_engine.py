@@ -225,7 +225,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if request.settings.get("packed_weights"):
         from workloads.generation import packed
 
-        details["packed_weights"] = packed.pack(model)
+        continuous = request.parameters.get("batching") == "continuous"
+        details["packed_weights"] = packed.pack(model, continuous=continuous)
     if told := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(told)
     if request.settings.get("sparse_kernels"):

@@ -139,16 +139,15 @@ void rounded(Int8, const float *from, int count, uint8_t *to, float *scale) {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Memory of one thread that calls, kept from layer to layer.
+// Memory of one thread that calls, kept from layer to layer; null where there is none.
 class Kept {
   public:
     ~Kept() { std::free(at_); }
     char *of(size_t bytes) {
         if (bytes > size_) {
             std::free(at_);
-            size_ = bytes;
             at_ = static_cast<char *>(std::aligned_alloc(64, bytes));
-            if (!at_) std::abort();
+            size_ = at_ ? bytes : 0;
         }
         return at_;
     }
@@ -498,10 +497,12 @@ void attend_by_size(const Layer &layer, const Pass &pass, const float *qkv, floa
 
 // ---- the layer ---------------------------------------------------------------------------------
 
+enum Outcome { DONE, NO_MEMORY };
+
 int larger(int one, int other) { return one > other ? one : other; }
 
 template <class Format>
-void run(Format format, const Layer &layer, const Pass &pass, const void *hidden_from,
+Outcome run(Format format, const Layer &layer, const Pass &pass, const void *hidden_from,
          void *hidden_to) {
     using T = typename Format::T;
     using In = typename Format::In;
@@ -526,6 +527,7 @@ void run(Format format, const Layer &layer, const Pass &pass, const void *hidden
     size_t bytes = 0;
     for (size_t size : sizes) bytes += size;
     char *memory = memory_of_caller.of(bytes);
+    if (!memory) return NO_MEMORY;
     In *read = reinterpret_cast<In *>(memory);
     float *scales = reinterpret_cast<float *>(memory += sizes[0]);
     float *made = reinterpret_cast<float *>(memory += sizes[1]);
@@ -577,11 +579,12 @@ void run(Format format, const Layer &layer, const Pass &pass, const void *hidden
         all_rounded(made, inner);
         times(layer.down, inner, hidden, plus(to));
     }
+    return DONE;
 }
 
 // One product of rows [rows, depth], to [rows, outputs].
 template <class Format>
-void linear(Format format, const Weights &weights, int rows, int depth, int outputs, int threads,
+Outcome linear(Format format, const Weights &weights, int rows, int depth, int outputs, int threads,
             const void *from, void *to) {
     using T = typename Format::T;
     using In = typename Format::In;
@@ -590,6 +593,7 @@ void linear(Format format, const Weights &weights, int rows, int depth, int outp
     const size_t own = whole_lines(size_t(depth) * 4), of_rows = whole_lines(size_t(rows) * 4);
     char *memory = memory_of_caller.of(whole_lines(size_t(rows) * depth * sizeof(In)) + of_rows +
                                        own * threads);
+    if (!memory) return NO_MEMORY;
     float *scales = reinterpret_cast<float *>(memory), *made = scales + of_rows / 4;
     In *read = reinterpret_cast<In *>(memory + of_rows + own * threads);
     T *result = static_cast<T *>(to);
@@ -610,6 +614,7 @@ void linear(Format format, const Weights &weights, int rows, int depth, int outp
                     }
                 });
     }
+    return DONE;
 }
 
 // The first of the greatest numbers of each row; what is no number is greater than all.
@@ -655,27 +660,28 @@ int computes(int format) {
 int most_width() { return MOST_WIDTH; }
 int most_shared() { return MOST_SHARED; }
 
-void layer_fp32(const Layer *layer, const Pass *pass, const void *from, void *to) {
-    run(Fp32(), *layer, *pass, from, to);
+// Of a layer and of a product: 0 when it is done, else `NO_MEMORY`, and nothing is.
+int layer_fp32(const Layer *layer, const Pass *pass, const void *from, void *to) {
+    return run(Fp32(), *layer, *pass, from, to);
 }
-void layer_bf16(const Layer *layer, const Pass *pass, const void *from, void *to) {
-    run(InBf16(), *layer, *pass, from, to);
+int layer_bf16(const Layer *layer, const Pass *pass, const void *from, void *to) {
+    return run(InBf16(), *layer, *pass, from, to);
 }
-void layer_int8(const Layer *layer, const Pass *pass, const void *from, void *to) {
-    run(Int8(), *layer, *pass, from, to);
+int layer_int8(const Layer *layer, const Pass *pass, const void *from, void *to) {
+    return run(Int8(), *layer, *pass, from, to);
 }
 
-void linear_fp32(const Weights *weights, int rows, int depth, int outputs, int threads,
-                 const void *from, void *to) {
-    linear(Fp32(), *weights, rows, depth, outputs, threads, from, to);
+int linear_fp32(const Weights *weights, int rows, int depth, int outputs, int threads,
+                const void *from, void *to) {
+    return linear(Fp32(), *weights, rows, depth, outputs, threads, from, to);
 }
-void linear_bf16(const Weights *weights, int rows, int depth, int outputs, int threads,
-                 const void *from, void *to) {
-    linear(InBf16(), *weights, rows, depth, outputs, threads, from, to);
+int linear_bf16(const Weights *weights, int rows, int depth, int outputs, int threads,
+                const void *from, void *to) {
+    return linear(InBf16(), *weights, rows, depth, outputs, threads, from, to);
 }
-void linear_int8(const Weights *weights, int rows, int depth, int outputs, int threads,
-                 const void *from, void *to) {
-    linear(Int8(), *weights, rows, depth, outputs, threads, from, to);
+int linear_int8(const Weights *weights, int rows, int depth, int outputs, int threads,
+                const void *from, void *to) {
+    return linear(Int8(), *weights, rows, depth, outputs, threads, from, to);
 }
 
 void greatest_fp32(const void *from, int rows, int64_t count, int threads, int64_t *to) {

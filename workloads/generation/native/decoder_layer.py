@@ -54,6 +54,7 @@ class Passes:
 
     def __init__(self) -> None:
         self._of: weakref.ref[Any] | None = None
+        self._embeddings: Any = None
         self._made: tuple[_Pass | None, int] = None, 0
         self._held: tuple[torch.Tensor, ...] = ()
 
@@ -61,8 +62,9 @@ class Passes:
         self, work: Prefill | Decode, embeddings: Any, dtype: torch.dtype
     ) -> tuple[_Pass | None, int]:
         """The pass and the width of its angles; None for one that is left to torch."""
-        if self._of is None or self._of() is not work:
-            self._of, self._made = weakref.ref(work), self._make(work, embeddings, dtype)
+        if self._of is None or self._of() is not work or self._embeddings is not embeddings:
+            self._made = self._make(work, embeddings, dtype)
+            self._of, self._embeddings = weakref.ref(work), embeddings
         return self._made
 
     def _make(self, work: Any, embeddings: Any, dtype: torch.dtype) -> tuple[_Pass | None, int]:
@@ -72,6 +74,9 @@ class Passes:
         if any(each.numel() != rows * rotary for each in embeddings):
             return None, rotary
         if isinstance(work, Prefill) and max(s.length for s in work.segments) > LONGEST_PROMPT:
+            return None, rotary
+        cache = work.cache  # beyond which nothing may be written; torch says what is wrong
+        if int(slots.max()) >= cache.slot_count or int(positions.max()) >= cache.capacity:
             return None, rotary
         angles = [each.to(dtype).contiguous() for each in embeddings]
         self._held = slots, positions, *angles
@@ -126,9 +131,12 @@ class NativeLayer:
             hidden: [1, all tokens, hidden] in a prefill, [slots, 1, hidden] in decoding.
             embeddings: cosines and sines of the rows' positions.
             work: the pass.
+
+        Raises:
+            MemoryError: there is none for what lies between the layer's products.
         """
         made, rotary = self._passes(work, embeddings, hidden.dtype)
-        if made is None:
+        if made is None or hidden.dtype != self.qkv.dtype:
             return None
         if self._cache is None or self._cache() is not work.cache:
             like = hidden.new_empty(self._cached)
@@ -138,10 +146,11 @@ class NativeLayer:
             self._cache = weakref.ref(work.cache)
         hidden = hidden.contiguous()
         found = torch.empty_like(hidden)
-        self._run(
+        if self._run(
             *(ctypes.byref(self._layer), ctypes.byref(made)),
             *(_pointer(each.data_ptr()) for each in (hidden, found)),
-        )
+        ):
+            raise MemoryError(f"no memory for a decoder layer over {made.rows} rows")
         return found
 
 

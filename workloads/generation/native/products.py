@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).with_name("decoder_layer.cpp")
 PANEL, HALF = 32, 16
 #: Formats by their number in the source.
 FORMATS = ("fp32", "bf16", "int8")
-_OF = {torch.float32: 0, torch.bfloat16: 1}
+_OF = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 class Weights(ctypes.Structure):
@@ -33,21 +33,30 @@ class Weights(ctypes.Structure):
 
 def code() -> NativeCode:
     """Our machine code for this node; compiles it where need be."""
+    if not torch.cpu.get_capabilities().get("avx512_f"):
+        return NativeCode(lacking="this processor has no AVX-512")
     return native_code(_SOURCE)
+
+
+def computes(name: str) -> bool:
+    """Tell if this node's products in a format are ours: there, and faster than oneDNN's.
+
+    A compiler that is older than the processor does not know of its tiles, but torch does.
+    """
+    library = code().library
+    if library is None or (name != "fp32" and torch.cpu.get_capabilities().get("amx_tile")):
+        return False
+    return bool(library.computes(FORMATS.index(name)))
 
 
 def format_of(linear: Sequence[torch.nn.Linear]) -> str | None:
     """The format in which these layers multiply, if this machine code has it; else None."""
-    library = code().library
-    if library is None:
-        return None
+    name = None
     if all(map(is_int8, linear)):
-        number = 2
-    elif all(map(is_plain, linear)) and linear[0].weight.dtype in _OF:
-        number = _OF[linear[0].weight.dtype]
-    else:
-        return None
-    return FORMATS[number] if library.computes(number) else None
+        name = "int8"
+    elif all(map(is_plain, linear)):
+        name = _OF.get(linear[0].weight.dtype)
+    return name if name is not None and computes(name) else None
 
 
 class NativeLinear:
@@ -62,6 +71,8 @@ class NativeLinear:
         found = format_of(linear)
         assert found is not None
         self.format = found
+        #: Of inputs and outputs.
+        self.dtype = torch.float32 if found == "fp32" else torch.bfloat16
         self._linear = getattr(code().library, f"linear_{found}")
         self.in_features = linear[0].in_features
         self.out_features = sum(each.out_features for each in linear)
@@ -92,15 +103,23 @@ class NativeLinear:
         self.weights = Weights(*(None if t is None else t.data_ptr() for t in self._held))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The product of inputs [..., in]: [..., out], in their format."""
+        """The product of inputs [..., in]: [..., out], in their format.
+
+        Raises:
+            TypeError: the inputs have another format.
+            MemoryError: there is none for what lies between.
+        """
+        if inputs.dtype != self.dtype:
+            raise TypeError(f"inputs in {inputs.dtype} for a product that takes {self.dtype}")
         inputs = inputs.contiguous()
         found = inputs.new_empty((*inputs.shape[:-1], self.out_features))
-        self._linear(
+        rows = found.numel() // self.out_features
+        if self._linear(
             ctypes.byref(self.weights),
-            *(found.numel() // self.out_features, self.in_features, self.out_features),
-            torch.get_num_threads(),
+            *(rows, self.in_features, self.out_features, torch.get_num_threads()),
             *(ctypes.c_void_p(each.data_ptr()) for each in (inputs, found)),
-        )
+        ):
+            raise MemoryError(f"no memory for a product of {rows} rows")
         return found
 
     def plus(self, inputs: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
@@ -141,7 +160,13 @@ class NativeHead(torch.nn.Module):
         return self._product(inputs)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The matrix's rows of these ids: [..., in]."""
+        """The matrix's rows of these ids: [..., in].
+
+        Raises:
+            IndexError: an id is below 0 or beyond the last row.
+        """
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
+            raise IndexError(f"ids from {ids.min()} to {ids.max()} of {self.out_features} rows")
         panels = self._product.panels
         outputs = torch.arange(PANEL)
         if self._product.format == "bf16":
