@@ -60,7 +60,7 @@ def ours_in(engine: str, precision: str) -> str:
 
 
 def _theirs_in(precision: str) -> str:
-    """How the names of OpenVINO GenAI's contenders begin."""
+    """Begin the name of a contender of OpenVINO GenAI."""
     return f"OpenVINO GenAI, {precision}, "
 
 

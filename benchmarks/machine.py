@@ -122,7 +122,7 @@ def _flags() -> list[str]:
 
 
 def _of_the_first(name: str) -> str:
-    """What the kernel says of the first processor under this name; nothing where it says none."""
+    """The kernel's word on the first processor under this name; nothing where it has none."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.partition(":")[0].strip() == name:

@@ -127,18 +127,22 @@ def wait_for_nodes(
         has_exited: tells of a node, by its name, that it will never come up.
 
     Raises:
-        TimeoutError: some are not alive in time.
+        TimeoutError: some are not alive in time, or the control store has not answered.
         ClusterError: one has exited.
-        Exception: Ray's own, where the control store does not answer.
+        Exception: Ray's own, where the control store cannot be asked.
     """
     from ray import NodeID
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+    from ray.exceptions import RpcError
 
     client = GcsClient(address=gcs_address)
     wanted = {name: NodeID.from_hex(node_id) for name, node_id in node_ids.items()}
     deadline = time.monotonic() + patience_s
     while True:
-        known = client.get_all_node_info(timeout=5)
+        try:
+            known = client.get_all_node_info(timeout=5)
+        except RpcError:  # on a busy machine it may be silent for a while
+            known = {}
         alive = {node_id for node_id, info in known.items() if info.state == ALIVE}
         absent = [name for name, node_id in wanted.items() if node_id not in alive]
         if not absent:

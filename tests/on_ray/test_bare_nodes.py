@@ -237,3 +237,23 @@ def test_nodes_that_start_side_by_side_have_sockets_of_their_own(tmp_path: Path)
         for name in ("plasma_store_socket_name", "raylet_socket_name")
     ]
     assert len({*sockets}) == 6 and all(each.startswith("/s/") for each in sockets)
+
+
+def test_a_silent_control_store_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one answer may be late, while the nodes still come up."""
+    from ray import NodeID
+    from ray.exceptions import RpcError
+
+    class SilentAtFirst(ControlStore):
+        def get_all_node_info(self, timeout: float) -> dict[Any, object]:
+            found = super().get_all_node_info(timeout)
+            if type(self).asked == 1:
+                raise RpcError("no answer in 5 s")
+            return found
+
+    node_id = NodeID.from_random()
+    monkeypatch.setattr(importlib.import_module("ray._raylet"), "GcsClient", SilentAtFirst)
+    monkeypatch.setattr(ControlStore, "nodes", [node_id])
+    monkeypatch.setattr(SilentAtFirst, "asked", 0)
+    wait_for_nodes("127.0.0.1:1", {"a": node_id.hex()})
+    assert SilentAtFirst.asked == 2

@@ -69,7 +69,7 @@ def test_no_card_stands_idle_while_widths_share() -> None:
 
 
 def test_one_card_jobs_are_not_counted_again_for_each_server() -> None:
-    """When many servers come at once, each leaves to one-card jobs what they still lack."""
+    """Each of many servers that come at once leaves to one-card jobs what they still lack."""
     jobs = [
         *(job(f"wide{n:02}", cards=8) for n in range(40)),
         *(job(f"s{n:02}") for n in range(64)),
