@@ -55,7 +55,7 @@ def test_the_widest_go_first_before_a_deadline() -> None:
 
 
 def test_no_card_stands_idle_while_widths_share() -> None:
-    """What ends is followed at once by what fits there; a drained set is needed only near the end,
+    """Open cards get at once a job that fits there; a drained set is needed only near the end,
     once narrow jobs, which are favoured, have no work left."""
     cluster = two_widths(wide=20, narrow=80)
     for _ in range(60):
