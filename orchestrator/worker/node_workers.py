@@ -170,7 +170,7 @@ class NodeWorkers:
                 worker.runs, awaited, worker.awaited = "", worker.awaited, None
             if awaited is not None:
                 awaited.set()
-        gone = process.gone
+        gone = process.gone and not process.owes  # answers of a dead process are read first
         worker.succeeded = attempt_id if process.succeeded else ""
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):
