@@ -353,6 +353,18 @@ def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
     node.wait_for(Stopped, "w")
 
 
+def test_a_card_is_read_though_nobody_here_can_read_the_result(node: Node) -> None:
+    """A workload has put a class of its own into it, which is for the driver to find; the worker
+    goes on."""
+    node.do(node.start("w", run="self.result = unreadable_result()"))
+    node.do(node.run("w", "a-1", card_index=7), node.run("w", "a-2", card_index=7))
+    assert eventually(lambda: node.kinds("w") == ["Started", "Ended", "Ended"])
+    for each in node.told:
+        if isinstance(each, Ended):
+            assert isinstance(each.outcome, bytes)
+            assert each.energy == Energy(energy_j=7.0, duration_s=2.0, source="power")
+
+
 def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
     """By the state of its process, seen so often in a row: a rank of a gang that a signal has
     stopped. One that holds the interpreter and says nothing, as while a graph is compiled, is left
