@@ -75,6 +75,39 @@ def test_rows_are_refused_while_the_record_with_them_cannot_be_taken_back(
         assert batch_sizes(store) == [1, 2, 3, 10]
 
 
+def test_rows_are_written_after_a_record_of_them_failed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time it is taken back, which says nothing of the first."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(9))
+        for call, fails in (("sync", away), ("write", full)):
+            with monkeypatch.context() as broken, pytest.raises(StoreError):
+                broken.setattr(disk, call, fails)
+                store.append(row(0), row(1))
+        store.append(row(0))
+        assert batch_sizes(store) == [1, 10]
+    assert batch_sizes(store) == [1, 10]
+
+
+def test_rows_of_a_record_that_stands_twice_may_come_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut off both its logs before they do."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(9))
+        fail_to_append(store, monkeypatch, 0, 1)
+        fail_to_append(store, monkeypatch, 0, 1)
+        store.append(row(0))
+        store.append(row(1))
+        assert batch_sizes(store) == [1, 2, 10]
+    assert batch_sizes(store) == [1, 2, 10]
+
+
 def test_a_record_after_which_the_lock_could_not_be_looked_at_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
