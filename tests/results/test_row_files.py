@@ -59,6 +59,24 @@ def test_rows_of_a_record_that_became_parquet_are_not_written_again(
         assert batch_sizes(store) == [1, 2, 3]
 
 
+def test_a_file_whose_name_may_be_lost_makes_no_rows_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are in it are refused until its directory is synced."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(9))
+        fail_to_append(store, monkeypatch, 0, 1)
+        with monkeypatch.context() as broken:
+            broken.setattr(disk, "sync_directory", away)
+            with pytest.raises(StoreError):
+                store.to_parquet()
+            with pytest.raises(StoreError, match="cannot write"):
+                store.append(row(0))
+        store.append(row(0))
+        store.append(row(1), row(2))
+        assert batch_sizes(store) == [1, 2, 3, 10]
+
+
 def test_rows_are_refused_while_the_record_with_them_cannot_be_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
