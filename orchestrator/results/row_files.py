@@ -271,7 +271,9 @@ class RowFiles:
         path = fragments.write_durably(self._directory, name, data, self._still_mine)
         if disk.read(path) != data:
             disk.remove(path)
-            raise StoreError(f"{path} does not read back as written; what it replaces was kept")
+            # Without its name, which is gone: each try has another, and a cause is said once.
+            what = f"a new file in {self._directory} does not read back as written"
+            raise StoreError(f"{what}; what it replaces was kept")
         return path
 
     def _delete(self, names: Iterable[str]) -> None:

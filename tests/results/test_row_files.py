@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measurements import row
@@ -124,6 +125,27 @@ def test_rows_of_a_record_that_stands_twice_may_come_one_by_one(
         store.append(row(1))
         assert batch_sizes(store) == [1, 2, 10]
     assert batch_sizes(store) == [1, 2, 10]
+
+
+def test_files_that_do_not_read_back_are_one_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is the same though each has another name; no row is lost."""
+    read, said = disk.read, set[str]()
+
+    def rotten(path: Path, *arguments: Any, **options: Any) -> bytes:
+        return read(path, *arguments, **options) + b"x" * (path.suffix == ".parquet")
+
+    with Store.open(tmp_path, "night") as store:
+        for number in range(2):
+            store.append(row(number))
+            with monkeypatch.context() as broken, pytest.raises(StoreError) as failure:
+                broken.setattr(disk, "read", rotten)
+                store.to_parquet()
+            said.add(str(failure.value))
+        assert batch_sizes(store) == [1, 2]
+    (message,) = said
+    assert "does not read back as written" in message
 
 
 def test_a_record_after_which_the_lock_could_not_be_looked_at_stands(
