@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -13,6 +14,20 @@ from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
+from workloads.api import Result
+
+
+class WorkloadsOwn:
+    """Part of a result that no other process can read: the module of its class is not there."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("module_of_a_workload_elsewhere",)
+
+
+def unreadable_result() -> Result:
+    """Make a result that can be pickled, and not unpickled."""
+    part: Any = WorkloadsOwn()
+    return Result(samples=(), stop_reason="max_repeats", details={"part": part})
 
 
 class ScriptedWorker:
@@ -77,14 +92,17 @@ class KindWorker(ScriptedWorker):
 
 
 class TimedWorker(ScriptedWorker):
-    """Says when its timed part was, and runs more of its source when nothing follows."""
+    """Says when its timed part was, has the result that its source has given it, and runs
+    more of its source when nothing follows."""
 
     def __init__(self, config: dict[str, str]) -> None:
         super().__init__(config)
         self.another_waits: Callable[[], bool] = bool
+        self.result: Result | None = None
 
     def nothing_follows(self) -> None:
         exec(self.config.get("idle", ""))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        return replace(super().run(attempt, rank, rendezvous), timed=(1.0, 3.0))
+        outcome = super().run(attempt, rank, rendezvous)
+        return replace(outcome, timed=(1.0, 3.0), result=self.result)

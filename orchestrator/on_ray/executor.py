@@ -137,9 +137,8 @@ class RayExecutor:
                 claim.channel.send()
             left = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
-            if self._events and left and not self._urgent:
-                time.sleep(min(left, GATHER_S))  # of other nodes there will be news as well
-                self._wait(0.0)
+            if self._events:
+                self._gather(min(left, GATHER_S))
             self._urgent = False
             self._pool.give_up_stops(self.claims.lose_if_silent)
             self._pool.show_jobs()
@@ -183,6 +182,12 @@ class RayExecutor:
         else:
             self._store.wait(timeout_s)
         self._store.collect()
+
+    def _gather(self, limit_s: float) -> None:
+        """Wait for news of other nodes as well, until a worker may wait for what is made of it."""
+        until = time.monotonic() + limit_s
+        while not self._urgent and (rest_s := until - time.monotonic()) > 0.0:
+            self._wait(rest_s)
 
     # ------------------------------------------------------------ nodes
 

@@ -5,6 +5,7 @@ Nothing here waits for a single worker, so a thousand can start, run and die sid
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +40,7 @@ from orchestrator.worker.messages import (
     Started,
     Stop,
 )
-from orchestrator.worker.outcome_bytes import unpacked
+from orchestrator.worker.outcome_bytes import unpacked, without_result
 from workloads.models import protection, remote_code
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
@@ -315,7 +316,7 @@ class WorkerPool:
             started_at=running.lasted.started_at,
             ended_at=running.lasted.until_now(),
             failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
-            worker=worker.info if worker else None,
+            worker=worker.known if worker else None,
         )
         self._rank_ended(running, rank, outcome)
 
@@ -374,10 +375,13 @@ def _outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
     if outcome is None:
         return _GONE
     if isinstance(outcome, bytes):
+        data, known = outcome, worker.known if worker is not None else None
         try:
-            known = (worker.heard or worker.info) if worker is not None else None
-            outcome = unpacked(outcome, known)
+            outcome = unpacked(data, known)
         except Exception as error:  # of another version, or with a workload's own class in it
+            if worker is not None:
+                with contextlib.suppress(Exception):  # its process says only once what it is
+                    worker.heard = without_result(data, known).worker
             return f"the outcome of the rank cannot be read: {error!r}"
         if worker is not None:
             worker.heard = outcome.worker

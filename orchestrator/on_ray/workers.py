@@ -29,6 +29,11 @@ class Worker:
     gone: bool = False  # its process is, and its card is free
     stop_deadline: float = float("inf")
 
+    @property
+    def known(self) -> WorkerInfo | None:
+        """What is known of the process: what it said last, or when it started."""
+        return self.heard or self.info
+
     def may_go_on(self, after: str) -> bool:
         """Return whether what comes after this attempt may still begin here: it is the last that
         the worker was given, and has not ended but well."""

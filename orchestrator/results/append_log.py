@@ -64,8 +64,8 @@ class AppendLog:
         self._handle: int | None = None
         self._path = directory
         self._bytes = 0  # of the records that are safe
-        #: Of records whose append failed and that may stand: their log, and its length without.
-        self._doubtful: dict[str, tuple[Path, int]] = {}
+        #: Of records whose append failed and that may stand: each log, and its length without.
+        self._doubtful: dict[str, list[tuple[Path, int]]] = {}
 
     def append(self, name: str, data: bytes) -> Path:
         """Write a record at the end; when this returns, it survives a power failure.
@@ -101,18 +101,16 @@ class AppendLog:
             StoreError: that cannot be done now.
         """
         with self._changing:
-            if name not in self._doubtful:
-                return
-            path, length = self._doubtful[name]
-            try:
-                if disk.is_there(path):
-                    _cut(path, length)
-                else:
-                    disk.sync_directory(self._directory)
-            except OSError as error:
-                why = f"{error.strerror or error}; it may hold rows whose append failed"
-                raise StoreError(f"cannot cut {path} to {length:,} bytes: {why}") from error
-            del self._doubtful[name]
+            for path, length in self._doubtful.get(name, ()):
+                try:
+                    if disk.is_there(path):
+                        _cut(path, length)
+                    else:
+                        disk.sync_directory(self._directory)
+                except OSError as error:
+                    why = f"{error.strerror or error}; it may hold rows whose append failed"
+                    raise StoreError(f"cannot cut {path} to {length:,} bytes: {why}") from error
+            self._doubtful.pop(name, None)
 
     def take_over(self, names: Iterable[str]) -> None:
         """Answer for all logs there are, which earlier writers have left."""
@@ -148,11 +146,11 @@ class AppendLog:
         """Take back what a failed write left, and end the log: what could not be synced once is
         not to be trusted with more."""
         if self._handle is not None:
-            self._doubtful[name] = self._path, self._bytes
-            with contextlib.suppress(OSError):
+            try:
                 disk.truncate(self._handle, self._bytes)
                 disk.sync(self._handle)  # else a power failure brings the record back
-                del self._doubtful[name]
+            except OSError:
+                self._doubtful.setdefault(name, []).append((self._path, self._bytes))
             self._close()
             if not self._bytes:
                 with contextlib.suppress(OSError):

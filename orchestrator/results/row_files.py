@@ -176,13 +176,19 @@ class RowFiles:
         return path
 
     def _covered_records(self) -> set[str]:
-        """The records for which a file stands, those of logs that cannot be read now included.
+        """The records for which a file stands, those of logs that cannot be read now included. The
+        names of those files survive a power failure.
 
         Raises:
-            StoreError: a file cannot be read now, which may stand for some.
+            StoreError: a file cannot be read now, which may stand for some, or the names of files
+                cannot be made safe now.
         """
         from orchestrator.results.compaction import leftovers
 
+        try:
+            disk.sync_directory(self._directory)  # where it failed, a file stands nevertheless
+        except OSError as error:
+            raise fragments.write_error(self._directory, error) from error
         what = "which records of a log are in a file"
         scan = self._attempts_for_good(what, logs=False)
         scan.covered = [name for table in scan.tables.values() for name in replaced_by(table)]
@@ -265,7 +271,9 @@ class RowFiles:
         path = fragments.write_durably(self._directory, name, data, self._still_mine)
         if disk.read(path) != data:
             disk.remove(path)
-            raise StoreError(f"{path} does not read back as written; what it replaces was kept")
+            # Without its name, which is gone: each try has another, and a cause is said once.
+            what = f"a new file in {self._directory} does not read back as written"
+            raise StoreError(f"{what}; what it replaces was kept")
         return path
 
     def _delete(self, names: Iterable[str]) -> None:

@@ -12,6 +12,8 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from orchestrator.errors import StoreLocked
+
 _LOG = logging.getLogger("nightgrid.store")
 
 PARQUET_INTERVAL_S = 5.0  # between two files for readers that know nothing of our log
@@ -82,6 +84,8 @@ class ParquetTurns:
         try:
             self.make()
             self._said.clear()
+        except StoreLocked:  # the run is another driver's, and so are its rows
+            pass
         except Exception as error:
             self._wanted = True
             cause = _cause_of(error)

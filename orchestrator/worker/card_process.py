@@ -168,7 +168,7 @@ class CardProcess:
                 if not followed:
                     self._begin(order)
                 self._give_ahead(order, ahead)
-                if followed:
+                if followed and len(self._sent) > 1:
                     self._rest()
                 kind, value = self._receive(late)
                 self.succeeded = kind == "answer"
@@ -215,6 +215,12 @@ class CardProcess:
         return self._gone.is_set()
 
     @property
+    def owes(self) -> bool:
+        """Return whether the process, dead or alive, has an order that follows upon the last one:
+        it may have answered that, too."""
+        return self.succeeded and bool(self._sent) and self._stopped_because is None
+
+    @property
     def _was_ended(self) -> bool:
         """Return whether the process was taken away from its job, rather than ended by it."""
         return self._stopped_because is not None or "server_lost" in self._exit
@@ -251,8 +257,11 @@ class CardProcess:
             self._sent[each.attempt_id] = size
             room -= size
             messages.append(("follow", (each.attempt, each.rank, deadline)))
-        if messages:
+        try:
             self._channel.send(*messages)
+        except OSError:  # it has died; what it answered before can still be read
+            for _ in messages:
+                self._sent.popitem()
         self._look_at = deadline
 
     def _begin(self, order: Order) -> None:
@@ -263,8 +272,8 @@ class CardProcess:
         self._channel.send(("run", (order.attempt, order.rank, order.rendezvous)))
 
     def _rest(self) -> None:
-        """Let answers gather: the next order began when the last answer was sent, and may be over
-        as soon as those behind it."""
+        """Let answers gather: this order began when the last answer was sent, and those behind it
+        may be over as soon."""
         assert self._channel is not None
         if not self._channel.has_read:
             time.sleep(GATHER_S)

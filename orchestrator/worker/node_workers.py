@@ -34,7 +34,7 @@ from orchestrator.worker.messages import (
     Stop,
     Stopped,
 )
-from orchestrator.worker.outcome_bytes import unpacked
+from orchestrator.worker.outcome_bytes import without_result
 from workloads.process_stat import ProcessStat, process_stat
 
 #: A rank is halted when so many looks in a row have found it so: one a second, while the agent
@@ -170,11 +170,11 @@ class NodeWorkers:
                 worker.runs, awaited, worker.awaited = "", worker.awaited, None
             if awaited is not None:
                 awaited.set()
-        gone = process.gone
+        gone = process.gone and not process.owes  # answers of a dead process are read first
         worker.succeeded = attempt_id if process.succeeded else ""
         energy, readings = None, dict[str, str]()
         if request.card_index is not None and isinstance(outcome, bytes):
-            read = unpacked(outcome)
+            read = without_result(outcome)
             if read.timed is not None:
                 energy = self._energy(request.card_index, *read.timed)
                 readings |= self._readings(request.card_index, *read.timed)

@@ -3,7 +3,9 @@ driver.
 
 A short job costs little more than its outcome does, so records travel as tuples of their values,
 without names and classes, and what a process is (``WorkerInfo``) only when it has changed. Both
-ends are of one version (``on_ray/claims.py``).
+ends are of one version (``on_ray/claims.py``). The result is pickled apart, as bytes among the
+values: a workload may put classes of its own into it, which others cannot read, and all else must
+arrive.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def packed(outcome: RankOutcome, told: WorkerInfo | None = None) -> bytes:
         result["samples"] = [_SAMPLE.of(each) for each in result["samples"]]
         result["items"] = [_ITEM.of(each) for each in result["items"]]
         result = tuple(result.values())
-    values["result"] = result
+    values["result"] = pickled(result)
     return pickled(tuple(values.values()))
 
 
@@ -70,15 +72,27 @@ def unpacked(data: bytes, before: WorkerInfo | None = None) -> RankOutcome:
     Raises:
         Exception: of many kinds: a workload has put a class of its own into its result.
     """
+    values = _values_of(data, before)
+    result = unpickled(values["result"])
+    if type(result) is tuple:
+        named = dict(zip(_RESULT.names, result, strict=True))
+        named["samples"] = tuple(_SAMPLE.record(each) for each in named["samples"])
+        named["items"] = tuple(_ITEM.record(each) for each in named["items"])
+        result = Result(**named)
+    return RankOutcome(**(values | {"result": result}))
+
+
+def without_result(data: bytes, before: WorkerInfo | None = None) -> RankOutcome:
+    """The outcome that ``unpacked`` returns, but without its result, which need not be readable."""
+    return RankOutcome(**(_values_of(data, before) | {"result": None}))
+
+
+def _values_of(data: bytes, before: WorkerInfo | None) -> dict[str, Any]:
+    """The fields of an outcome; its result is bytes."""
     values = dict(zip(_OUTCOME.names, unpickled(data), strict=True))
     values["state"] = State(values["state"])
     values["processor"] = _USE.record(values["processor"])
     values["turn"] = _TURN.record(values["turn"])
     if values["worker"] == _AS_BEFORE:
         values["worker"] = before
-    if type(values["result"]) is tuple:
-        result = dict(zip(_RESULT.names, values["result"], strict=True))
-        result["samples"] = tuple(_SAMPLE.record(each) for each in result["samples"])
-        result["items"] = tuple(_ITEM.record(each) for each in result["items"])
-        values["result"] = Result(**result)
-    return RankOutcome(**values)
+    return values

@@ -11,6 +11,7 @@ from domain_cases import a_worker
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node
+from scripted_worker import unreadable_result
 
 from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import AttemptEnded, Event, RunAttempt, StartWorker, WorkerStopped
@@ -169,3 +170,19 @@ def test_an_outcome_has_the_worker_that_its_process_told_of_last() -> None:
     assert heard_of("b", packed(own)) == changed
     assert heard_of("c", packed(own, changed)) == changed
     assert heard_of("d", packed(outcome)) is None
+
+
+def test_a_new_process_is_known_by_an_outcome_that_cannot_be_read() -> None:
+    """The process says only once what it is: that row has it, and the next, too."""
+    agents, changed = Agents(), a_worker(worker_id="w", threads=3)
+    succeeded = RankOutcome(rank=0, state=State.SUCCEEDED, started_at=1.0, ended_at=2.0)
+    outcome = dataclasses.replace(succeeded, worker=changed)
+    unreadable = dataclasses.replace(outcome, result=unreadable_result())
+    for name, data, state in (
+        ("a", packed(unreadable), State.LOST),
+        ("b", packed(outcome, changed), State.SUCCEEDED),
+    ):
+        assert agents.run(name)
+        [end] = agents.hear(Ended("w", name, data, False))
+        assert isinstance(end, AttemptEnded) and end.outcome.state is state
+        assert end.outcome.ranks[0].worker == changed

@@ -1,4 +1,4 @@
-"""What cannot be read or removed for the moment doubles no row and loses none."""
+"""Files that cannot be read or removed for the moment double no row and lose none."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from driver_cases import FakeClock
 
-from orchestrator.errors import StoreError
+from orchestrator.errors import StoreError, StoreLocked
 from orchestrator.results.fragments import write_error
 from orchestrator.runtime.parquet_turns import PARQUET_INTERVAL_S, ParquetTurns
 
@@ -86,3 +86,16 @@ def test_rows_that_no_file_could_be_made_of_have_one_at_the_end() -> None:
     turns.make_last()
     turns.make_last()
     assert files.made == 1
+
+
+def test_rows_of_a_run_that_another_driver_has_are_left_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without a word: whoever appends hears of it."""
+    files = Files(StoreLocked("taken over"))
+    turns = ParquetTurns(make=files.make, clock=FakeClock())
+    caplog.set_level(logging.WARNING, logger="nightgrid.store")
+    turns.rows_came()
+    turns.make_last()
+    turns.make_last()
+    assert files.made == 0 and caplog.records == []

@@ -226,6 +226,38 @@ def test_what_is_behind_a_failure_never_begins(
     assert free.outcome is None if gone else outcome_of(free).state is State.SUCCEEDED
 
 
+class Feeding(Node):
+    """Gives each worker one more attempt for each that ended by itself, as a driver does."""
+
+    def _tell(self, response: Response) -> None:
+        super()._tell(response)
+        if isinstance(response, Ended) and isinstance(response.outcome, bytes):
+            number = int(response.attempt_id.removeprefix("a-")) + 6
+            name = response.worker_id
+            self.do(self.run(name, f"a-{number}", after=f"a-{number - 1}"))
+
+
+def test_what_a_process_answered_before_it_died_counts(tmp_path: Path) -> None:
+    """It runs four of the attempts that it was given and dies of the fifth, all before anybody
+    reads an answer, while others are sent to it: the fifth alone failed."""
+    server = open_server(tmp_path, "scripted_worker")
+    node, names = Feeding(server), [f"w-{number}" for number in range(5)]
+    run = "self.ran = getattr(self, 'ran', 0) + 1\nif self.ran == 5: os.kill(os.getpid(), 9)"
+    for name in names:
+        runs = [node.run(name, f"a-{n}", after=f"a-{n - 1}" if n else "") for n in range(6)]
+        node.do(node.start(name, run=run), *runs)
+    for name in names:
+        ended = ["Ended"] * 10  # six at first, and one more for each of the four
+        assert eventually(lambda name=name, ended=ended: node.kinds(name) == ["Started", *ended])
+        told = [each for each in node.told if isinstance(each, Ended) and each.worker_id == name]
+        assert [each.attempt_id for each in told] == [f"a-{number}" for number in range(10)]
+        assert [outcome_of(each).state for each in told[:4]] == [State.SUCCEEDED] * 4
+        assert outcome_of(told[4]).state is State.FAILED
+        assert [each.process_gone for each in told] == [False] * 4 + [True] * 6
+        assert [each.outcome for each in told[5:]] == [None] * 5
+    close_server(server)
+
+
 def test_what_waits_behind_a_long_job_is_given_back_and_does_not_begin(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +351,18 @@ def test_what_a_card_took_is_read_where_it_is_asked_for(node: Node) -> None:
     assert read.readings == {"card": "7", "seconds": "2"} and unread.readings == {}
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")
+
+
+def test_a_card_is_read_though_nobody_here_can_read_the_result(node: Node) -> None:
+    """A workload has put a class of its own into it, which is for the driver to find; the worker
+    goes on."""
+    node.do(node.start("w", run="self.result = unreadable_result()"))
+    node.do(node.run("w", "a-1", card_index=7), node.run("w", "a-2", card_index=7))
+    assert eventually(lambda: node.kinds("w") == ["Started", "Ended", "Ended"])
+    for each in node.told:
+        if isinstance(each, Ended):
+            assert isinstance(each.outcome, bytes)
+            assert each.energy == Energy(energy_j=7.0, duration_s=2.0, source="power")
 
 
 def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from domain_cases import a_worker
+from scripted_worker import unreadable_result
 
 from orchestrator.domain.attempt import RankOutcome
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.processor import ProcessorUse, Turn
-from orchestrator.worker.outcome_bytes import packed, unpacked
+from orchestrator.worker.outcome_bytes import packed, unpacked, without_result
 from workloads.api import Item, Result, Sample
 
 
@@ -88,6 +89,18 @@ def test_a_result_of_a_workload_s_own_kind_stays_one() -> None:
     outcome = dataclasses.replace(BARE, result=wider)
     arrived = unpacked(packed(outcome))
     assert type(arrived.result) is Wider and arrived == outcome
+
+
+def test_all_but_a_result_that_cannot_be_read_arrives() -> None:
+    """A workload has put a class of its own into it."""
+    info = a_worker()
+    outcome = an_outcome(worker=info, result=unreadable_result())
+    data = packed(outcome)
+    with pytest.raises(ModuleNotFoundError, match="module_of_a_workload_elsewhere"):
+        unpacked(data)
+    without = dataclasses.replace(outcome, result=None)
+    assert without_result(data) == without
+    assert without_result(packed(outcome, info), info) == without
 
 
 def test_short_outcomes_are_small() -> None:
