@@ -31,7 +31,7 @@ class Worker:
 
     @property
     def known(self) -> WorkerInfo | None:
-        """What is known of the process: what it said last, or when it started."""
+        """The latest word on the process: from its last outcome, else from its start."""
         return self.heard or self.info
 
     def may_go_on(self, after: str) -> bool:
