@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.domain.job import Scalar
 from orchestrator.grid.axes import (
@@ -17,11 +17,9 @@ from orchestrator.grid.axes import (
 )
 from orchestrator.grid.blocks import ExperimentBlock
 from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, shown
+from orchestrator.grid.findings import Findings
 from orchestrator.grid.strict_yaml import Path_
 from workloads.measure_settings import MeasureSettings
-
-if TYPE_CHECKING:
-    from orchestrator.grid.reader import GridReader
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 
@@ -57,35 +55,35 @@ class Experiment:
 
 
 class ExperimentReader:
-    """Reads one experiment; problems go to the grid's reader."""
+    """Reads one experiment; problems go to the findings."""
 
     def __init__(
         self,
-        grid: GridReader,
+        findings: Findings,
         path: Path_,
         block: dict[str, Any],
         defaults: Mapping[str, Any],
         whole: bool,
     ) -> None:
-        self.grid = grid
+        self.findings, self.vocabulary = findings, findings.vocabulary
         self.path = path
         self.block = block
         self.defaults = defaults
         self.whole = whole
         workload = block.get("workload", defaults.get("workload"))
         self.workload = workload if isinstance(workload, str) else None
-        known = self.workload if self.workload in grid.vocabulary.workloads else None
+        known = self.workload if self.workload in self.vocabulary.workloads else None
         for engine in self._engines_named():
-            grid.vocabulary.check(known, "engine", engine)  # knows its settings from then on
-        self.names = (*FIELD_NAMES, *grid.vocabulary.parameter_names(known))
+            self.vocabulary.check(known, "engine", engine)  # knows its settings from then on
+        self.names = (*FIELD_NAMES, *self.vocabulary.parameter_names(known))
         self.origins: dict[tuple[str, Scalar], Path_] = {}
 
     def read(self, measure: MeasureSettings) -> Experiment:
         """The experiment; whole only if no problem was noted."""
         if self.workload is None and self.whole:
-            known = " or ".join(f"`workload: {name}`" for name in self.grid.vocabulary.workloads)
+            known = " or ".join(f"`workload: {name}`" for name in self.vocabulary.workloads)
             hint = f"write {known}"
-            self.grid.complain(self.path, "no `workload:` here nor in defaults", hint)
+            self.findings.complain(self.path, "no `workload:` here nor in defaults", hint)
         experiment = Experiment(
             name=str(self.block.get("name", "")),
             path=self.path,
@@ -126,17 +124,17 @@ class ExperimentReader:
             return
         message, hint = "no `model:` here nor in defaults", "write `model: tiny-chatglm3`"
         if not experiment.only_included:
-            self.grid.complain(self.path, message, hint)
+            self.findings.complain(self.path, message, hint)
             return
         for index, entry in enumerate(self.block["include"]):
             if "model" not in entry:
-                self.grid.complain((*self.path, "include", index), message, hint)
+                self.findings.complain((*self.path, "include", index), message, hint)
 
     # Settings
 
     def _settings(self, experiment: Experiment) -> set[str]:
         """Fill in what is fixed, from the built-in defaults up; returns the experiment's own."""
-        vocabulary = self.grid.vocabulary
+        vocabulary = self.vocabulary
         fixed: dict[str, Scalar] = {
             name: info.default
             for name, info in JobFields.model_fields.items()
@@ -156,7 +154,7 @@ class ExperimentReader:
         for path, settings in levels:
             for name, raw in settings.items():
                 if name not in self.names:
-                    self.grid.unknown_key((*path, name), [*STRUCTURE, *self.names])
+                    self.findings.unknown_key((*path, name), [*STRUCTURE, *self.names])
                 else:
                     self._fix(experiment, (*path, name), name, raw)
         return set(own)
@@ -174,7 +172,7 @@ class ExperimentReader:
         if isinstance(raw, (list, Mapping)) or (name != "model" and looks_like_range(raw)):
             what = "a range" if isinstance(raw, str) else shown(raw)
             hint = f"several values go under `axes:`, as `{name}: …`"
-            self.grid.complain(path, f"{what} where one value belongs", hint)
+            self.findings.complain(path, f"{what} where one value belongs", hint)
             return
         checked = self._checked(path, name, raw)
         if checked:
@@ -183,15 +181,15 @@ class ExperimentReader:
     # Values
 
     def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
-        called_now = self.grid.vocabulary.renamed(self.workload, name, value)
+        called_now = self.vocabulary.renamed(self.workload, name, value)
         if called_now is not value:
-            self.grid.renamed(path, name, value, called_now)
-        made, fault = self.grid.vocabulary.check(self.workload, name, called_now)
+            self.findings.renamed(path, name, value, called_now)
+        made, fault = self.vocabulary.check(self.workload, name, called_now)
         if fault is not None:
             hint = fault.hint
             if name == "batch_size" and not hint:
                 hint = f"a whole number from 1, or max or best; {RANGE_HINT}"
-            self.grid.complain(path, fault.message, hint)
+            self.findings.complain(path, fault.message, hint)
             return []
         self.origins.setdefault((name, made), path)
         return [(made, path)]
@@ -200,7 +198,7 @@ class ExperimentReader:
         """The values that ``raw`` (a value, a range, or a list of both) stands for, checked."""
         if raw == [] or (raw is None and name in FIELD_NAMES):
             hint = f"name at least one value, or remove `{name}:`"
-            self.grid.complain(path, f"`{name}:` has no values", hint)
+            self.findings.complain(path, f"`{name}:` has no values", hint)
             return []
         entries = list(enumerate(raw)) if isinstance(raw, list) else [(None, raw)]
         values: Values = []
@@ -210,16 +208,16 @@ class ExperimentReader:
             for value, _ in self._entry(place, name, entry):
                 if (type(value), value) in seen and distinct:
                     hint = "an axis has each value once"
-                    self.grid.complain(place, f"{shown(value)} is listed twice", hint)
+                    self.findings.complain(place, f"{shown(value)} is listed twice", hint)
                 seen.add((type(value), value))
                 values.append((value, place))
         return values
 
     def _said(self, path: Path_, name: str, raw: Any) -> Any:
         """The value that a mapping stands for; all else as it is."""
-        made, fault = self.grid.vocabulary.written(name, raw)
+        made, fault = self.vocabulary.written(name, raw)
         if fault is not None:
-            self.grid.complain(path, fault.message, fault.hint)
+            self.findings.complain(path, fault.message, fault.hint)
             return _REFUSED
         return raw if made is None else made
 
@@ -229,13 +227,13 @@ class ExperimentReader:
             return []
         if isinstance(entry, (list, Mapping)):
             hint = "values are written [fp32, bf16] or 1..64 *2"
-            self.grid.complain(path, f"{shown(entry)} where one value belongs", hint)
+            self.findings.complain(path, f"{shown(entry)} where one value belongs", hint)
             return []
         if not looks_like_range(entry):
             return self._checked(path, name, entry)
         numbers = parse_range(entry)
         if isinstance(numbers, Fault):
-            self.grid.complain(path, numbers.message, numbers.hint)
+            self.findings.complain(path, numbers.message, numbers.hint)
             return []
         values: Values = []
         for number in numbers:
@@ -249,10 +247,10 @@ class ExperimentReader:
         """Return whether ``name`` can vary within an experiment; notes a problem when not."""
         if name == "workload":
             hint = "an experiment has one workload; make another experiment"
-            self.grid.complain(path, "the workload cannot vary here", hint, key=True)
+            self.findings.complain(path, "the workload cannot vary here", hint, key=True)
             return False
         if name not in self.names:
-            self.grid.unknown_key(path, self.names)
+            self.findings.unknown_key(path, self.names)
             return False
         return True
 
@@ -274,7 +272,7 @@ class ExperimentReader:
             return
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             hint = "a group is written {input_tokens: [128, 512], output_tokens: [32, 64]}"
-            self.grid.complain(path, f"{shown(groups)} is not a group of linked axes", hint)
+            self.findings.complain(path, f"{shown(groups)} is not a group of linked axes", hint)
             return
         for index, group in enumerate(groups):
             self._zip(experiment, (*path, index), group, taken)
@@ -290,9 +288,9 @@ class ExperimentReader:
         if not self._known(path, name):
             return False
         if name in taken:
-            line, _ = self.grid.document.position(taken[name], key=True)
+            line, _ = self.findings.document.position(taken[name], key=True)
             hint = f"it is on line {line} already; keep one of them"
-            self.grid.complain(path, f"`{name}:` is set twice", hint, key=True)
+            self.findings.complain(path, f"`{name}:` is set twice", hint, key=True)
             return False
         taken[name] = path
         return True
@@ -305,7 +303,9 @@ class ExperimentReader:
         taken: dict[str, Path_],
     ) -> None:
         if not group:
-            self.grid.complain(path, "a group without axes", "name the linked axes, or remove it")
+            self.findings.complain(
+                path, "a group without axes", "name the linked axes, or remove it"
+            )
             return
         columns: dict[str, Values] = {}
         for name, raw in group.items():
@@ -317,7 +317,7 @@ class ExperimentReader:
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             hint = "linked axes are combined position by position and have equal lengths"
-            self.grid.complain(path, f"linked axes of different lengths: {counts}", hint)
+            self.findings.complain(path, f"linked axes of different lengths: {counts}", hint)
             return
         points = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
         self._add(experiment, Axis(tuple(columns), tuple(points)))
@@ -345,7 +345,7 @@ class ExperimentReader:
             missing = [name for name in open_names if name not in entry]
             if missing:
                 hint = "a point of `include` gives a value to every axis"
-                self.grid.complain(path, f"no {', '.join(missing)} in this point", hint)
+                self.findings.complain(path, f"no {', '.join(missing)} in this point", hint)
             axes = [Axis((name,), tuple((v,) for v, _ in values)) for name, values in point.items()]
             points.append(axes if "accelerator" in point else [*listed, *axes])
         return points
@@ -358,7 +358,7 @@ class ExperimentReader:
             path = (*self.path, "exclude", index)
             if not entry:
                 hint = "name what to leave out, e.g. {precision: int4, batch_size: 64}"
-                self.grid.complain(path, "an empty pattern would exclude everything", hint)
+                self.findings.complain(path, "an empty pattern would exclude everything", hint)
                 continue
             point = self._point(path, entry)
             allowed = {name: frozenset(v for v, _ in values) for name, values in point.items()}

@@ -103,10 +103,12 @@ class Gangs:
         """Start one job of this width, on unreserved cards that are due to it (or on any, if asked)
         or else on some with time to spare."""
         for reserved in (False, True):
-            passed = 0
+            passed = set[int]()  # indices of cards, which may be in several sets
             for slots in self._open_sets(server, width, reserved=reserved):
-                if not reserved and not self._may_take(slots, passed, now, whatever_is_due):
-                    passed += width
+                own = {slot.card.index for slot in slots}
+                left = len(passed - own)
+                if not reserved and not self._may_take(slots, left, now, whatever_is_due):
+                    passed |= own
                     self._passed_over[server.server_id] = server
                     continue
                 cards = [slot.card for slot in slots]

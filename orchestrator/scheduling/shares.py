@@ -53,7 +53,7 @@ class Shares:
 
         Args:
             width: cards of the set, more than one.
-            passed: cards of the same server that were left to narrower jobs just before.
+            passed: other cards of the same server that were left to narrower jobs just before.
         """
         if self._is_longest(width):
             return True

@@ -70,9 +70,7 @@ class VirtualCluster:
         self.workers = 0
         self.busy = self.starting = self.last_row = 0.0
         self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
-        self.gathered: dict[
-            str, float
-        ] = {}  # job id -> seconds from its last own process until all ran
+        self.gathered: dict[str, float] = {}  # job id -> seconds from its last own process to all
 
     def later(self, at: float, event: Event) -> None:
         """Let an event happen at a time."""

@@ -91,8 +91,12 @@ class Channel:
         self._wait_for(_SIZE.size + size)
         start = self._at + _SIZE.size
         self._at = start + size
-        with memoryview(self._read) as read, read[start : self._at] as message:
-            return unpickled(message)
+        try:
+            with memoryview(self._read) as read, read[start : self._at] as message:
+                return unpickled(message)
+        finally:
+            if not self.has_read:  # a large message would be kept until the next one came
+                self._read, self._at = bytearray(), 0
 
     @property
     def has_read(self) -> bool:

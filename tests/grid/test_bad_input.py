@@ -16,7 +16,8 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.errors import GridError
 from orchestrator.grid.fields import FIELD_NAMES, Vocabulary
-from orchestrator.grid.reader import MEANT, load_grid, parse_grid
+from orchestrator.grid.findings import MEANT
+from orchestrator.grid.reader import load_grid, parse_grid
 from orchestrator.runtime.grid_plan import planned_nodes
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"

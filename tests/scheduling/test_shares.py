@@ -8,7 +8,7 @@ import pytest
 from schedule_cases import Cluster, Fixed, job, node, planned
 
 from benchmarks.hard_scheduling import simulated
-from orchestrator.domain.job import State
+from orchestrator.domain.job import Accelerator, State
 from orchestrator.scheduling.simulate import simulate
 
 
@@ -86,32 +86,45 @@ def starting_widths(cluster: Cluster) -> Counter[int]:
     return Counter({width: many // width for width, many in workers.items()})
 
 
-def one_server(*, pairs: int, singles: int, load_s: float = 0.0) -> Cluster:
-    """One server, jobs of two cards and of one, which last a little longer; the first workers
+def one_server(
+    *,
+    gangs: int,
+    singles: int,
+    width: int = 2,
+    load_s: float = 0.0,
+    accelerator: Accelerator = Accelerator.HPU,
+) -> Cluster:
+    """One server, jobs of several cards and of one, which last a little longer; the first workers
     start."""
     names = [f"one{n:02}" for n in range(singles)]
-    jobs = [job(f"pair{n:02}", cards=2) for n in range(pairs)]
-    jobs += [job(name) for name in names]
+    jobs = [job(f"gang{n:02}", cards=width, accelerator=accelerator) for n in range(gangs)]
+    jobs += [job(name, accelerator=accelerator) for name in names]
     estimates = Fixed(run_s=60, load_s=load_s, by_name=dict.fromkeys(names, 61.0))
     cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0, urgency=0.0)
-    cluster.join(node("n1"))
+    cluster.join(node("n1", accelerator=accelerator))
     return cluster
 
 
 def test_sets_of_one_server_are_left_to_narrower_jobs_one_by_one() -> None:
     """The first two that were open are enough; the next goes to a gang again."""
-    assert starting_widths(one_server(pairs=20, singles=20)) == {2: 2, 1: 4}
+    assert starting_widths(one_server(gangs=20, singles=20)) == {2: 2, 1: 4}
 
 
 def test_cards_on_which_a_worker_starts_are_no_rest() -> None:
     """The rest goes to gangs in the round in which those workers were started."""
-    assert starting_widths(one_server(pairs=20, singles=40)) == {2: 1, 1: 6}
+    assert starting_widths(one_server(gangs=20, singles=40)) == {2: 1, 1: 6}
+
+
+def test_a_card_of_several_sets_is_left_to_narrower_jobs_once() -> None:
+    """Sets of three cards overlap: of five open cards no more than five are left."""
+    cluster = one_server(gangs=21, singles=40, width=3, accelerator=Accelerator.GPU)
+    assert starting_widths(cluster) == {3: 1, 1: 5}
 
 
 def test_gangs_take_what_one_card_jobs_leave() -> None:
     """One worker is done with all jobs before a second one would have loaded the model: what was
     left to one-card jobs does not stand idle."""
-    assert starting_widths(one_server(pairs=3, singles=12, load_s=1000.0))[2] == 3
+    assert starting_widths(one_server(gangs=3, singles=12, load_s=1000.0))[2] == 3
 
 
 def test_a_gang_that_lasts_as_long_as_any_narrower_job_goes_first() -> None:

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -73,6 +74,18 @@ def test_what_was_read_along_with_a_message_counts_as_come(ends: tuple[Channel, 
     assert other.has_read and other.poll()
     assert other.receive() == "second"
     assert not other.has_read and not other.poll()
+
+
+def test_a_large_message_is_not_kept(ends: tuple[Channel, Channel]) -> None:
+    """A worker that has sent a trace may send nothing more for hours."""
+    one, other = ends
+    threading.Thread(target=one.send, args=(b"x" * 8_000_000,)).start()
+    tracemalloc.start()
+    try:
+        assert len(other.receive()) == 8_000_000
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_end_comes_after_what_was_sent(ends: tuple[Channel, Channel]) -> None:

@@ -167,6 +167,40 @@ def test_a_hook_in_place_of_a_forward_comes_back() -> None:
     assert model.model.norm.forward is hook
 
 
+class Learned(torch.nn.Module):
+    """Has the parts of a norm, and wants more than states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Scale the states of a batch."""
+        return batch.states * self.weight
+
+
+def test_a_module_that_wants_no_states_keeps_its_own_code() -> None:
+    """It is tried like a norm, and fails in a way of its own; the others have their kernels."""
+    model = small("llama")
+    model.model.learned = Learned()
+    found, undo = fuse(model, in_place_of_liger())
+    assert dict(found) == ALL and "forward" not in vars(model.model.learned)
+    undo()
+
+
+def test_a_trial_that_is_cut_short_leaves_the_model_as_it_was() -> None:
+    """A warm worker keeps the model for its next job."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = small("llama")
+    model.model.norm.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        fuse(model, in_place_of_liger())
+    assert [each for each in model.modules() if "forward" in vars(each)] == [model.model.norm]
+
+
 def test_no_random_number_is_drawn() -> None:
     """They belong to the training."""
     model = small("glm")

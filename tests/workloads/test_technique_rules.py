@@ -85,6 +85,8 @@ def test_a_contradiction_is_wrong_on_every_device(
         ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "DeepSpeed drives"),
         ({"cards": 2, "strategy": "zero3", "fused_kernels": "liger"}, "cuda", "whole weights"),
         ({"cards": 2, "strategy": "fsdp2", "fused_kernels": "liger"}, "cuda", "whole weights"),
+        ({"cards": 2, "strategy": "zero0", "logits": "chunked"}, "cuda", "DeepSpeed drives"),
+        ({"cards": 2, "strategy": "zero3", "logits": "chunked"}, "cuda", "whole weights"),
         (TOGETHER | {"cards": 2, "strategy": "zero1"}, "cuda", "DeepSpeed drives"),
         (TOGETHER | {"cards": 2, "strategy": "zero3"}, "cuda", "whole weights"),
         (TOGETHER | {"cards": 2, "strategy": "fsdp2"}, "cuda", "whole weights"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.finetuning_method import method_name
+from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal
 
 #: DeepSpeed's, by stage.
@@ -24,6 +25,32 @@ def combination_refusals(asked: Asked, strategy: str | None, tensor: int) -> Ite
         yield from _with_deepspeed(asked, strategy, tensor)
     if strategy == "fsdp2":
         yield from _with_fsdp2(asked, tensor)
+
+
+def driven_by_deepspeed(asked: Asked) -> bool:
+    """Tell if DeepSpeed's engine runs the model's passes and steps."""
+    return asked.cards > 1 and asked.parameters.get("strategy") in ZERO
+
+
+def whole_weights_refusals(
+    asked: Asked, setting: str, *, value: str, instead: str
+) -> Iterator[Refusal]:
+    """Objections to a technique that reads whole weights, and was tried with strategies of
+    PyTorch's own only.
+
+    Args:
+        setting: of the technique.
+        value: that it is set to.
+        instead: what would be right as well as another strategy, for people.
+    """
+    if asked.cards > 1 and divides_weights(asked.parameters, asked.cards):
+        reason = f"{value} reads whole weights, of which each card has a part here"
+    elif driven_by_deepspeed(asked):
+        reason = f"DeepSpeed drives the model, and {value} was not tried with it"
+    else:
+        return
+    hint = f"write strategy: ddp, or {instead}"
+    yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
 
 def _with_tensor_parallel(asked: Asked) -> Iterator[Refusal]:

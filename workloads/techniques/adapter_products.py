@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.parallel.layout import divides_weights
+from workloads.parallel.strategy_rules import whole_weights_refusals
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -41,25 +41,19 @@ class AdapterProducts(Technique):
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.adapter_products == "each":
             return
-        parameters = asked.parameters
-        if parameters.get("method") != "lora":
+        method = asked.parameters.get("method")
+        if method != "lora":
             yield Refusal(
                 setting="adapter_products",
-                reason=f"method {parameters.get('method')} has other products than LoRA's over "
-                "plain layers",
+                reason=f"method {method} has other products than LoRA's over plain layers",
                 hint="write method: lora, or leave adapter_products out",
             )
-        driven = str(parameters.get("strategy") or "").startswith("zero")
-        divided = divides_weights(parameters, asked.cards)
-        if asked.cards > 1 and (driven or divided):
-            yield Refusal(
-                setting="adapter_products",
-                reason="together reads whole weights, of which each card has a part here"
-                if divided
-                else "DeepSpeed drives the model, and together was not tried with it",
-                hint="write strategy: ddp, or leave adapter_products out",
-                unsupported=True,
-            )
+        yield from whole_weights_refusals(
+            asked,
+            "adapter_products",
+            value=self.adapter_products,
+            instead="leave adapter_products out",
+        )
 
     def on_model(self, training: Training) -> None:
         if self.adapter_products == "each":

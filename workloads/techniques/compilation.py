@@ -24,6 +24,7 @@ from pydantic import PrivateAttr
 from workloads.compilations import of_torch
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.parallel.layout import divides_weights
+from workloads.parallel.strategy_rules import driven_by_deepspeed
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -74,8 +75,7 @@ class Compilation(Technique):
                 hint="write compile_scope: model",
                 unsupported=True,
             )
-        strategy = asked.parameters.get("strategy") or "ddp"
-        driven = strategy.startswith("zero")
+        driven = driven_by_deepspeed(asked)
         if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
             yield Refusal(
                 setting="torch_compile",

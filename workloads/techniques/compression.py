@@ -15,6 +15,7 @@ from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration
 from workloads.parallel.layout import model_parallel_size
+from workloads.parallel.strategy_rules import driven_by_deepspeed
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -71,7 +72,7 @@ class GradientCompression(Technique):
                 hint="write cards: 2 or more with strategy: ddp, or leave it out",
             )
         elif strategy != "ddp":
-            owner = "DeepSpeed's" if strategy.startswith("zero") else "PyTorch's"
+            owner = "DeepSpeed's" if driven_by_deepspeed(asked) else "PyTorch's"
             yield Refusal(
                 setting="gradient_compression",
                 reason=f"strategy {strategy} exchanges gradients in {owner} own way",

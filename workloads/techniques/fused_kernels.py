@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 from pydantic import PrivateAttr
 
 from workloads.errors import Unsupported
-from workloads.parallel.layout import divides_weights
+from workloads.parallel.strategy_rules import whole_weights_refusals
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
@@ -59,17 +59,9 @@ class FusedKernels(Technique):
                 reason="torch_compile fuses the same passes into kernels of its own",
                 hint="write torch_compile: false, or leave fused_kernels out",
             )
-        driven = str(asked.parameters.get("strategy") or "").startswith("zero")
-        divided = divides_weights(asked.parameters, asked.cards)
-        if asked.cards > 1 and (driven or divided):
-            yield Refusal(
-                setting="fused_kernels",
-                reason="the kernels read whole weights, of which each card has a part here"
-                if divided
-                else "DeepSpeed drives the model, and these kernels were not tried with it",
-                hint="write strategy: ddp, or leave fused_kernels out",
-                unsupported=True,
-            )
+        yield from whole_weights_refusals(
+            asked, "fused_kernels", value=self.fused_kernels, instead="leave fused_kernels out"
+        )
 
     def before_load(self, loading: Loading) -> None:
         if self.fused_kernels == "none":

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from workloads.errors import Unsupported
-from workloads.parallel.layout import divides_weights
+from workloads.parallel.strategy_rules import whole_weights_refusals
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
@@ -72,14 +72,9 @@ class LearnedLogits(Technique):
                 reason="chunked leaves the last layer out of the model, which QAT converts whole",
                 hint="write logits: learned",
             )
-        driven = str(asked.parameters.get("strategy") or "").startswith("zero")
-        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
-            yield Refusal(
-                setting="logits",
-                reason="chunked reads the whole last layer, of which each card has a part here",
-                hint="write strategy: ddp, or logits: learned",
-                unsupported=True,
-            )
+        yield from whole_weights_refusals(
+            asked, "logits", value=self.logits, instead="logits: learned"
+        )
 
     def on_model(self, training: Training) -> None:
         if self.logits == "all":

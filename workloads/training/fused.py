@@ -25,7 +25,6 @@ NORMS, GATES, TURNS = "norms", "gated layers", "rotary embeddings"
 
 #: Names under which gated layers keep their activation.
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
-_OTHER_CALL = (RuntimeError, TypeError, ValueError)  # a module that wants other arguments
 
 
 def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callable[[], None]]:
@@ -37,8 +36,7 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
     kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
     turned = turning.turned_width(model)
     attentions: dict[type, Any] = {}  # their forward by a kernel, or None
-    before: list[tuple[torch.nn.Module, Any]] = []
-    found: Counter[str] = Counter()
+    chosen: list[tuple[torch.nn.Module, str, Callable[..., Any]]] = []
     with torch.no_grad():
         for module in list(model.modules()):
             part, forward = TURNS, None
@@ -53,9 +51,11 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
                 if attentions[type(module)] is not None:
                     forward = MethodType(attentions[type(module)], module)
             if forward is not None:
-                before.append((module, module.__dict__.get("forward")))
-                module.forward = forward
-                found[part] += 1
+                chosen.append((module, part, forward))
+    # Only now: a trial that is cut short leaves the model as it was.
+    before = [(module, module.__dict__.get("forward")) for module, _, _ in chosen]
+    for module, _, forward in chosen:
+        module.forward = forward
 
     def undo() -> None:
         while before:
@@ -64,7 +64,7 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
             if own is not None:  # a hook's, as accelerate puts there
                 module.forward = own
 
-    return found, undo
+    return Counter(part for _, part, _ in chosen), undo
 
 
 # ------------------------------------------------------------------ norms
@@ -81,7 +81,7 @@ def _epsilon(module: torch.nn.Module) -> float | None:
     states = sample((3, len(weight)), weight.device, weight.dtype)
     try:
         return epsilon if near(module(states), rms_normed(states, weight, epsilon)) else None
-    except _OTHER_CALL:
+    except Exception:  # of any kind: a module that wants other arguments
         return None
 
 
@@ -121,7 +121,7 @@ def _is_gate(module: Any, kind: torch.dtype) -> bool:
         gate, up = _gate_and_up(module, states)
         product = module.down_proj(silu(gate) * up)
         return near(activation(line), silu(line)) and near(module(states), product)
-    except _OTHER_CALL:
+    except Exception:  # of any kind: a module that wants other arguments
         return False
 
 

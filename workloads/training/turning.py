@@ -102,7 +102,7 @@ def _tried(plain: Any, width: int, turned: int) -> Pair | None:
     query, key = (sample((1, heads, 3, width), cos.device) for heads in (4, 2))
     try:
         query, key = plain(query, key, cos, sin)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except Exception:  # of any kind: a function that takes others
         return None
     return query, key
 
