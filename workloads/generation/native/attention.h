@@ -163,7 +163,7 @@ void attend_together(const Layer &layer, const Pass &pass, Run run, const float 
     const size_t at = slot_of(layer, pass, run.first, run.head);
     in_panels_of(static_cast<const T *>(layer.keys) + at, static_cast<const T *>(layer.values) + at,
                  longest, width, keys, values);
-    const int all = run.count * shared, blocks = blocks_of(all), wide = in_panels(width);
+    const int all = run.count * shared, blocks = (all + MOST_ROWS - 1) / MOST_ROWS, wide = in_panels(width);
     const auto row_of = [=](int query) { return run.first + query / shared; };
     const auto head_of = [=](int query) { return run.head * shared + query % shared; };
     for (int b = 0; b < blocks; b++) {
@@ -174,7 +174,6 @@ void attend_together(const Layer &layer, const Pass &pass, Run run, const float 
             std::memcpy(queries + q * width,
                         qkv + size_t(row_of(first + q)) * three + head_of(first + q) * width,
                         size_t(width) * 4);
-        std::memset(scores, 0, size_t(here) * apart * 4);
         for (int p = 0; p < limit; p += PANEL) {
             const float *panel = keys + size_t(p) * width;
             block_of_rows(here, queries, width, panel, width, scores + p, apart,
@@ -185,7 +184,6 @@ void attend_together(const Layer &layer, const Pass &pass, Run run, const float 
                 scores[size_t(q) * apart + p] = -INFINITY;
         float shares[MOST_ROWS];
         to_shares(scores, apart, here, shares);
-        std::memset(found, 0, size_t(here) * wide * 4);
         for (int i = 0; i < width; i += PANEL) {
             const float *panel = values + size_t(i) * longest;
             block_of_rows(here, scores, apart, panel, limit, found + i, wide,

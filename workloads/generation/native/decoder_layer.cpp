@@ -45,7 +45,7 @@ Outcome run(Format format, const Layer &layer, const Pass &pass, const void *hid
     const size_t found_bytes = whole_lines(rows * attended * 4);
     size_t own_bytes = larger(size_t(hidden) * 4, attend_bytes(layer, pass, starts, runs));
     for (int depth : {hidden, attended, inner})
-        own_bytes = larger(own_bytes, product_bytes<In>(int(rows), depth));
+        own_bytes = larger(own_bytes, product_bytes<W>(depth));
     own_bytes = whole_lines(own_bytes);
     char *memory = memory_of_caller.of(read_bytes + scale_bytes + made_bytes + found_bytes +
                                        own_bytes * pass.threads);
@@ -121,7 +121,7 @@ Outcome linear(Format format, const Weights &weights, int rows, int depth, int o
     static thread_local Kept memory_of_caller;
     const size_t read_bytes = whole_lines(size_t(rows) * depth * sizeof(In));
     const size_t scale_bytes = whole_lines(size_t(rows) * 4);
-    const size_t own_bytes = whole_lines(larger(size_t(depth) * 4, product_bytes<In>(rows, depth)));
+    const size_t own_bytes = whole_lines(larger(size_t(depth) * 4, product_bytes<W>(depth)));
     char *memory = memory_of_caller.of(read_bytes + scale_bytes + own_bytes * threads);
     if (!memory) return NO_MEMORY;
     In *read = taken<In>(memory, read_bytes);

@@ -1,9 +1,9 @@
 // Products of rows by weights in panels of 32 outputs, input by input, as products.py packs them.
 // Sums are in fp32 (int8: in 32 bits), one input after the other.
 //
-// A product is bound by multiplication as long as numbers are near: a part of the rows stays in the
-// second cache, a piece of a panel in the first, and while all rows of the part are multiplied by
-// it, the next piece is read from memory. Pieces in bf16 are widened once for all rows.
+// Multiplication is the limit as long as numbers are near: a part of the rows and a panel stay in
+// the second cache, and while the rows are multiplied, block by block, the next panel is read from
+// memory. A panel in bf16 is widened once for all blocks.
 
 #pragma once
 
@@ -26,20 +26,20 @@ struct Weights {
 namespace {
 
 constexpr int PANEL = 32, HALF = 16;
-constexpr int MOST_ROWS = 14;              // of a block: 28 sums of the 32 registers
-constexpr size_t PART_BYTES = 1 << 20;     // of rows, in the second cache
-constexpr size_t PIECE_BYTES = 24 << 10;   // of a panel, in the first
+constexpr int MOST_ROWS = 14;           // of a block: 28 sums of the 32 registers
+constexpr size_t PART_BYTES = 1 << 20;  // of rows, in the second cache
+constexpr size_t NEAR = 4096;           // bytes of a panel, read into the first cache before their use
 
-// What is read from memory during a block: from `at` on, `step` bytes at each input.
+// What is read into the second cache during a block: from `at` on, `step` bytes at each input.
 struct Ahead {
     const char *at;
     size_t step;
 };
 
-inline void read_ahead(Ahead &ahead) {  // into the second cache
-    __builtin_prefetch(ahead.at, 0, 2);
-    __builtin_prefetch(ahead.at + 64, 0, 2);
+inline void read_ahead(Ahead &ahead, const void *panel) {
+    __builtin_prefetch(ahead.at, 0, 2);  // into the second cache
     ahead.at += ahead.step;
+    __builtin_prefetch(static_cast<const char *>(panel) + NEAR);
 }
 
 // Both halves of a panel at one input. In bf16 they lie in turns: two numbers in 32 bits.
@@ -53,18 +53,19 @@ inline void halves(const Bf16 *at, Vector &left, Vector &right) {
     right = (Vector)(both & 0xffff0000u);
 }
 
-// Add to sums [M, 32] the product of rows [M, depth] by a panel [depth, 32]. Rows are `stride`
-// numbers apart, sums `apart`.
+// Rows [M, depth] by a panel [depth, 32], to sums [M, 32]. Rows are `stride` numbers apart, sums
+// `apart`.
 template <int M, class W>
 void block(const float *x, size_t stride, const W *panel, int depth, float *to, size_t apart,
            Ahead ahead) {
     Vector sums[M][2];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) halves(to + m * apart, sums[m][0], sums[m][1]);
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = Vector{};
     for (int k = 0; k < depth; k++, panel += PANEL) {
         Vector left, right;
         halves(panel, left, right);
-        read_ahead(ahead);
+        read_ahead(ahead, panel);
+        if (sizeof(W) == 4) __builtin_prefetch(reinterpret_cast<const char *>(panel) + NEAR + 64);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
             const float one = x[m * stride + k];
@@ -86,13 +87,11 @@ void block(const uint8_t *x, size_t stride, const int8_t *panel, int depth, floa
 #ifdef __AVX512VNNI__
     __m512i sums[M][2];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; m++) {
-        sums[m][0] = _mm512_loadu_si512(to + m * apart);
-        sums[m][1] = _mm512_loadu_si512(to + m * apart + HALF);
-    }
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm512_setzero_si512();
     for (int k = 0; k < depth; k += 4, panel += 4 * PANEL) {
         const __m512i left = _mm512_loadu_si512(panel), right = _mm512_loadu_si512(panel + 64);
-        read_ahead(ahead);
+        read_ahead(ahead, panel);
+        __builtin_prefetch(panel + NEAR + 64);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
             int32_t four;
@@ -137,27 +136,7 @@ void block_of_rows(int rows, const In *x, size_t stride, const W *panel, int dep
     blocks[rows - 1](x, stride, panel, depth, to, apart, ahead);
 }
 
-inline int blocks_of(int rows) { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-
-// Add to sums [rows, 32] the product of rows [rows, depth] by a piece of a panel [depth, 32], and
-// read `bytes` from `next` on, which come after it.
-template <class In, class W>
-void piece(const In *x, size_t stride, int rows, const W *panel, int depth, float *sums,
-           const char *next, size_t bytes) {
-    const int blocks = blocks_of(rows);
-    const size_t inputs = sizeof(In) == 1 ? depth / 4 : depth;
-    const size_t step = (bytes / inputs + blocks - 1) / blocks;
-    for (int b = 0; b < blocks; b++) {
-        const int row = int(int64_t(rows) * b / blocks);
-        const int here = int(int64_t(rows) * (b + 1) / blocks) - row;
-        block_of_rows(here, x + size_t(row) * stride, stride, panel, depth,
-                      sums + size_t(row) * PANEL, PANEL, {next + bytes * b / blocks, step});
-    }
-}
-
-template <class In> constexpr int MOST_DEPTH = PIECE_BYTES / (PANEL * sizeof(In));
-
-// A piece of a panel in bf16, in fp32.
+// A panel [depth, 32] in bf16, in fp32.
 inline void widen(const Bf16 *panel, int depth, float *to) {
     for (int k = 0; k < depth; k++, panel += PANEL, to += PANEL) {
         Vector left, right;
@@ -167,14 +146,30 @@ inline void widen(const Bf16 *panel, int depth, float *to) {
     }
 }
 
-// Bytes that `product` needs of each thread: sums of a part's rows, and a piece that is widened.
-template <class In> size_t product_bytes(int rows, int depth) {
-    const size_t most = PART_BYTES / (size_t(depth) * sizeof(In)) + 1;
-    return (size_t(rows) < most ? size_t(rows) : most) * PANEL * 4 + PIECE_BYTES;
+// Bytes that `product` needs of each thread: a panel that is widened.
+template <class W> size_t product_bytes(int depth) {
+    return std::is_same_v<W, Bf16> ? size_t(depth) * PANEL * 4 : 0;
 }
 
-// Rows [rows, depth] by all panels. `then` gets, of each part and panel: first row, rows, panel, and
-// sums [rows, 32], with scales and biases. A worksharing loop; `own` is the thread's.
+// Sums [rows, 32] with scales (int8) and biases, of a panel's outputs from `output` on.
+template <class In>
+void scale_and_shift(float *sums, const float *row_scales, int rows, const Weights &weights,
+                     int output) {
+    for (int r = 0; r < rows && sizeof(In) == 1; r++)
+#pragma omp simd
+        for (int i = 0; i < PANEL; i++) {
+            int32_t sum;
+            std::memcpy(&sum, sums + r * PANEL + i, 4);
+            sums[r * PANEL + i] = float(sum - weights.offsets[output + i]) * row_scales[r] *
+                                  weights.scales[output + i];
+        }
+    for (int r = 0; r < rows && weights.bias; r++)
+#pragma omp simd
+        for (int i = 0; i < PANEL; i++) sums[r * PANEL + i] += weights.bias[output + i];
+}
+
+// Rows [rows, depth] by all panels. `then` gets, of each block of rows and each panel: first row,
+// rows, panel, and sums [rows, 32], with scales and biases. A worksharing loop; `own` is the thread's.
 template <class W, class In, class Then>
 void product(const In *x, const float *row_scales, int rows, int depth, const Weights &weights,
              int panels, char *own, Then then) {
@@ -184,45 +179,40 @@ void product(const In *x, const float *row_scales, int rows, int depth, const We
     const size_t for_all = (threads + panels - 1) / panels;
     parts = parts < for_all ? for_all : parts;
     parts = parts > size_t(rows) ? size_t(rows) : parts;
-    float *wide = reinterpret_cast<float *>(own);
-    float *sums = reinterpret_cast<float *>(own + PIECE_BYTES);
+    const size_t bytes = size_t(depth) * PANEL * sizeof(W);  // of a panel
+        float *wide = reinterpret_cast<float *>(own);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < int64_t(parts) * panels; task++) {
         const int part = int(task / panels), panel = int(task % panels);
         const int first = int(size_t(rows) * part / parts);
         const int count = int(size_t(rows) * (part + 1) / parts) - first;
+        const int blocks = (count + MOST_ROWS - 1) / MOST_ROWS;
         const W *weight = all + size_t(panel) * depth * PANEL;
-        std::memset(sums, 0, size_t(count) * PANEL * 4);
-        for (int from = 0; from < depth; from += MOST_DEPTH<In>) {
-            const int here = depth - from < MOST_DEPTH<In> ? depth - from : MOST_DEPTH<In>;
-            const In *inputs = x + size_t(first) * depth + from;
-            const W *own_piece = weight + size_t(from) * PANEL;
-            const char *next = reinterpret_cast<const char *>(own_piece + size_t(here) * PANEL);
-            const size_t bytes = size_t(here) * PANEL * sizeof(W);
-            if constexpr (std::is_same_v<W, Bf16>) {
-                if (count > MOST_ROWS) {
-                    widen(own_piece, here, wide);
-                    piece(inputs, depth, count, wide, here, sums, next, bytes);
-                    continue;
-                }
-            }
-            piece(inputs, depth, count, own_piece, here, sums, next, bytes);
+        const char *own_bytes = reinterpret_cast<const char *>(weight);
+        const bool alone = blocks == 1;  // then the panel itself comes from memory
+        // In int8 panels are small, and reading them again and again costs more than waiting.
+        const bool reads_ahead = !alone && sizeof(W) > 1;
+        if constexpr (std::is_same_v<W, Bf16>)
+            if (!alone) widen(weight, depth, wide);
+        alignas(64) float sums[MOST_ROWS * PANEL];
+        for (int b = 0; b < blocks; b++) {
+            const int row = first + int(int64_t(count) * b / blocks);
+            const int here = first + int(int64_t(count) * (b + 1) / blocks) - row;
+            const Ahead ahead =
+                reads_ahead ? Ahead{own_bytes + bytes + bytes * b / blocks,
+                                    (PANEL * sizeof(W) + blocks - 1) / blocks}
+                            : Ahead{own_bytes, 0};
+            const auto times = [&](const auto *numbers) {
+                block_of_rows(here, x + size_t(row) * depth, depth, numbers, depth, sums, PANEL,
+                              ahead);
+            };
+            if constexpr (std::is_same_v<W, Bf16>)
+                alone ? times(weight) : times(wide);
+            else
+                times(weight);
+            scale_and_shift<In>(sums, row_scales + row, here, weights, panel * PANEL);
+            then(row, here, panel, static_cast<const float *>(sums));
         }
-        const int output = panel * PANEL;
-        if (sizeof(In) == 1)
-            for (int r = 0; r < count; r++)
-#pragma omp simd
-                for (int i = 0; i < PANEL; i++) {
-                    int32_t sum;
-                    std::memcpy(&sum, sums + r * PANEL + i, 4);
-                    sums[r * PANEL + i] = float(sum - weights.offsets[output + i]) *
-                                          row_scales[first + r] * weights.scales[output + i];
-                }
-        if (weights.bias)
-            for (int r = 0; r < count; r++)
-#pragma omp simd
-                for (int i = 0; i < PANEL; i++) sums[r * PANEL + i] += weights.bias[output + i];
-        then(first, count, panel, static_cast<const float *>(sums));
     }
 }
 
