@@ -80,10 +80,8 @@ def native_code(source: Path) -> NativeCode:
 
 def _text(source: Path) -> bytes:
     """What a file and the headers beside it say."""
-    headers = sorted(source.parent.glob("*.h"))
-    return b"\0".join(part for file in headers for part in (file.name.encode(), file.read_bytes())) + (
-        b"\0" + source.read_bytes()
-    )
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    return b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
 
 
 def _kept(compiling: list[str], directory: str) -> NativeCode:

@@ -34,6 +34,7 @@ inline void put(Bf16 *to, float value) {  // to the nearest, ties to even; no nu
 
 // Sixteen numbers in fp32, which a register holds.
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Whole __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int LANES = 16;
 

@@ -155,17 +155,16 @@ template <class W> size_t product_bytes(int depth) {
 template <class In>
 void scale_and_shift(float *sums, const float *row_scales, int rows, const Weights &weights,
                      int output) {
-    for (int r = 0; r < rows && sizeof(In) == 1; r++)
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) {
-            int32_t sum;
-            std::memcpy(&sum, sums + r * PANEL + i, 4);
-            sums[r * PANEL + i] = float(sum - weights.offsets[output + i]) * row_scales[r] *
-                                  weights.scales[output + i];
+    for (int r = 0; r < rows; r++, sums += PANEL)
+        for (int at = 0; at < PANEL; at += LANES) {
+            if (sizeof(In) == 1) {
+                const Whole sum = *reinterpret_cast<const Whole *>(sums + at) -
+                                  *reinterpret_cast<const Whole *>(weights.offsets + output + at);
+                put(sums + at, __builtin_convertvector(sum, Vector) * row_scales[r] *
+                                   sixteen(weights.scales + output + at));
+            }
+            if (weights.bias) put(sums + at, sixteen(sums + at) + sixteen(weights.bias + output + at));
         }
-    for (int r = 0; r < rows && weights.bias; r++)
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) sums[r * PANEL + i] += weights.bias[output + i];
 }
 
 // Rows [rows, depth] by all panels. `then` gets, of each block of rows and each panel: first row,
