@@ -79,7 +79,7 @@ def native_code(source: Path) -> NativeCode:
 
 
 def _text(source: Path) -> bytes:
-    """What a file and the headers beside it say."""
+    """Contents of a file and of the headers beside it."""
     files = [source, *sorted(source.parent.glob("*.h"))]
     return b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
 

@@ -259,7 +259,7 @@ def _alike(
 def _last_again(
     layer: native.NativeLayer, read: torch.Tensor, hidden: Any, asked: Any, cache: kv_cache.KVCache
 ) -> torch.Tensor:
-    """What a layer has read [1, positions, hidden], its last position as it would be decoded."""
+    """Outputs [1, positions, hidden] of a read prompt, the last one as it would be decoded."""
     last = slice(hidden.shape[1] - 1, None)
     work = kv_cache.Decode(cache, [(0, [last.start])], hidden.dtype, hidden.device)
     angles = tuple(each[:, last] for each in asked["position_embeddings"])
