@@ -51,8 +51,8 @@ class NativeCode:
 @cache
 def native_code(source: Path) -> NativeCode:
     """The functions of a file of C++, compiled for this processor unless they are kept; once for
-    each process. Takes 3 to 4 s of a core, and no more than two minutes; as long again where
-    another process is at it."""
+    each process. Takes 4 to 6 s of a core, and no more than two minutes; as long again where
+    another process is at it. Of what it includes, headers beside it count as its own."""
     try:
         command = shlex.split(os.environ.get(COMPILER, "")) or ["g++"]
     except ValueError as error:
@@ -62,7 +62,7 @@ def native_code(source: Path) -> NativeCode:
     try:
         version = _output([*command, "--version"]).splitlines()[0]
         made_by = hashlib.sha256(
-            "\0".join([version, *command, *_FLAGS, _processor()]).encode() + source.read_bytes()
+            "\0".join([version, *command, *_FLAGS, _processor()]).encode() + _text(source)
         ).hexdigest()
         compiling = [*command, *_FLAGS, str(source)]
         if directory := compiled_directory(f"native-{source.stem}-{made_by[:16]}"):
@@ -76,6 +76,12 @@ def native_code(source: Path) -> NativeCode:
         return NativeCode(lacking=f"{command[0]} failed with {error.returncode}: {complaint}")
     except (OSError, IndexError) as error:
         return NativeCode(lacking=f"{command[0]}: {error}")
+
+
+def _text(source: Path) -> bytes:
+    """Contents of a file and of the headers beside it."""
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    return b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
 
 
 def _kept(compiling: list[str], directory: str) -> NativeCode:

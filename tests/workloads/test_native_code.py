@@ -130,3 +130,15 @@ def test_code_is_there_where_no_directory_can_be_made(
     monkeypatch.setenv(compiled_code.DIRECTORY, str(tmp_path / "file" / "below"))
     found = native_code.native_code(source(tmp_path))
     assert found.library is not None and found.library.answer() == 42
+
+
+def test_a_header_beside_the_source_is_part_of_it(tmp_path: Path) -> None:
+    """Code is compiled anew when one changes."""
+    header = tmp_path / "answer.h"
+    header.write_text("constexpr int ANSWER = 42;\n")
+    text = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
+    first = native_code.native_code(source(tmp_path, text))
+    assert first.library is not None and first.library.answer() == 42
+    header.write_text("constexpr int ANSWER = 43;\n")
+    other = native_code.native_code(source(tmp_path, text))
+    assert other.library is not None and other.library.answer() == 43

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_formats import in_format
 from test_packed_layers import continued, small
 
 from workloads import native_code
@@ -16,24 +17,12 @@ from workloads.errors import Unsupported
 from workloads.generation import continuous_batching, kv_cache
 from workloads.generation.admission import Admission
 from workloads.generation.native import decoder_layer
-from workloads.generation.native.products import NativeLinear, code, computes, format_of, greatest
+from workloads.generation.native.products import code, computes
 from workloads.generation.packed import pack
 
 _MADE = "workloads.generation.native.products.native_code"
 pytestmark = pytest.mark.skipif(not computes("fp32"), reason=code().lacking or "needs AVX-512")
 _PROMPTS = [[1, 5, 3, 2, 9, 4, 7], [6], [7, 8, 9]]
-
-
-def in_format(model: Any, name: str) -> Any:
-    """The model in fp32, bf16, or bf16 with layers in int8."""
-    if name == "fp32":
-        return model
-    model = model.bfloat16()
-    if name == "int8":
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        quantize_(model.model, Int8WeightOnlyConfig())
-    return model
 
 
 def over_slots(model: Any, steps: int = 3) -> torch.Tensor:
@@ -136,6 +125,44 @@ def test_heads_of_any_size_attend_in_16_bits(
     assert (got - expected).norm() < most * expected.norm()
 
 
+def read_prompts(model: Any, lengths: list[int]) -> torch.Tensor:
+    """Logits of all tokens of prompts that are read in one pass: [tokens, vocabulary]."""
+    cache = kv_cache.KVCache(len(lengths), max(lengths))
+    starts = [sum(lengths[:at]) for at in range(len(lengths))]
+    segments = [
+        kv_cache.Segment(slot, start, length)
+        for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    ids = torch.arange(sum(lengths)) * 7 % 61
+    with continuous_batching.attention_over_kv_cache(model), torch.inference_mode():
+        found = model(
+            input_ids=ids[None],
+            position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
+            use_cache=False,
+            cache_pass=kv_cache.Prefill(cache, segments),
+        ).logits
+    return found[0].float()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("name", "most"), [("fp32", 1e-5), ("bf16", 0.04)])
+@pytest.mark.parametrize(("width", "heads"), [(16, (6, 2)), (48, (16, 1)), (64, (2, 2))])
+def test_prompts_are_attended_to_in_blocks(
+    width: int, heads: tuple[int, int], name: str, most: float
+) -> None:
+    """Of one row up to more than are attended to at a time; each token sees those before it, and
+    none of another prompt."""
+    if not computes(name):
+        pytest.skip(f"{name} is left to oneDNN here")
+    sizes = {"head_dim": width, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    sizes |= {"hidden_size": 96, "max_position_embeddings": 512}
+    plain, packed = (in_format(small("Llama", **sizes), name) for _ in range(2))
+    assert "2 in one call of machine code" in pack(packed, continuous=True)
+    lengths = [1, 2, 31, 32, 129, 150, 5]
+    expected, got = read_prompts(plain, lengths), read_prompts(packed, lengths)
+    off = (got - expected).norm(dim=1)
+    assert bool((off < most * expected.norm(dim=1)).all())
+
+
 def test_a_long_prompt_is_read_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention row by row would cost more; the texts are the same."""
     plain, packed = small("Llama"), small("Llama")
@@ -179,12 +206,23 @@ def test_nothing_is_compiled_for_a_processor_without_avx512(
     assert "none in machine code (this processor has no AVX-512)" in told
 
 
-def test_bf16_is_left_to_a_processors_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the compiler knows of none; and the row tells why."""
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+def test_nothing_is_compiled_for_what_is_left_to_tiles(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the proof of a layer either; and the row tells why."""
+    with_tiles = torch.cpu.get_capabilities() | {"amx_tile": True, "avx512_vnni": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_tiles)
+    monkeypatch.setattr(_MADE, never_compiled)
+    told = pack(in_format(small("Llama"), name), continuous=True)
+    assert "2 decoder layers in few calls" in told
+    assert f"none in machine code ({name} is left to oneDNN" in told
+
+
+def test_tiles_leave_fp32_to_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They multiply no fp32."""
     with_tiles = torch.cpu.get_capabilities() | {"amx_tile": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_tiles)
-    told = pack(small("Llama").bfloat16(), continuous=True)
-    assert "none in machine code (it is not for this format" in told
     assert "2 in one call of machine code in fp32" in pack(small("Llama"), continuous=True)
 
 
@@ -235,43 +273,6 @@ def test_words_that_change_attention_are_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("rows", [1, 13, 14, 15, 64, 300])
-def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
-    """Blocks of rows meet without a gap, in parts of a cache's size, too."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
-    torch.manual_seed(rows)
-    linear = torch.nn.Linear(1152, 96)
-    model = torch.nn.ModuleDict({"model": linear})
-    (linear,) = in_format(model, name).values()
-    inputs = torch.randn(rows, 1152).to(linear.bias.dtype)
-    with torch.no_grad():
-        expected = linear(inputs).float()
-        got = NativeLinear([linear])(inputs).float()
-    most = {"fp32": 1e-6, "bf16": 4e-3, "int8": 0.02}[name]
-    assert (got - expected).norm() < most * expected.norm()
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
-def test_inputs_of_another_format_are_refused(name: str) -> None:
-    """They would be read as numbers of another size."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
-    model = torch.nn.ModuleDict({"model": torch.nn.Linear(64, 32)})
-    (linear,) = in_format(model, name).values()
-    with pytest.raises(TypeError, match="float16"):
-        NativeLinear([linear])(torch.zeros(2, 64, dtype=torch.float16))
-
-
-def test_a_product_without_memory_is_an_error() -> None:
-    """Rather than the end of the process."""
-    product = NativeLinear([torch.nn.Linear(32, 32)])
-    product.in_features = 1 << 30  # 2 ** 48 bytes with these rows: more than can be addressed
-    with pytest.raises(MemoryError):
-        product(torch.zeros(1 << 16, 32))
-
-
 @pytest.mark.parametrize("segment", [(0, 5), (1, 2)])
 def test_a_pass_beyond_its_cache_is_left_to_torch(segment: tuple[int, int]) -> None:
     """Which says what is wrong, and writes to no other memory."""
@@ -289,20 +290,6 @@ def test_a_pass_with_other_angles_is_made_anew() -> None:
     assert first is not None and first is same and first is not other
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("values", [4, 1000])
-def test_the_first_of_the_greatest_is_found(dtype: torch.dtype, values: int) -> None:
-    """As by argmax, with ties, beside what is no number, and where all are the least."""
-    torch.manual_seed(values)
-    rows = torch.randint(0, values, (9, 333)).to(dtype)
-    rows[1, 7] = rows[1, 9] = rows[2, 0] = float("nan")
-    rows[3] = float("-inf")
-    rows[4, -1] = float("inf")
-    found = greatest(rows)
-    assert found is not None and found.tolist() == rows.argmax(-1).tolist()
-    assert greatest(rows.t()) is None and greatest(rows.half()) is None
-
-
 def test_texts_that_are_attended_to_by_rows_are_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """They make no room for one another; texts of a model without machine code do."""
     seen: list[set[int]] = []
@@ -318,17 +305,3 @@ def test_texts_that_are_attended_to_by_rows_are_one_class(monkeypatch: pytest.Mo
     pack(packed, continuous=True)
     assert continued(packed) == continued(plain)
     assert seen[0] == {0} and len(seen[1]) > 1
-
-
-def test_what_is_no_number_is_not_hidden_by_int8() -> None:
-    """A row with one has none but such; the rows beside it are as they were."""
-    if not computes("int8"):
-        pytest.skip("int8 is left to oneDNN here")
-    model = torch.nn.ModuleDict({"model": torch.nn.Linear(64, 32)})
-    (linear,) = in_format(model, "int8").values()
-    assert format_of([linear]) == "int8"
-    inputs = torch.randn(3, 64).bfloat16()
-    inputs[1, 5] = float("nan")
-    with torch.no_grad():
-        found = NativeLinear([linear])(inputs)
-    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()

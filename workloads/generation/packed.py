@@ -65,7 +65,7 @@ def pack(model: torch.nn.Module, *, continuous: bool = False) -> str:
         id(matrix) for module in model.modules() for matrix in module.parameters(recurse=False)
     )
     with torch.no_grad():
-        fused = _pack_layers(model, continuous)
+        fused, lacking = _pack_layers(model, continuous)
         tied = bool(fused) and fused[0].native is not None and _pack_tied(model, holders)
         done = _pack_children(model, holders)
     whole, int8 = len(fused), sum(layer.int8 for layer in fused)
@@ -82,21 +82,19 @@ def pack(model: torch.nn.Module, *, continuous: bool = False) -> str:
     if whole:
         parts.append(f"{whole} decoder layers in few calls")
         if continuous:
-            parts += _told_of_code(fused)
+            parts += _told_of_code(fused, lacking)
     return ", ".join(parts)
 
 
-def _told_of_code(fused: Sequence[packed_layer.PackedLayer]) -> Iterator[str]:
+def _told_of_code(fused: Sequence[packed_layer.PackedLayer], lacking: str) -> Iterator[str]:
     """The words of a row on machine code."""
-    found = code()
     in_code = [layer.native.format for layer in fused if layer.native is not None]
-    if in_code:
-        yield f"{len(in_code)} in one call of machine code in {in_code[0]} in continuous batches"
-    else:
-        lacking = found.lacking or "it is not for this format or these sizes here"
-        yield f"none in machine code ({lacking})"
-    if found.compile_s:
-        yield f"compiled once in this process in {found.compile_s:.1f} s"
+    if not in_code:
+        yield f"none in machine code ({lacking or 'it computed something else'})"
+        return
+    yield f"{len(in_code)} in one call of machine code in {in_code[0]} in continuous batches"
+    if compile_s := code().compile_s:
+        yield f"compiled once in this process in {compile_s:.1f} s"
 
 
 def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:
@@ -115,15 +113,17 @@ def _has_int8(model: torch.nn.Module) -> bool:
     return any(type(each) is torch.nn.Linear and is_int8(each) for each in model.modules())
 
 
-def _pack_layers(model: Any, in_code: bool) -> list[packed_layer.PackedLayer]:
-    """Have decoder layers of known parts computed in few calls; which."""
+def _pack_layers(model: Any, continuous: bool) -> tuple[list[packed_layer.PackedLayer], str]:
+    """Have decoder layers of known parts computed in few calls; which, and why none of them is
+    machine code, if so."""
     inner = getattr(model, "model", None)
     layers, rotary = (getattr(inner, name, None) for name in ("layers", "rotary_emb"))
     if not isinstance(layers, torch.nn.ModuleList) or rotary is None:
-        return []
+        return [], ""
     if reach.narrow_layers(model.config):
-        return []
-    return packed_layer.fuse(layers, rotary, in_code)
+        return [], ""
+    lacking = packed_layer.lacking(layers) if continuous else ""
+    return packed_layer.fuse(layers, rotary, continuous and not lacking), lacking
 
 
 def _pack_tied(model: Any, holders: Mapping[int, int]) -> bool:

@@ -159,11 +159,22 @@ def _native(
 ) -> native.NativeLayer | None:
     """The layer in machine code; None where there is none for it."""
     gated = _gated(layer.mlp)
-    if rotation.passes is None or not native.takes(layer, projections, gated):
+    if rotation.passes is None or native.lacking(layer, projections, gated):
         return None
     norms = layer.input_layernorm, layer.post_attention_layernorm
     gains = [(gain, eps) for _, gain, eps in map(_gain, norms)]
     return native.NativeLayer(layer, projections, gated, gains, rotation.pairs, rotation.passes)
+
+
+def lacking(layers: torch.nn.ModuleList) -> str:
+    """The reason why there is no machine code for some of a model's layers; empty where there is
+    for all. Told before one is proved, since a proof in fp32 would compile code for nothing."""
+    for layer in filter(_has_parts, layers):
+        attention: Any = layer.self_attn
+        three = [getattr(attention, name) for name in _PROJECTIONS[:3]]
+        if reason := native.lacking(layer, three, _gated(layer.mlp)):
+            return reason
+    return ""
 
 
 def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module, in_code: bool) -> list[PackedLayer]:
@@ -172,7 +183,7 @@ def fuse(layers: torch.nn.ModuleList, rotary: torch.nn.Module, in_code: bool) ->
     Args:
         layers: one after the other; each gives up its matrices as it is packed.
         rotary: makes the embeddings of positions.
-        in_code: by machine code, where there is some for them.
+        in_code: by machine code, for which nothing is ``lacking``.
     """
     done: list[PackedLayer] = []
     rotations = [Rotation(pairs, in_code) for pairs in (False, True)]
@@ -238,10 +249,23 @@ def _alike(
             cache = kv_cache.KVCache(1, _PROOF_POSITIONS)
             whole = kv_cache.Prefill(cache, [kv_cache.Segment(0, 0, _PROOF_POSITIONS)])
             read = packed.native.forward(hidden, asked["position_embeddings"], whole)
-            got += [] if read is None else [read]
+            if read is not None:
+                got += [read, _last_again(packed.native, read, hidden, asked, cache)]
         off[rotation] = max(float((each - expected).float().norm()) for each in got)
     best = min(off, key=off.__getitem__)
     return best if off[best] <= allowed else None
+
+
+def _last_again(
+    layer: native.NativeLayer, read: torch.Tensor, hidden: Any, asked: Any, cache: kv_cache.KVCache
+) -> torch.Tensor:
+    """Outputs [1, positions, hidden] of a read prompt, the last one as it would be decoded."""
+    last = slice(hidden.shape[1] - 1, None)
+    work = kv_cache.Decode(cache, [(0, [last.start])], hidden.dtype, hidden.device)
+    angles = tuple(each[:, last] for each in asked["position_embeddings"])
+    found = layer.forward(hidden[:, last], angles, work)
+    assert found is not None  # like the pass before
+    return torch.cat((read[:, : last.start], found), dim=1)
 
 
 def _in_fp32(layer: Any) -> Any:

@@ -23,12 +23,16 @@ from workloads.generation.native.products import (
     NativeLinear,
     Weights,
     code,
-    format_of,
+    kept_in,
 )
+from workloads.generation.native.products import lacking as lacking_products
 
-#: Tokens of a prompt beyond which attention row by row costs more than torch's in blocks.
+#: Most tokens of a prompt: the keys and values of a longer one's heads would not stay in a core's
+#: cache, and torch reads them in blocks.
 LONGEST_PROMPT = 512
 
+#: Numbers between products, by the format of weights.
+_NUMBERS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 _int, _float, _pointer = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
 
@@ -154,20 +158,22 @@ class NativeLayer:
         return found
 
 
-def takes(
+def lacking(
     layer: Any, projections: Sequence[torch.nn.Linear], gated: Sequence[torch.nn.Linear]
-) -> bool:
-    """Tell if the machine code is there for a layer of this format and these sizes."""
-    found = format_of([*projections, layer.self_attn.o_proj, *gated])
-    if found is None:
-        return False
+) -> str:
+    """The reason why there is no machine code for a layer of this format and these sizes; empty
+    where there is."""
+    name = kept_in([*projections, layer.self_attn.o_proj, *gated])
+    if name is None or layer.input_layernorm.weight.dtype != _NUMBERS[name]:
+        return "it is for fp32, bf16, and int8 beside bf16"
+    if reason := lacking_products(name):
+        return reason
     width = int(layer.self_attn.head_dim)
     heads, kept = (each.out_features // width for each in projections[:2])
     library: Any = code().library
     down = gated[-1]
-    return (
-        layer.input_layernorm.weight.dtype == (torch.float32 if found == "fp32" else torch.bfloat16)
-        and not down.out_features % PANEL
+    fits = (
+        not down.out_features % PANEL
         and not sum(each.out_features for each in projections) % PANEL
         and not down.in_features % HALF
         and all(not each.in_features % 4 for each in (*projections, down))
@@ -176,3 +182,4 @@ def takes(
         and width <= library.most_width()
         and projections[2].out_features == projections[1].out_features
     )
+    return "" if fits else "it is for layers of other sizes"

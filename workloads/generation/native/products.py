@@ -38,24 +38,36 @@ def code() -> NativeCode:
     return native_code(_SOURCE)
 
 
-def computes(name: str) -> bool:
-    """Tell if this node's products in a format are ours: there, and faster than oneDNN's.
+def lacking(name: str) -> str:
+    """The reason why this node's products in a format are not ours; empty where they are: there,
+    and faster than oneDNN's.
 
-    A compiler that is older than the processor does not know of its tiles, but torch does.
+    Nothing is compiled for a format that is left to oneDNN. A compiler that is older than the
+    processor does not know of its tiles, but torch does.
     """
-    library = code().library
-    if library is None or (name != "fp32" and torch.cpu.get_capabilities().get("amx_tile")):
-        return False
-    return bool(library.computes(FORMATS.index(name)))
+    if name != "fp32" and torch.cpu.get_capabilities().get("amx_tile"):
+        return f"{name} is left to oneDNN, which has this processor's tiles"
+    found = code()
+    if found.library is None:
+        return found.lacking
+    return "" if found.library.computes(FORMATS.index(name)) else f"no instructions for {name} here"
+
+
+def computes(name: str) -> bool:
+    """Tell if this node's products in a format are ours."""
+    return not lacking(name)
+
+
+def kept_in(linear: Sequence[torch.nn.Linear]) -> str | None:
+    """The format in which these layers keep their weights; None if it is none of ``FORMATS``."""
+    if all(map(is_int8, linear)):
+        return "int8"
+    return _OF.get(linear[0].weight.dtype) if all(map(is_plain, linear)) else None
 
 
 def format_of(linear: Sequence[torch.nn.Linear]) -> str | None:
     """The format in which these layers multiply, if this machine code has it; else None."""
-    name = None
-    if all(map(is_int8, linear)):
-        name = "int8"
-    elif all(map(is_plain, linear)):
-        name = _OF.get(linear[0].weight.dtype)
+    name = kept_in(linear)
     return name if name is not None and computes(name) else None
 
 
