@@ -19,7 +19,7 @@ from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments
 from orchestrator.results.append_log import AppendLog, is_log
 from orchestrator.results.complete import refuse_unread
-from orchestrator.results.row_file import record_of
+from orchestrator.results.record import record_of
 from orchestrator.results.scan import ATTEMPT, Scan, replaced_by, scan_rows
 
 if TYPE_CHECKING:

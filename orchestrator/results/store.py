@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
-from orchestrator.results.row_file import record_of
+from orchestrator.results.record import record_of
 from orchestrator.results.row_files import RowFiles
 from orchestrator.results.side_files import SideFiles
 from orchestrator.results.spilled import SpilledRows
