@@ -1,20 +1,24 @@
 """Records: what an append writes, one row or several, and the tables that are read from them.
 
-A record is JSON, with the columns of its rows as plain values (``columns.values_of``); columns that
-are null in every row are left out:
+A record of few rows is JSON, with the columns of its rows as plain values (``columns.values_of``);
+columns that are null in every row are left out:
 
     {"schema_version": 1, "rows": 2, "columns": {"job_id": ["a", "b"], "cards": [1, 8], ...}}
 
 It tells its own names, so that no damage elsewhere takes it along. NaN and infinities stand as
-Python writes them; bytes are base64. A row of 2 KB takes a tenth of a millisecond of CPU; Arrow's
-arrays, of which each of a hundred columns costs, are made of thousands of rows at once when a log
-becomes Parquet. Rows with odd values are an Arrow IPC stream, as all records once were: the way
-through ``tables.py`` tells what is wrong with them, or how they fit nevertheless.
+Python writes them; bytes are base64, as are lists of many numbers (doubles, little-endian). Arrow's
+arrays cost by the column, of which there are a hundred: they are made of all such records at once
+when a log becomes Parquet.
+
+A record of many rows is an Arrow IPC stream, as all once were, since a number takes longer as text;
+so is one with odd values: the way through ``tables.py`` tells what is wrong with them, or how they
+fit nevertheless.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results import fragments
-from orchestrator.results.columns import arrays_of, values_of
+from orchestrator.results.columns import arrays_of, packed_fields, values_of
 from orchestrator.results.older_tables import refuse_newer
 from orchestrator.results.schema import (
     NESTED,
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+#: From so many rows on a record is an Arrow IPC stream.
+_MANY = 16
+
+
 def record_of(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
     """Name and content of a record: rows that are written together, at least one.
 
@@ -49,11 +57,12 @@ def record_of(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
         fragments.refuse_unnameable(each.job_id, each.attempt_number)
     job_id = measurements[0].job_id if len(measurements) == 1 else fragments.TOGETHER
     number = max(each.attempt_number for each in measurements)
-    try:
-        data, kind = _json_of(measurements), fragments.RECORD
-    except Exception:  # whatever it is, the other way tells it better
-        data, kind = _stream_of(measurements), fragments.ARROW_RECORD
-    return fragments.record_name(job_id, number, data, kind), data
+    if len(measurements) < _MANY:
+        with contextlib.suppress(Exception):  # whatever it is, the other way tells it better
+            data = _json_of(measurements)
+            return fragments.record_name(job_id, number, data), data
+    data = _stream_of(measurements)
+    return fragments.record_name(job_id, number, data, fragments.ARROW_RECORD), data
 
 
 def _json_of(measurements: Sequence[Measurement]) -> bytes:
@@ -179,7 +188,22 @@ def _refuse_raw(name: str, told: object, rows: int) -> None:
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"{name} cannot be counted")
     for field, each in values.items():
-        _refuse_unless(f"{field} of {name}", each, sum(counts))
+        if field in packed_fields(name):
+            _refuse_packed(f"{field} of {name}", each, sum(counts))
+        else:
+            _refuse_unless(f"{field} of {name}", each, sum(counts))
+
+
+def _refuse_packed(name: str, told: object, count: int) -> None:
+    counts = told.get("counts") if isinstance(told, dict) else None
+    _refuse_unless(name, counts, count)
+    if not isinstance(counts, list) or any(type(each) is not int or each < 0 for each in counts):
+        raise ValueError(f"{name} cannot be counted")
+    if not isinstance(told, dict) or not isinstance(told.get("doubles"), str):
+        raise ValueError(f"{name} are no packed numbers")
+    # Each record for itself: one that lacks numbers would take those of the next.
+    if len(base64.b64decode(told["doubles"])) != 8 * sum(counts):
+        raise ValueError(f"{name} are not {sum(counts):,} numbers")
 
 
 def joined(records: Sequence[Record], columns: Sequence[str]) -> pa.Table:
@@ -223,9 +247,15 @@ def _column(name: str, records: Sequence[Record]) -> Any:
 def _raw_column(name: str, records: Sequence[Record]) -> dict[str, Any]:
     """The raw values of all records; fields that an older one lacks have their default."""
     told = [record.columns.get(name) or _no_raw(record.rows) for record in records]
-    values: dict[str, list[Any]] = {}
+    values: dict[str, Any] = {}
+    for field in packed_fields(name):
+        packed = [each["values"].get(field) or _no_numbers(sum(each["counts"])) for each in told]
+        values[field] = {
+            "counts": [count for each in packed for count in each["counts"]],
+            "doubles": b"".join(base64.b64decode(each["doubles"]) for each in packed),
+        }
     for field in ("rank", *rules_of(RAW_TYPES[name])):
-        if any(field in each["values"] for each in told):
+        if field not in values and any(field in each["values"] for each in told):
             default = _defaults(RAW_TYPES[name]).get(field)
             values[field] = []
             for each in told:
@@ -234,6 +264,10 @@ def _raw_column(name: str, records: Sequence[Record]) -> dict[str, Any]:
         if field not in values and default is not None:
             values[field] = [default] * sum(sum(each["counts"]) for each in told)
     return {"counts": [count for each in told for count in each["counts"]], "values": values}
+
+
+def _no_numbers(lists: int) -> dict[str, Any]:
+    return {"counts": [0] * lists, "doubles": ""}
 
 
 def _no_raw(rows: int) -> dict[str, Any]:

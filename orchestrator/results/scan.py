@@ -198,7 +198,6 @@ def read_logs(
     covered = {name for table in scan.tables.values() for name in replaced_by(table)}
     covered |= {*scan.covered}
     found: dict[str, tuple[Path, bytes]] = {}  # the log and the content of each new record
-    before = len(scan.tables)
     for log in sorted(contents):
         path = scan.directory / log
         for part in parts_of(contents[log]):
@@ -216,40 +215,47 @@ def read_logs(
             scan.together = None
     together = _tables_of(found, columns, scan)
     new = {name: scan.tables[name] for name in found if name in scan.tables}
-    bad = faults(new, together)
+    whole = together if together is not None and together.num_rows == _rows_of(new) else None
+    bad = faults(new, whole)
     for name, reason in bad.items():
         del scan.tables[name]
         scan.damaged.append(_not_rows(found[name][0], f"{name}: {reason}"))
-    if not bad and not before and len(new) == len(scan.tables):
-        scan.together = together
+    if not bad and len(new) == len(scan.tables):
+        scan.together = whole
+
+
+def _rows_of(tables: Mapping[str, pa.Table]) -> int:
+    return sum(table.num_rows for table in tables.values())
 
 
 def _tables_of(
     records: Mapping[str, tuple[Path, bytes]], columns: list[str], scan: Scan
 ) -> pa.Table | None:
-    """Add the tables of records to a scan; all of them as one, if they could be read so."""
+    """Add the tables of records to a scan; those that are JSON as one, if they could be read so."""
     from orchestrator.results.older_tables import current
 
+    alone = set(filter(fragments.is_arrow_record, records))
+    together, told = None, dict[str, record.Record]()
     try:
-        told = {
-            name: record.parsed(data)
-            for name, (_, data) in records.items()
-            if not fragments.is_arrow_record(name)
-        }
-        if len(told) < len(records) or len({each.version for each in told.values()}) != 1:
-            raise ValueError("they are of several kinds")
-        whole = current(record.joined([*told.values()], columns), "a log", columns)
+        told = {name: record.parsed(records[name][1]) for name in records.keys() - alone}
+        told = {name: told[name] for name in records if name in told}  # in the order of the logs
+        if len({each.version for each in told.values()}) == 1:
+            together = current(record.joined([*told.values()], columns), "a log", columns)
     except Exception:  # the one that is odd is told alone
-        for name, (path, data) in records.items():
-            table = _table_of(name, data, columns, path, scan)
-            if table is not None:
-                scan.tables[name] = table
-        return None
+        together = None
+    if together is None:
+        alone = {*records}
     begin = 0
-    for name, each in told.items():
-        scan.tables[name] = whole.slice(begin, each.rows)
-        begin += each.rows
-    return whole
+    for name, (path, data) in records.items():
+        if name in alone:
+            table = _table_of(name, data, columns, path, scan)
+        else:
+            assert together is not None
+            table = together.slice(begin, told[name].rows)
+            begin += told[name].rows
+        if table is not None:
+            scan.tables[name] = table
+    return together
 
 
 def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, bytes]:
