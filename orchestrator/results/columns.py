@@ -167,12 +167,13 @@ class _Fields:
         Raises:
             Odd: a value is.
         """
-        found, count = {}, len(records)
+        found: dict[str, Any] = {}
+        count = len(records)
         columns = zip(*map(self._of, records), strict=True)
         for (name, classes, convert), values in zip(self._columns, columns, strict=True):
             if values[0] is None and values.count(None) == count:
                 continue
-            made = values if convert is None else convert(values)
+            made: Any = values if convert is None else convert(values)
             if not classes.issuperset(map(type, made)):
                 raise Odd
             found[name] = made
