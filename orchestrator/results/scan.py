@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.results import disk, fragments, record
+from orchestrator.results import disk, fragments
 from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage
 
@@ -232,6 +232,7 @@ def _tables_of(
     records: Mapping[str, tuple[Path, bytes]], columns: list[str], scan: Scan
 ) -> pa.Table | None:
     """Add the tables of records to a scan; those that are JSON as one, if they could be read so."""
+    from orchestrator.results import record
     from orchestrator.results.older_tables import current
 
     alone = set(filter(fragments.is_arrow_record, records))
@@ -349,6 +350,7 @@ def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from orchestrator.results import record
     from orchestrator.results.older_tables import current
 
     if fragments.is_record(name):

@@ -14,7 +14,6 @@ from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.complete import refuse_unread
 from orchestrator.results.identity import Former
-from orchestrator.results.record import record_table
 from orchestrator.results.scan import ATTEMPT, scan_rows
 
 if TYPE_CHECKING:
@@ -206,6 +205,8 @@ def _table(name: str, data: bytes) -> pa.Table:
     """The rows of a spilled file: a record, or Parquet of an earlier version."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from orchestrator.results.record import record_table
 
     if fragments.is_record(name):
         return record_table(name, data)
