@@ -1,6 +1,6 @@
 """The rows of the last seconds: records in one growing file, each synced, until they are Parquet.
 
-A Parquet file of one row takes 2 ms of CPU and an Arrow IPC stream 0.1, so a run's rows go to a log
+A Parquet file of one row takes 2 ms of CPU and a record of it 0.1, so a run's rows go to a log
 first, and every few seconds from there into a file that any reader opens (``Store.to_parquet``).
 
     rows/.appended-<writer>-<n>.arrows        plain readers skip a name with a point
@@ -10,9 +10,10 @@ back to a log of that name or to none, never to another one.
 
 A record stands between two copies of a line with its name and length:
 
-    \\n<job>-<attempt>-<sha256[:16]>.arrow <bytes>\\n  <Arrow IPC stream>  \\n<the same>\\n
+    \\n<job>-<attempt>-<sha256[:16]>.json <bytes>\\n  <JSON>  \\n<the same>\\n
 
-It is a whole stream, schema included, so that no damage elsewhere takes it along. The name holds
+It tells the names of its columns (``record.py``), so that no damage elsewhere takes it along; those
+that end in ``.arrow`` are Arrow IPC streams, schema included. The name holds
 its checksum, and tells whose row a damaged record was; the second copy finds a record whose first
 line rotted. A crash can tear the last record only, which nobody was told is safe. A writer never
 goes on in a log that another one left, nor after a failed write.
@@ -33,7 +34,7 @@ from orchestrator.results import disk, fragments
 
 #: The names of the very first logs told no writer.
 _LOG = re.compile(r"\.appended-(?:[0-9a-f]{16}-)?\d{1,9}\.arrows")
-_MARK = re.compile(rb"\n(?P<name>[A-Za-z0-9_-]{1,120}\.arrow) (?P<bytes>\d{1,10})\n")
+_MARK = re.compile(rb"\n(?P<name>[A-Za-z0-9_-]{1,120}\.(?:json|arrow)) (?P<bytes>\d{1,10})\n")
 
 
 def is_log(name: str) -> bool:

@@ -39,6 +39,15 @@ def as_numbers(array: pa.Array) -> Numbers:
     return np.where(_values(array.is_valid()), values, np.nan) if array.null_count else values
 
 
+def entries(array: pa.MapArray) -> tuple[list[int], pa.Array, pa.Array]:
+    """The entries of maps: where those of each begin, and at last where all end; the keys; the
+    values. Arrow's own hold those of the array that this one may be a slice of."""
+    places = as_list(array.offsets)
+    begin, count = places[0], places[-1] - places[0]
+    keys, items = array.keys.slice(begin, count), array.items.slice(begin, count)
+    return [place - begin for place in places], keys, items
+
+
 def indices(numbers: Sequence[int]) -> pa.Array:
     """Places in an array, as ``take`` wants them."""
     import numpy as np

@@ -26,7 +26,8 @@ from orchestrator.results import arrays, disk, fragments
 from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage
 from orchestrator.results.older_tables import current
-from orchestrator.results.scan import record_table, row_files, scan_rows
+from orchestrator.results.record import record_table
+from orchestrator.results.scan import row_files, scan_rows
 from orchestrator.results.schema import RAW_COLUMNS, column_names, rules_of
 from orchestrator.results.tables import from_table, value_of
 from workloads.api import MeasureSettings
@@ -153,9 +154,7 @@ def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBa
             # One record that is odd costs no other one its raw values.
             with contextlib.suppress(pa.ArrowException, *_UNEXPECTED):
                 if not part.reason:
-                    table = record_table(part.data)
-                    there = [name for name in columns if name in table.column_names]
-                    yield from table.select(there).to_batches()
+                    yield from record_table(part.name, part.data, columns).to_batches()
     elif fragments.damage_of(name, data) is None:
         file = pq.ParquetFile(pa.BufferReader(data))
         yield from file.iter_batches(ROWS_TOGETHER // 8, columns=columns, use_threads=False)
@@ -258,8 +257,9 @@ def _mappings(
 ) -> list[Any]:
     import pyarrow.types as kinds
 
-    ends, there = arrays.as_list(column.offsets), arrays.as_list(column.is_valid())
-    keys, items = _repeated(column.keys, shared, str), column.items
+    there = arrays.as_list(column.is_valid())
+    ends, names, items = arrays.entries(column)
+    keys = _repeated(names, shared, str)
     # Figures are each row's own: looking for repetitions would cost, and keep what it looked at.
     own = kinds.is_float64(items.type)
     told = arrays.as_list(items) if own else _repeated(items, shared, str)

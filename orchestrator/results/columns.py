@@ -1,18 +1,20 @@
-"""Measurements as Arrow columns, all rows of a record at once: what a run writes while it works.
+"""Measurements as columns, all rows of a record at once: what a run writes while it works.
 
-Making an array costs by the call, so that all columns of one type are made as one array and cut
-apart; most of a row's hundred are null in every row. Numbers are held against the range of their
-column. Where one does not fit, or anything else is odd, there are no columns, and the rows are
-looked at one by one (``tables.py``). The same rows give the same bytes, whatever was written
-before: a record is known by them (``fragments.py``).
+First as plain values (``values_of``), checked so that their columns admit them as they are; where
+one does not fit, or anything else is odd, there are none, and the rows are looked at one by one
+(``tables.py``). Then as Arrow's arrays (``arrays_of``). Making an array costs by the call, so that
+all columns of one type are made as one array and cut apart; most of a row's hundred are null in
+every row. The same rows give the same values, whatever was written before: a record is known by its
+bytes (``fragments.py``).
 """
 
 from __future__ import annotations
 
 import typing
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import isfinite
 from operator import attrgetter
 from typing import Any
@@ -49,13 +51,75 @@ def columns_of(measurements: Sequence[Measurement]) -> list[pa.Array]:
         Odd: a value needs a closer look.
         Exception: of any kind: a value is none for its column.
     """
-    columns = _Columns(len(measurements))
-    _fields_of(Measurement).add(columns, measurements)
-    _fields_of(Metrics).add(columns, [each.metrics for each in measurements])
-    found = columns.made()
+    return arrays_of(values_of(measurements), len(measurements), _names())
+
+
+def values_of(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """The columns of rows as plain values, without those that are null in every row.
+
+    A column is a list of as many values as there are rows: numbers, texts, bytes, moments in
+    microseconds since the epoch, lists of them, pairs of a name and a value, or the fields of
+    settings by name. One of raw values is ``{"counts": how many each row has, "values": the columns
+    of all}``; one of times of steps is ``{"counts": how many, "doubles": the bytes of all}``.
+
+    Raises:
+        Odd: a value needs a closer look.
+        Exception: of any kind: a value is none for its column.
+    """
+    found = _fields_of(Measurement).values(measurements)
+    found |= _fields_of(Metrics).values([each.metrics for each in measurements])
     for name, kind in RAW_TYPES.items():
-        found[name] = _raw(name, kind, [getattr(each, name) for each in measurements])
-    return [found[name] for name in _names()]
+        rows = [getattr(each, name) for each in measurements]
+        pairs = [pair for row in rows for pair in row]
+        if pairs:
+            ranks = [rank for rank, _ in pairs]
+            if set(map(type, ranks)) != {int}:
+                raise Odd
+            values = _fields_of(kind).values([raw for _, raw in pairs])
+            found[name] = {"counts": list(map(len, rows)), "values": {"rank": ranks} | values}
+    return found
+
+
+def arrays_of(values: Mapping[str, Any], rows: int, names: Iterable[str]) -> list[pa.Array]:
+    """Some columns of so many rows, from what ``values_of`` has given. Values are not checked.
+
+    Raises:
+        Exception: of any kind: a value is none for its column.
+    """
+    names = list(names)
+    plain = {name: _kinds()[name] for name in names if name not in RAW_TYPES}
+    found = _arrays(plain, values, rows)
+    for name in names:
+        if name in RAW_TYPES:
+            found[name] = _raw(name, values.get(name), rows)
+    return [found[name] for name in names]
+
+
+def _arrays(kinds: Mapping[str, str], values: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
+    """Columns of as many rows, by name; ``kinds`` tells the types of those wanted."""
+    import pyarrow as pa
+
+    of_type: dict[str, list[str]] = {}
+    found: dict[str, pa.Array] = {}
+    nulls: dict[str, pa.Array] = {}
+    for name, kind in kinds.items():
+        if name in values:
+            of_type.setdefault(kind, []).append(name)
+            continue
+        if kind not in nulls:
+            nulls[kind] = pa.nulls(rows, _types()[kind])
+        found[name] = nulls[kind]
+    for kind, names in of_type.items():
+        if kind == _DOUBLES:
+            found |= {name: _unpacked(values[name]) for name in names}
+        elif len(names) == 1:
+            found[names[0]] = pa.array(values[names[0]], _types()[kind])
+        else:
+            together = [value for name in names for value in values[name]]
+            made = pa.array(together, _types()[kind])
+            for number, name in enumerate(names):
+                found[name] = made.slice(number * rows, rows)
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -64,47 +128,10 @@ def _names() -> list[str]:
     return list(undocumented_schema().names)
 
 
-class _Columns:
-    """Columns of as many rows, to be made together."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._null: list[tuple[str, str]] = []  # names and types
-        self._of_type: dict[str, tuple[list[str], list[Any]]] = {}  # names and values
-
-    def add(self, name: str, kind: str, values: _Values, convert: _Convert | None) -> None:
-        """Add a column.
-
-        Raises:
-            Odd: one of its values is.
-        """
-        if values[0] is None and values.count(None) == self._rows:
-            self._null.append((name, kind))
-            return
-        known = self._of_type.get(kind)
-        if known is None:
-            known = self._of_type[kind] = ([], [])
-        known[0].append(name)
-        known[1].extend(values if convert is None else convert(values))
-
-    def made(self) -> dict[str, pa.Array]:
-        """All columns by name."""
-        import pyarrow as pa
-
-        rows, types, found = self._rows, _types(), dict[str, pa.Array]()
-        for kind, (names, values) in self._of_type.items():
-            array = pa.array(values, types[kind])
-            if len(names) == 1:
-                found[names[0]] = array
-                continue
-            for number, name in enumerate(names):
-                found[name] = array.slice(number * rows, rows)
-        nulls = {
-            kind: pa.nulls(rows, types[kind]) for kind in dict.fromkeys(dict(self._null).values())
-        }
-        for name, kind in self._null:
-            found[name] = nulls[kind]
-        return found
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, str]:
+    """The type of each column, as text."""
+    return {field.name: str(field.type) for field in undocumented_schema()}
 
 
 @lru_cache(maxsize=1)
@@ -122,18 +149,86 @@ class _Fields:
     def __init__(self, kind: type, types: Mapping[str, pa.DataType]) -> None:
         apart = {*RAW_TYPES, "metrics"} if kind is Measurement else ()
         names = [name for name in hints_of(kind) if name not in apart]
-        self._values = attrgetter(*names)
-        self._columns = [(name, str(types[name]), _conversion(kind, name)) for name in names]
+        self._of = attrgetter(*names)
+        self._columns = [
+            (name, _CLASSES.get(str(types[name]), _LISTS), _conversion(kind, name))
+            for name in names
+        ]
+        self._inner = {
+            name: _CLASSES[str(types[name].value_type)] - {type(None)}
+            for name in names
+            if str(types[name]).startswith("list<")
+        }
+        self._packed = {name for name in names if str(types[name]) == _DOUBLES}
 
-    def add(self, columns: _Columns, records: Iterable[Any]) -> None:
-        """Add the columns of some records, at least one.
+    def values(self, records: Sequence[Any]) -> dict[str, Any]:
+        """The columns of some records, at least one, by name, without those that are all null.
 
         Raises:
             Odd: a value is.
         """
-        values = zip(*map(self._values, records), strict=True)
-        for (name, kind, convert), each in zip(self._columns, values, strict=True):
-            columns.add(name, kind, each, convert)
+        found: dict[str, Any] = {}
+        count = len(records)
+        columns = zip(*map(self._of, records), strict=True)
+        for (name, classes, convert), values in zip(self._columns, columns, strict=True):
+            if values[0] is None and values.count(None) == count:
+                continue
+            made: Any = values if convert is None else convert(values)
+            if not classes.issuperset(map(type, made)):
+                raise Odd
+            found[name] = made
+        for name, classes in self._inner.items():
+            for each in found.get(name, ()):
+                if each and not classes.issuperset(map(type, each)):
+                    raise Odd
+        for name in self._packed & found.keys():
+            found[name] = _packed(found[name])
+        return found
+
+
+@lru_cache(maxsize=4)
+def packed_fields(name: str) -> frozenset[str]:
+    """The fields of a column of raw values that hold many numbers each."""
+    _, fields = _raw_type(name)
+    return frozenset(field.name for field in fields if str(field.type) == _DOUBLES)
+
+
+def _packed(lists: _Values) -> dict[str, Any]:
+    """Lists of many numbers, which take ten times as long one by one."""
+    numbers = array("d", chain.from_iterable(lists))
+    return {"counts": list(map(len, lists)), "doubles": numbers.tobytes()}
+
+
+def _unpacked(told: Mapping[str, Any]) -> pa.Array:
+    """The lists of which ``_packed`` was made."""
+    import pyarrow as pa
+
+    count, data = sum(told["counts"]), told["doubles"]
+    if len(data) != 8 * count:
+        raise ValueError(f"{len(data):,} bytes are not {count:,} numbers")
+    numbers = pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(data)])
+    return pa.ListArray.from_arrays(_offsets(told["counts"]), numbers, type=_types()[_DOUBLES])
+
+
+def _offsets(counts: Sequence[int]) -> pa.Array:
+    """Where each of lists of these lengths begins, and where the last one ends."""
+    import pyarrow as pa
+
+    return pa.array([0, *accumulate(counts)], pa.int32())
+
+
+#: The classes of values that a column of a type takes as they are, by the type's text.
+_CLASSES: Mapping[str, frozenset[type]] = {
+    "int64": frozenset({int, type(None)}),
+    "double": frozenset({int, float, type(None)}),  # whole numbers to 2^53 are exact
+    "bool": frozenset({bool, type(None)}),
+    "string": frozenset({str, type(None)}),
+    "binary": frozenset({bytes, type(None)}),
+    "timestamp[us, tz=UTC]": frozenset({int, type(None)}),
+}
+_LISTS = frozenset({list, tuple, dict, type(None)})
+#: The type of ``step_s``, as text.
+_DOUBLES = "list<item: double>"
 
 
 @lru_cache(maxsize=8)
@@ -146,21 +241,17 @@ def _fields_of(kind: type) -> _Fields:
     return _Fields(kind, types)
 
 
-def _raw(name: str, kind: type, rows: Sequence[Sequence[tuple[int, Any]]]) -> pa.Array:
-    """A column of raw values, each with the rank that measured it."""
+def _raw(name: str, told: Mapping[str, Any] | None, rows: int) -> pa.Array:
+    """A column of raw values, each with the rank that measured it; without any, of empty lists."""
     import pyarrow as pa
 
     arrow, fields = _raw_type(name)
-    pairs = [pair for row in rows for pair in row]
-    if not pairs:
-        return pa.array(rows, arrow)
-    columns = _Columns(len(pairs))
-    columns.add("rank", "int64", [rank for rank, _ in pairs], None)
-    _fields_of(kind).add(columns, [raw for _, raw in pairs])
-    made = columns.made()
+    if told is None:
+        return pa.array([()] * rows, arrow)
+    kinds = {field.name: str(field.type) for field in fields}
+    made = _arrays(kinds, told["values"], sum(told["counts"]))
     structs = pa.StructArray.from_arrays([made[each.name] for each in fields], fields=fields)
-    offsets = pa.array([0, *accumulate(map(len, rows))], pa.int32())
-    return pa.ListArray.from_arrays(offsets, structs, type=arrow)
+    return pa.ListArray.from_arrays(_offsets(told["counts"]), structs, type=arrow)
 
 
 @lru_cache(maxsize=4)
@@ -247,10 +338,14 @@ def _measure(settings: MeasureSettings) -> dict[str, Any]:
 
     Raises:
         Odd: a number is out of range.
+        ArrowException: a value is none for its field.
     """
+    import pyarrow as pa
+
     values = {name: getattr(settings, name) for name in hints_of(MeasureSettings)}
     for name, value in values.items():
         _hold_against(allowed_in(MeasureSettings, name), [value])
+    pa.array([values], undocumented_schema().field("measure").type)  # else it is none
     return values
 
 

@@ -12,9 +12,9 @@ writing a row again after a failure cannot make it two.
     <job>-<attempt>-<sha256[:16]>.parquet          one row, as earlier versions wrote it
     rows-<attempt>-<sha256[:16]>.parquet           rows written together by earlier versions
 
-A *record* is what one append writes, one row or several, as an Arrow IPC stream. It is named like a
-file that ends in ``.arrow``, and lies in a log of rows (``append_log.py``), or in a file of its own
-where a row found no room at home (``spilled.py``).
+A *record* is what one append writes, one row or several (``record.py``). It is named like a file
+that ends in ``.json``, or in ``.arrow`` if it is an Arrow IPC stream, and lies in a log of rows
+(``append_log.py``), or in a file of its own where a row found no room at home (``spilled.py``).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _LOG = logging.getLogger("nightgrid.store")
 
 _DIGEST_LENGTH = 16
 _ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
-_FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.(?P<kind>parquet|arrow)")
+_FRAGMENT = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.(?P<kind>parquet|json|arrow)")
 _COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
-_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|arrows?))\.partial")
+_PARTIAL = re.compile(r"\.(?P<name>.+\.(parquet|json|arrows?))\.partial")
 #: Stands in a name for the jobs of rows that were written together.
 TOGETHER = "rows"
 _TOGETHER = re.compile(rf"{TOGETHER}(-(?P<rows>\d+))?")
-RECORD = ".arrow"
+RECORD, ARROW_RECORD = ".json", ".arrow"
 #: So many of them at most.
 MOST_TOGETHER = 1000
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -88,7 +88,7 @@ def together_name(rows: int, attempt_number: int, data: bytes) -> str:
     return fragment_name(f"{TOGETHER}-{rows}", attempt_number, data)
 
 
-def record_name(job_id: str, attempt_number: int, data: bytes) -> str:
+def record_name(job_id: str, attempt_number: int, data: bytes, kind: str = RECORD) -> str:
     """The name of a record. Its checksum is of all that stands before it, too: in a log, names rot
     as contents do.
 
@@ -97,12 +97,17 @@ def record_name(job_id: str, attempt_number: int, data: bytes) -> str:
     """
     refuse_unnameable(job_id, attempt_number)
     whose = f"{job_id}-{attempt_number}-"
-    return f"{whose}{digest(whose.encode() + data)}{RECORD}"
+    return f"{whose}{digest(whose.encode() + data)}{kind}"
 
 
 def is_record(name: str) -> bool:
     """Return whether this is the name of a record."""
-    return name.endswith(RECORD) and _FRAGMENT.fullmatch(name) is not None
+    return name.endswith((RECORD, ARROW_RECORD)) and _FRAGMENT.fullmatch(name) is not None
+
+
+def is_arrow_record(name: str) -> bool:
+    """Return whether a record of this name is an Arrow IPC stream."""
+    return name.endswith(ARROW_RECORD)
 
 
 def replaces_others(name: str) -> bool:

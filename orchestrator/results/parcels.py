@@ -240,6 +240,9 @@ class Receiver:
         known = row or name in SIDE_FILES or paths.is_trace(name)
         if not known:  # a name of the other side's making leads nowhere else
             raise StoreError(f"{name!r} is no file of a run")
+        if self._wanted and name not in self._wanted:  # it was changed on its way
+            self.damaged.append(name)
+            return
         directory = run / folder if folder else run
         disk.make_directory(directory)
         if is_log(last) and last not in (logs := _fetched_logs(run)):

@@ -197,8 +197,7 @@ def read_logs(
 
     covered = {name for table in scan.tables.values() for name in replaced_by(table)}
     covered |= {*scan.covered}
-    new: dict[str, pa.Table] = {}
-    where: dict[str, Path] = {}
+    found: dict[str, tuple[Path, bytes]] = {}  # the log and the content of each new record
     for log in sorted(contents):
         path = scan.directory / log
         for part in parts_of(contents[log]):
@@ -212,14 +211,52 @@ def read_logs(
             elif name in known:
                 scan.tables[name] = known[name]
             else:
-                table = _table_of(name, part.data, columns, path, scan)
-                if table is not None:
-                    scan.tables[name] = new[name] = table
-                    where[name] = path
+                found[name] = path, part.data
             scan.together = None
-    for name, reason in faults(new).items():
+    together = _tables_of(found, columns, scan)
+    new = {name: scan.tables[name] for name in found if name in scan.tables}
+    whole = together if together is not None and together.num_rows == _rows_of(new) else None
+    bad = faults(new, whole)
+    for name, reason in bad.items():
         del scan.tables[name]
-        scan.damaged.append(_not_rows(where[name], f"{name}: {reason}"))
+        scan.damaged.append(_not_rows(found[name][0], f"{name}: {reason}"))
+    if not bad and len(new) == len(scan.tables):
+        scan.together = whole
+
+
+def _rows_of(tables: Mapping[str, pa.Table]) -> int:
+    return sum(table.num_rows for table in tables.values())
+
+
+def _tables_of(
+    records: Mapping[str, tuple[Path, bytes]], columns: list[str], scan: Scan
+) -> pa.Table | None:
+    """Add the tables of records to a scan; those that are JSON as one, if they could be read so."""
+    from orchestrator.results import record
+    from orchestrator.results.older_tables import current
+
+    alone = set(filter(fragments.is_arrow_record, records))
+    together, told = None, dict[str, record.Record]()
+    try:
+        told = {name: record.parsed(records[name][1]) for name in records.keys() - alone}
+        told = {name: told[name] for name in records if name in told}  # in the order of the logs
+        if len({each.version for each in told.values()}) == 1:
+            together = current(record.joined([*told.values()], columns), "a log", columns)
+    except Exception:  # the one that is odd is told alone
+        together = None
+    if together is None:
+        alone = {*records}
+    begin = 0
+    for name, (path, data) in records.items():
+        if name in alone:
+            table = _table_of(name, data, columns, path, scan)
+        else:
+            assert together is not None
+            table = together.slice(begin, told[name].rows)
+            begin += told[name].rows
+        if table is not None:
+            scan.tables[name] = table
+    return together
 
 
 def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, bytes]:
@@ -313,14 +350,12 @@ def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from orchestrator.results import record
     from orchestrator.results.older_tables import current
 
     if fragments.is_record(name):
-        table = record_table(data)
+        table = record.record_table(name, data, columns)
         _refuse_too_many(table.num_rows, path)
-        present = set(table.column_names)
-        if present - {*columns}:
-            table = table.select([each for each in columns if each in present])
     else:
         file = pq.ParquetFile(pa.BufferReader(data))
         _refuse_too_many(file.metadata.num_rows, path)
@@ -342,18 +377,3 @@ def _parsed(name: str, data: bytes, columns: list[str], path: Path) -> pa.Table:
 def _refuse_too_many(rows: int, path: Path) -> None:
     if rows > MOST_ROWS:
         raise StoreError(f"{path} has {rows:,} rows, more than is read of one")
-
-
-def record_table(data: bytes) -> pa.Table:
-    """The rows of a record, every offset of which leads somewhere: unlike Parquet's, Arrow's own
-    reader takes the buffers as they are.
-
-    Raises:
-        ArrowException: it is no Arrow IPC stream.
-    """
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
-        table = stream.read_all()
-    table.validate(full=True)
-    return table

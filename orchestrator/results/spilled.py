@@ -14,7 +14,7 @@ from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.complete import refuse_unread
 from orchestrator.results.identity import Former
-from orchestrator.results.scan import ATTEMPT, record_table, scan_rows
+from orchestrator.results.scan import ATTEMPT, scan_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,4 +206,8 @@ def _table(name: str, data: bytes) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return record_table(data) if fragments.is_record(name) else pq.read_table(pa.BufferReader(data))
+    from orchestrator.results.record import record_table
+
+    if fragments.is_record(name):
+        return record_table(name, data)
+    return pq.read_table(pa.BufferReader(data))

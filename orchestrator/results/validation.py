@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.results import arrays
 from orchestrator.results.schema import choices, required
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Docs, Range
 from workloads.api import Item, MeasureSettings, Sample
@@ -124,7 +125,7 @@ def _values_fault(name: str, kind: pa.DataType, values: pa.ChunkedArray, allowed
 
     if pa.types.is_map(kind):
         chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-        missing = any(chunk.items.null_count for chunk in chunks)
+        missing = any(arrays.entries(chunk)[2].null_count for chunk in chunks)
         return f"a value of {name} is missing" if missing else ""
     if pa.types.is_list(kind):
         inner = pc.list_flatten(values)
@@ -158,7 +159,7 @@ def _parameters_fault(column: pa.ChunkedArray) -> str:
     import pyarrow.compute as pc
 
     for chunk in column.chunks:
-        for text in pc.unique(chunk.items).to_pylist():
+        for text in pc.unique(arrays.entries(chunk)[2]).to_pylist():
             if reason := _parameter_fault(text):
                 return reason
     return ""

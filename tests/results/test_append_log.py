@@ -24,11 +24,11 @@ from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.errors import StoreError, StoreLocked
-from orchestrator.results import compaction, disk, fragments, paths, scan, validation
+from orchestrator.results import compaction, disk, fragments, paths, record, scan, validation
 from orchestrator.results.append_log import AppendLog, is_log, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean, with_raw
 from orchestrator.results.parcels import Receiver, digests, lines_of, what_is_there
-from orchestrator.results.row_file import record_of
+from orchestrator.results.record import record_of
 from orchestrator.results.store import Store
 from orchestrator.results.tables import to_table
 
@@ -309,13 +309,14 @@ def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
     ("place", "name", "error"),
     [
         (disk, "read", OSError(errno.EMFILE, "Too many open files")),
-        (scan, "record_table", pa.ArrowMemoryError("malloc failed")),
-        (scan, "record_table", OSError(errno.EMFILE, "Too many open files")),
-        (scan, "record_table", ImportError("upgraded meanwhile")),
-        (scan, "record_table", RuntimeError("can't start new thread")),
+        (record, "parsed", pa.ArrowMemoryError("malloc failed")),
+        (record, "joined", pa.ArrowMemoryError("malloc failed")),
+        (record, "joined", OSError(errno.EMFILE, "Too many open files")),
+        (record, "joined", ImportError("upgraded meanwhile")),
+        (record, "joined", RuntimeError("can't start new thread")),
         (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
     ],
-    ids=["read", "parse", "descriptors", "import", "thread", "validate"],
+    ids=["read", "parse", "join", "descriptors", "import", "thread", "validate"],
 )
 def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
@@ -612,7 +613,7 @@ def test_a_record_without_a_column_costs_no_other_its_raw_values(tmp_path: Path)
             stream.write_table(table)
         odd = sink.getvalue().to_pybytes()
         for name, data in (
-            (fragments.record_name("x", 1, odd), odd),
+            (fragments.record_name("x", 1, odd, ".arrow"), odd),
             record_of([row(2)]),
         ):
             log.append(name, data)

@@ -13,7 +13,7 @@ from measurements import row, sample
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.results.columns import Odd, columns_of
-from orchestrator.results.row_file import record_of
+from orchestrator.results.record import record_of
 from orchestrator.results.schema import undocumented_schema
 from orchestrator.results.tables import from_table, to_batch, to_table
 from workloads.api import MeasureSettings

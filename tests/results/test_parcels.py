@@ -125,6 +125,20 @@ def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, nam
     assert not list(tmp_path.glob("*evil*"))
 
 
+def test_a_file_whose_name_was_changed_on_its_way_is_damaged(tmp_path: Path, run: Path) -> None:
+    """Into another one of a row, or one that no file has; the next transfer brings the file."""
+    for number, changed in enumerate(("rows/xob-1.parquet", "rows/+ob.parquet")):
+        copy = tmp_path / str(number)
+        lines = text_of(run, digests(copy)).split("\n")
+        name = next(each for each in digests(run) if each.startswith("rows/"))
+        sent = [each.replace(name, changed) if " file " in each else each for each in lines]
+        receiver = copy_in(copy)
+        receiver.feed("\n".join(sent))
+        assert receiver.damaged == [changed] and name not in digests(copy)
+        copy_in(copy).feed(text_of(run, digests(copy)))
+        assert digests(copy) == digests(run)
+
+
 def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There is no such run: the reason comes here."""
     assert main(["night", "--results", str(tmp_path)]) == StoreError.exit_code

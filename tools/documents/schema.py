@@ -125,9 +125,9 @@ polars.read_parquet("results/smoke/rows/*.parquet")
 Store.open(Path("results"), "smoke").measurements()  # verified, typed, each row once
 ```
 
-A row is appended and synced to a log first (`rows/.appended-*.arrows`, an Arrow IPC stream a
-record, each with its checksum; plain readers skip names with a point). Every few seconds the log
-becomes a Parquet file, and a run of more than 200 files becomes one when it ends.
+A row is appended and synced to a log first (`rows/.appended-*.arrows`, JSON or an Arrow IPC
+stream a record, each with its checksum; plain readers skip names with a point). Every few seconds
+the log becomes a Parquet file, and a run of more than 200 files becomes one when it ends.
 
 Nightgrid's own reader verifies the checksum that each name holds, reads the log too, reports what
 is damaged and sees each row once, always. The others see no row twice while a log becomes a file,
