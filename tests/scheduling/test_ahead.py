@@ -315,3 +315,28 @@ def test_the_last_of_several_ends_closes_the_run() -> None:
             cluster.ends(run.attempt, took=SHORT_S, more=run is not runs[-1])
     cluster.stopped()
     assert cluster.finished is not None and len(cluster.finals()) == 6
+
+
+@given(
+    together=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    failures=st.sets(st.integers(0, 30), max_size=3),
+    cards=st.integers(1, 4),
+)
+def test_ends_told_in_moments_of_any_size_end_every_job(
+    together: list[int], failures: set[int], cards: int
+) -> None:
+    """Some of them failures that are tried again; the invariants hold at every step."""
+    jobs = planned(*(job(str(n)) for n in range(24)))
+    cluster = Cluster(jobs, estimates=Fixed(SHORT_S, 0.0), ahead_s=0.1)
+    cluster.join(node(cards=cards))
+    cluster.ready()
+    seen = 0
+    for size in together:
+        heads = [run for run in given_ahead(cluster) if run.after not in cluster.running][:size]
+        for run in heads:
+            kind = FailureClass.CRASH if seen in failures else None
+            state = State.FAILED if kind else State.SUCCEEDED
+            cluster.ends(run.attempt, state, kind, took=SHORT_S, more=run is not heads[-1])
+            seen += 1
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
