@@ -61,8 +61,8 @@ WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 class Decider(Protocol):
     """``Schedule`` as the loop sees it."""
 
-    def handle(self, event: Event) -> list[Command]:
-        """Return the commands that answer an event."""
+    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
+        """Return the commands that answer an event; ``more``: another event follows at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +222,11 @@ class Driver:
         while events and self._finished is None:
             ended: set[str] = set()
             others: list[Delayed] = []
-            for event in events:
+            for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
                 self.board.saw(event)
                 if text := event_line(event, self.board):
                     self.view.line(text)
-                for command in self.schedule.handle(event):
+                for command in self.schedule.handle(event, more=left > 0):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
                         self._name_slow_cards(command)

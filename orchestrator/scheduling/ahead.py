@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from orchestrator.domain.attempt import Outcome
 from orchestrator.domain.job import State
 
-#: Jobs that may wait behind one on its worker: enough to share the cost of a call.
-MOST_AHEAD = 7
+#: Jobs that may wait behind one on its worker: enough that the shortest ones last until the driver
+#: has handled the ends of many together, and sent more.
+MOST_AHEAD = 31
 #: Jobs that are expected to last longer are never given ahead, in a run that allows it at all.
 AHEAD_S = 0.1
 
@@ -38,6 +39,12 @@ class Pace:
         last."""
         return self.took_s * max(1.0, estimated_s / max(self.estimated_s, 1e-9))
 
+    def expected_together_s(self, estimates_s: Sequence[float]) -> float:
+        """Seconds that jobs of these estimates should take one after the other."""
+        if max(estimates_s, default=0.0) <= self.estimated_s:
+            return self.took_s * len(estimates_s)
+        return sum(map(self.expected_s, estimates_s))
+
 
 def pace_after(before: Pace | None, outcome: Outcome, estimated_s: float) -> Pace | None:
     """The pace of a bucket once another of its jobs has ended; None where that failed. A long job
@@ -50,17 +57,25 @@ def pace_after(before: Pace | None, outcome: Outcome, estimated_s: float) -> Pac
     return Pace(max(took_s, before.took_s / 2 if before is not None else 0.0), estimated_s)
 
 
-def may_wait_behind(
-    next_s: float, ahead_s: Sequence[float], *, most_s: float, left: int, workers: int
-) -> bool:
-    """Return whether one more job may be given to a busy worker.
+def may_have_more(given: int, *, left: int, workers: int) -> bool:
+    """Return whether a busy worker may be given one more job, as far as their number goes.
 
     Args:
-        next_s: expected of the job.
-        ahead_s: expected of those that wait behind the worker's own already.
-        most_s: all that wait may take together.
+        given: jobs that wait behind the worker's own already.
         left: jobs of the bucket that no worker has, this one included.
         workers: that serve the bucket.
     """
-    given = len(ahead_s)
-    return given < MOST_AHEAD and left > given * workers and sum(ahead_s) + next_s <= most_s
+    return given < MOST_AHEAD and left > given * workers
+
+
+def may_wait_behind(
+    estimate_s: float, ahead_s: Sequence[float], pace: Pace, *, most_s: float
+) -> bool:
+    """Return whether a job is short enough to be given to a busy worker.
+
+    Args:
+        estimate_s: of the job.
+        ahead_s: estimates of those that wait behind the worker's own already.
+        most_s: all that wait may take together, at this pace.
+    """
+    return pace.expected_together_s(ahead_s) + pace.expected_s(estimate_s) <= most_s

@@ -25,11 +25,11 @@ hundred jobs and of a million.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from math import inf
 
 from orchestrator.domain.events import Command
-from orchestrator.scheduling.ahead import may_wait_behind
+from orchestrator.scheduling.ahead import may_have_more, may_wait_behind
 from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
 from orchestrator.scheduling.gangs import Gangs, has_room, window_s
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
@@ -226,13 +226,18 @@ class Assigner:
         if not self.settings.ahead_s or wanted:
             return
         for worker in begun.values():
-            while (record := self._next_behind(worker, now)) is not None:
+            held_s = [each.record.duration for each in worker.ahead]
+            while (record := self._next_behind(worker, held_s, now)) is not None:
                 yield self.leases.lease_ahead(self.pending.take(record), worker, now)
+                held_s.append(record.duration)
 
-    def _next_behind(self, worker: Worker, now: float) -> JobRecord | None:
-        """The job that a busy worker may be given ahead, if there is one."""
+    def _next_behind(self, worker: Worker, held_s: Sequence[float], now: float) -> JobRecord | None:
+        """The job that a busy worker may be given behind those that it holds, if there is one."""
         bucket, lease, slot = worker.bucket, worker.slot.lease, worker.slot
         if bucket is None or bucket.pace is None or not len(bucket.queue):
+            return None
+        left, workers = len(bucket.queue), len(bucket.workers)
+        if not may_have_more(len(held_s), left=left, workers=workers):
             return None
         if lease is None or worker.state is not WorkerState.BUSY or worker.key != bucket.key:
             return None
@@ -241,18 +246,11 @@ class Assigner:
         pace, most_s = bucket.pace, self.settings.ahead_s
         if lease.attempt.purpose != "measure" or pace.expected_s(lease.record.duration) > most_s:
             return None
-        held_s = [each.record.duration for each in worker.ahead]
         left_s = self.gangs.left_s(now) - lease.record.duration - sum(held_s)
         record = self.pending.next_of(bucket.queue, left_s, (slot.card,))
         if record is None or record.search is not None or record.kind != lease.record.kind:
             return None
-        if not may_wait_behind(
-            pace.expected_s(record.duration),
-            [pace.expected_s(each_s) for each_s in held_s],
-            most_s=most_s,
-            left=len(bucket.queue),
-            workers=len(bucket.workers),
-        ):
+        if not may_wait_behind(record.duration, held_s, pace, most_s=most_s):
             return None
         if self._first_elsewhere(bucket, now) or self._overdue(bucket, now):
             return None

@@ -127,14 +127,20 @@ class Schedule:
 
     # ------------------------------------------------------------ seen from outside
 
-    def handle(self, event: Event) -> list[Command]:
-        """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
+    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
+        """Return the commands that answer ``event``, in order; none after ``RunFinished``.
+
+        With ``more`` the caller has another event, which it hands over before it carries anything
+        out: after a success nothing is decided but its row, and cards are given out once for all.
+        """
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
         if isinstance(event, ClockSet):
             self._clock_set(event.ahead_s)
         commands = self._noted(self._react(event))
+        if more and isinstance(event, AttemptEnded) and event.outcome.state is State.SUCCEEDED:
+            return commands
         commands += self._noted(self._go_on(event))
         if not self.finished:
             commands += self._wakes()

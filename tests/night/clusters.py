@@ -64,12 +64,12 @@ class Watched:
         self.schedule, self.executor = schedule, executor
         self.invariants, self.tally = executor.cluster.invariants, executor.night.tally
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
         """Observe, decide, check."""
         self.tally.events += 1
         self.invariants.observe(event)
         self.executor.heard(event)
-        commands = self.schedule.handle(event)
+        commands = self.schedule.handle(event, more=more)
         self.invariants.check(commands)
         self.executor.decided(commands)
         self.tally.commands += len(commands)

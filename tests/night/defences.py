@@ -98,7 +98,9 @@ def _handling(
     return patch.object(
         Schedule,
         "handle",
-        lambda schedule, event: handled(lambda told: handle(schedule, told), event),
+        lambda schedule, event, *, more=False: handled(
+            lambda told: handle(schedule, told, more=more), event
+        ),
     )
 
 
@@ -236,10 +238,10 @@ def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
     """A budget is taken for a time of day."""
     handle = Schedule.handle
 
-    def move(schedule: Schedule, event: Event) -> list[Command]:
+    def move(schedule: Schedule, event: Event, *, more: bool = False) -> list[Command]:
         if isinstance(event, ClockSet):
             schedule.settings = replace(schedule.settings, follow_clock=True)
-        return handle(schedule, event)
+        return handle(schedule, event, more=more)
 
     return patch.object(Schedule, "handle", move)
 

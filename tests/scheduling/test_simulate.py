@@ -206,14 +206,14 @@ def calls_per_event(jobs: list[PlannedJob], count: int) -> float:
     events = 0
 
     class Counted(Schedule):
-        def handle(self, event: Event) -> list:
+        def handle(self, event: Event, *, more: bool = False) -> list:
             nonlocal events
             if isinstance(event, NodeJoined):
-                return super().handle(event)
+                return super().handle(event, more=more)
             events += 1
             sys.setprofile(count_call)
             try:
-                return super().handle(event)
+                return super().handle(event, more=more)
             finally:
                 sys.setprofile(None)
 
