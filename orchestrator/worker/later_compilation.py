@@ -16,8 +16,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def compiling_when_called() -> Iterator[None]:
-    """Have what is decorated within the block handed to ``torch.compile`` at its first call. Nothing
-    changes where torch is not imported yet."""
+    """Have a function that is decorated within the block handed to ``torch.compile`` at its first
+    call; nothing changes where torch is not imported yet."""
     torch: Any = sys.modules.get("torch")
     at_once = getattr(torch, "compile", None)
     if at_once is None:
