@@ -25,6 +25,7 @@ from orchestrator.commands.plan import add_grid_arguments
 from orchestrator.errors import ControlStoreLost, NightgridError
 from orchestrator.host import output
 from orchestrator.host.clock import CallAt, Interval
+from orchestrator.host.quick_end import end_quickly
 from orchestrator.results import paths
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ def run(args: argparse.Namespace) -> int:
             charge.tell(ended=code)
         if charge is not None or args.typed == sys.argv[1:]:  # else the process is another's
             _end_now_if_something_waits(code)
+        if charge is not None and sys.exc_info()[1] is None:  # its supervisor waits for its end
+            end_quickly(code)
 
 
 def _end_now_if_something_waits(code: int) -> None:

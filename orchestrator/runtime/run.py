@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import State
+from orchestrator.planning.plan import Action
 from orchestrator.results import paths
 from orchestrator.runtime.drive import drive
 from orchestrator.runtime.earlier import (
@@ -108,8 +109,8 @@ def run_grid(
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
         options.tell(address=session.address, cards=cards_by_kind(session.nodes))
-        plan_run(options, grid, session, store)  # refused here, nothing is created
-        with store, owner_of(store).marks_this_process():
+        plan = plan_run(options, grid, session, store)  # refused here, nothing is created
+        with store, owner_of(store).marks_this_process(), _begun(session, plan, store):
             options.tell(drives=True)
             if not options.again:
                 forget_requests(store.path)  # those for drivers that have ended
@@ -167,6 +168,13 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 
 
 # ---------------------------------------------------------------- before
+
+
+def _begun(session: Session, plan: Plan, store: Store) -> contextlib.AbstractContextManager[None]:
+    """Begin what takes longest at once, beside all else that comes before the first job."""
+    if not any(planned.action is Action.RUN for planned in plan.jobs):
+        return contextlib.nullcontext()
+    return session.begun(store.path / paths.LOGS, plan.host_packages)
 
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.host_server import (
-    SharedServer,
+    OwnServer,
     preload_with,
     shared_server,
     threads_of_worker,
@@ -35,6 +35,15 @@ LabelOf = Callable[[Job], str]
 OpenExecutor = Callable[
     [str, Path, Sequence[str], LabelOf], contextlib.AbstractContextManager[Executor]
 ]
+#: Begins what an executor takes longest to have, for a run that may log in this directory and
+#: whose workers have these modules.
+Begin = Callable[[Path, Sequence[str]], contextlib.AbstractContextManager[None]]
+
+
+def _nothing_to_begin(
+    log_dir: Path, modules: Sequence[str]
+) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,7 @@ class Session:
     description: str
     nodes: tuple[Node, ...]
     executor: OpenExecutor
+    begun: Begin = _nothing_to_begin  # to be entered before the executor is, if one will be
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
@@ -122,28 +132,46 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
 def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
+    servers: list[OwnServer | None] = []  # that which was begun
+
+    @contextlib.contextmanager
+    def begun(log_dir: Path, modules: Sequence[str]) -> Iterator[None]:
+        with _server_of(nodes, preload_with(modules), log_dir) as server:
+            servers.append(server)
+            try:
+                yield
+            finally:
+                servers.remove(server)
+
     @contextlib.contextmanager
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        preload = preload_with(modules)
-        with _server_of(nodes, preload, log_dir) as shared:  # at once: all else takes as long
+        with contextlib.nullcontext() if servers else begun(log_dir, modules):
             from orchestrator.on_ray.cluster import emulate
             from orchestrator.on_ray.executor import RayExecutor
 
-            with emulate(nodes):
+            server = servers[-1]
+            with emulate(nodes), contextlib.ExitStack() as stack:
+                if server is not None:
+                    stack.callback(server.release)  # it ends while Ray does
                 opening = RayExecutor(
-                    run=run, log_dir=log_dir, preload=preload, shared=shared, label=label
+                    run=run,
+                    log_dir=log_dir,
+                    preload=preload_with(modules),
+                    shared=server.shared if server is not None else None,
+                    label=label,
                 )
-                with contextlib.closing(opening) as opened:
-                    yield opened
+                yield stack.enter_context(contextlib.closing(opening))
 
-    return Session(description=description, nodes=nodes, executor=executor, publish=_publisher())
+    return Session(
+        description=description, nodes=nodes, executor=executor, begun=begun, publish=_publisher()
+    )
 
 
 def _server_of(
     nodes: Sequence[Node], preload: Sequence[str], log_dir: Path
-) -> contextlib.AbstractContextManager[SharedServer | None]:
+) -> contextlib.AbstractContextManager[OwnServer | None]:
     """A process server for those nodes that compute on this host."""
     here = [node for node in nodes if node.computes_on_host]
     if not here:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from orchestrator.domain.job import Accelerator
@@ -91,6 +92,15 @@ class SharedServer:
     threads: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnServer:
+    """A process server that this process has for its agents."""
+
+    shared: SharedServer
+    #: Has it end by itself, once no agent needs it; the block that it was started for waits for it.
+    release: Callable[[], None]
+
+
 def preload_with(packages: Sequence[str]) -> tuple[str, ...]:
     """``PRELOAD`` and packages that only some jobs need: one that is broken fails no others."""
     return (*PRELOAD, *(name + OPTIONAL for name in packages))
@@ -158,7 +168,7 @@ def log_name() -> str:
 @contextlib.contextmanager
 def shared_server(
     preload: Sequence[str], *, threads: int, log_dir: Path
-) -> Iterator[SharedServer | None]:
+) -> Iterator[OwnServer | None]:
     """Have a server for the agents of this host within the block; None where none can be started,
     and the agents start their own."""
     with contextlib.ExitStack() as stack:
@@ -171,20 +181,28 @@ def shared_server(
             stack.callback(to_keep(preload, threads=threads))
             forked = server_of_kept_imports(path, preload, threads=threads, log=log)
             if forked is not None:
+                release = forked.release
                 stack.callback(forked.end, _END_S)
             else:
-                stack.callback(end_server, start_server(path, preload, threads=threads, log=log))
+                started = start_server(path, preload, threads=threads, log=log)
+                release = partial(release_server, started)
+                stack.callback(end_server, started)
         except OSError as error:
             output.say_aside(f"no process server for all nodes: {error}")
             yield None
             return
-        yield SharedServer(path=path, threads=threads)
+        yield OwnServer(shared=SharedServer(path=path, threads=threads), release=release)
+
+
+def release_server(server: subprocess.Popen[bytes]) -> None:
+    """Have a server of this process end, with every worker of it."""
+    if server.stdin is not None:
+        server.stdin.close()
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:
     """End a server of this process and every worker of it; returns when they are gone."""
-    if server.stdin is not None:
-        server.stdin.close()
+    release_server(server)
     try:
         server.wait(_END_S)
     except subprocess.TimeoutExpired:

@@ -30,6 +30,7 @@ from importlib.util import find_spec
 
 from orchestrator.host import output
 from orchestrator.worker.child import adopt_orphans, die_with_parent, end_all
+from orchestrator.worker.later_compilation import compiling_when_called
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import ProcessServer, tell
 
@@ -60,7 +61,8 @@ def _preload_one(asked: str) -> bool:
     name = asked.removesuffix(OPTIONAL)
     started = time.monotonic()
     try:
-        importlib.import_module(name)
+        with compiling_when_called() if asked != name else contextlib.nullcontext():
+            importlib.import_module(name)
     except Exception as error:  # a broken library is the worker's to report
         text = redact(str(error), os.environ)
         if asked != name:

@@ -77,19 +77,22 @@ def start(*args, **kwargs):
     started.append(start_server(*args, **kwargs))
     return started[-1]
 start_server, host_server.start_server = host_server.start_server, start
-with host_server.shared_server((), threads=1, log_dir=pathlib.Path(sys.argv[1])) as shared:
-    host_server.wait_for_server(shared.path, started[0], pathlib.Path(sys.argv[1]))
-    print(shared.path, flush=True)
+with host_server.shared_server((), threads=1, log_dir=pathlib.Path(sys.argv[1])) as own:
+    host_server.wait_for_server(own.shared.path, started[0], pathlib.Path(sys.argv[1]))
+    print(own.shared.path, flush=True)
     sys.stdin.readline()
     try:
         print("ended", started[0].wait(0.5), flush=True)
     except subprocess.TimeoutExpired:
         print("there", flush=True)
+    own.release()
+    print("released", started[0].wait(20), flush=True)
 """
 
 
 def test_what_a_terminal_sends_its_programs_is_not_for_the_server(tmp_path: Path) -> None:
-    """Ctrl-C asks a driver to let its jobs end; they would end with their server."""
+    """Ctrl-C asks a driver to let its jobs end; they would end with their server. Once released it
+    ends by itself."""
     driver = subprocess.Popen(
         [sys.executable, "-c", _DRIVER, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -106,4 +109,5 @@ def test_what_a_terminal_sends_its_programs_is_not_for_the_server(tmp_path: Path
         driver.stdin.write("\n")
         driver.stdin.flush()
         assert driver.stdout.readline() == "there\n"
+        assert driver.stdout.readline() == "released 0\n"
     assert driver.returncode == 0
