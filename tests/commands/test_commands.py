@@ -361,7 +361,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["dataset", "synthetic", "made", "--count", "none"], 2, "whole number from 1 to 10,000,000"),
     (["schema", "everything"], 2, "choose from"),
     (["completion", "csh"], 2, "choose from"),
-    (["repotr"], 2, "choose from"),
+    (["repotr"], 2, "did you mean report?"),
 ]
 
 
