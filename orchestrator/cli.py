@@ -8,6 +8,7 @@ Each command is a module of ``orchestrator.commands`` with ``add_arguments(parse
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import logging
@@ -138,6 +139,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         SystemExit: it is none that a command takes; the usage was printed.
     """
     parser = build_parser(arguments)
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"there is no command {arguments[0]!r}{_meant(arguments[0])}")
     own, handed_on = arguments, []
     if "--" in arguments:
         first = arguments.index("--")
@@ -152,6 +155,14 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     args.typed, args.handed_on = arguments, tuple(handed_on)
     return args
+
+
+def _meant(word: str) -> str:
+    """The command that a misspelt word is close to, else the way to all of them."""
+    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return "; `nightgrid --help` lists them"
 
 
 def _main(arguments: list[str]) -> int:

@@ -12,7 +12,15 @@ from orchestrator.commands.options import add_results_argument, add_runs_argumen
 from orchestrator.host import output
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from orchestrator.report.query import Answer
+
+#: Rows of more columns than fit on a line that are shown, some sixty lines each.
+MOST_RECORDS = 20
+
+#: Letters to which a table is measured; no terminal is wider.
+MOST_WIDTH = 100_000
 
 EPILOG = """\
 views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
@@ -90,6 +98,7 @@ def _csv_text(value: object) -> str:
 
 def _print_table(answer: Answer) -> None:
     from rich import box
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -106,9 +115,39 @@ def _print_table(answer: Answer) -> None:
     for row in answer.rows:
         table.add_row(*(Text(one_line(_shown(plain_value(value)))) for value in row))
     console = output.console(highlight=False)
-    console.print(table)
+    unbounded = console.options.update(max_width=MOST_WIDTH)
+    if answer.rows and Measurement.get(console, unbounded, table).minimum > console.width:
+        _print_records(answer, console)
+    else:
+        console.print(table)
     count = len(answer.rows)
     console.print(f"{count:,} {'row' if count == 1 else 'rows'}", style="dim")
+
+
+def _print_records(answer: Answer, console: Console) -> None:
+    """Each row as lines of a column and its value, for more columns than a line has room for."""
+    from rich.text import Text
+
+    from orchestrator.report.query import plain_value
+    from orchestrator.report.safe import one_line
+
+    names = [one_line(column) for column in answer.columns]
+    widest = max(map(len, names))
+    for number, row in enumerate(answer.rows[:MOST_RECORDS], start=1):
+        console.print(Text(f"row {number:,}", style="bold"))
+        for name, value in zip(names, row, strict=True):
+            shown = one_line(_shown(plain_value(value)))
+            if shown:
+                line = Text(f"  {name:{widest}}  {shown}")
+                line.truncate(console.width, overflow="ellipsis")
+                console.print(line)
+    left_out = len(answer.rows) - MOST_RECORDS
+    more = f"; {left_out:,} rows are not shown" if left_out > 0 else ""
+    console.print(
+        f"{len(names)} columns are wider than this terminal, so each stands on a line of its own "
+        f"(empty ones do not){more}. Name the columns that you want; --json and --csv have all.",
+        style="dim",
+    )
 
 
 def _shown(value: object) -> str:

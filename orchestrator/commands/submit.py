@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
     uploads = [each.upload() for each in submissions]  # refused before the cluster is asked
+    server = JobServer(args.address)
     for upload in uploads:
         output.say_aside(upload.text())
-    server = JobServer(args.address)
     told = []
     for submission, upload in zip(submissions, uploads, strict=True):
         sent = server.submit(submission)

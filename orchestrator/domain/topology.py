@@ -119,7 +119,7 @@ def _whole_server_sets(whole: Mapping[int, Sequence[CardSet]], count: int) -> li
     return sets
 
 
-_EMULATION = re.compile(r"([0-9]{1,4})x([0-9]{1,4})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
+_EMULATION = re.compile(r"([0-9]{1,9})x([0-9]{1,9})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
 MAX_EMULATED_CARDS = 4096
 #: Cards of a server of which nothing is known.
 ASSUMED_CARDS = 8
@@ -167,9 +167,13 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
                 f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
                 f"not {device}"
             )
+        ordered = nodes * cards + sum(count for count, _, _ in wanted)
+        if ordered > MAX_EMULATED_CARDS:
+            raise ClusterError(
+                f"--emulate {spec}: {ordered:,} cards; more than {MAX_EMULATED_CARDS} cards "
+                "are not emulated"
+            )
         wanted += [(cards, kind, device)] * nodes
-        if sum(count for count, _, _ in wanted) > MAX_EMULATED_CARDS:
-            raise ClusterError(f"--emulate {spec}: more than {MAX_EMULATED_CARDS} cards")
     dealt = itertools.cycle(accelerators or (default_accelerator(),))
     alone = [count for count, _, _ in wanted] == [1]
     counts: Counter[Accelerator] = Counter()

@@ -16,14 +16,17 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     """Ratios of throughput on one logarithmic scale, with their intervals."""
     parts = []
     start, scale, high = 380, 2.3, 24
+    places = {(effect.setting.model, effect.setting.where) for effect in effects}
     for y, (effect, bar) in enumerate(
         zip(effects, ratio_bars([effect.ratio for effect in effects]), strict=True)
     ):
         ratio, middle = effect.ratio, 12 + high * y
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
         change = f"{effect.before or 'unset'} → {effect.after or 'unset'}"
-        about = f"{effect.name.replace('_', ' ')} {change}, {effect.setting.model} "
-        name = one_line(about + effect.setting.where, 60)
+        about = f"{effect.name.replace('_', ' ')} {change}"
+        if len(places) > 1:  # else the table below says it once
+            about += f", {effect.setting.model} {effect.setting.where}"
+        name = one_line(about, 60)
         told = units.times(ratio.value)
         if ratio.low is not None:
             told += f", {units.times(ratio.low)} to {units.times(ratio.high)}"

@@ -217,11 +217,15 @@ def _refused(refused: Sequence[Refused], console: Console) -> None:
     counted = Counter((d.key, d.before, d.after) for r in refused for d in r.differences)
     _say(console, f"Not comparable: {units.plural(len(refused), 'job')}", "bold yellow")
     for (key, before, after), jobs in counted.most_common(MOST_LINES):
-        _say(
-            console,
-            f"  {key} differs in {units.plural(jobs, 'job')}: {one_line(before, 120)} → "
-            f"{one_line(after, 120)}",
-        )
+        _say(console, f"  {_told(key, before, after, units.plural(jobs, 'job'))}")
+
+
+def _told(key: str, before: str, after: str, jobs: str) -> str:
+    """The reason for which pairs are refused. Of a key such as ``flags`` both rows of a pair may
+    have the same forbidden value."""
+    if before == after:
+        return f"{key} in {jobs}, before and after: {one_line(before, 120)}"
+    return f"{key} differs in {jobs}: {one_line(before, 120)} → {one_line(after, 120)}"
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -48,7 +48,7 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
         parts.append(text_at(left, foot, f"{table.unit}{scale}"))
     across = max(left + 190, left + wide * len(table.columns))
     drawn = svg(title, *parts, size=(across, foot + 6), kind="curve heat-map")
-    return drawn.replace("<svg ", f'<svg style="width:{across}px" ', 1)
+    return drawn.replace("<svg ", f'<svg style="--across:{across}px;width:{across}px" ', 1)
 
 
 def _width(table: Table) -> int:

@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import ExtraMissing, QueryError
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 #: Rows whose flags are derived together.
 _TOGETHER = 1024
+#: Statements, by DuckDB's names, that would change what is asked.
+_CHANGES = frozenset({"ALTER", "DELETE", "DROP", "INSERT", "UPDATE"})
 _KEYS = "run, invocation_id, attempt_id, job_id, final"
 _VIEWS = {
     "rows": "CREATE VIEW rows AS SELECT * EXCLUDE (samples, items) FROM measurements",
@@ -76,6 +79,7 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
             connection.execute(statement)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
+        _refuse_changes(connection, sql)
         answer = connection.execute(sql)
         if answer is None or answer.description is None:
             raise QueryError(f"there is no statement in {sql!r:.60}\n{HINT}")
@@ -120,6 +124,17 @@ def read_runs(
         if scan.tables:
             tables.append(_in_order(scan.joined(), schema))
     return pa.concat_tables(tables), tuple(damaged)
+
+
+def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Refuse what would change the copy in memory: the rows on disk would stay as they are.
+
+    Raises:
+        QueryError: a statement changes data or views.
+    """
+    for statement in connection.extract_statements(sql):
+        if (kind := statement.type.name) in _CHANGES:
+            raise QueryError(f"{kind} is refused: a query reads rows and changes none\n{HINT}")
 
 
 def _may_read_flags(sql: str) -> bool:

@@ -331,6 +331,9 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["schema", "rows"], 2, "argument {grid,results,precisions}: invalid choice: 'rows'"),
     (["plan", "rows.parquet"], 2, "nothing was started"),
     (["plan", "grid.yaml", "--emulate", "2by8"], 3, "2x8"),
+    (["plan", "grid.yaml", "--emulate", "99999x8"], 3, "799,992 cards; more than 4096 cards"),
+    (["reprot", "smoke"], 2, "there is no command 'reprot'; did you mean report?"),
+    (["benchmark"], 2, "`nightgrid --help` lists them"),
     (["simulate", "grid.yaml", "--faults", "2"], 2, "not a number from 0 to 1"),
     (["run", "grid.yaml"], 3, "give --emulate 2x8"),
     (["run", "grid.yaml", "--in-process", "--card-memory", "big"], 2, "such as 2 or 0.5"),
@@ -358,7 +361,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["dataset", "synthetic", "made", "--count", "none"], 2, "whole number from 1 to 10,000,000"),
     (["schema", "everything"], 2, "choose from"),
     (["completion", "csh"], 2, "choose from"),
-    (["repotr"], 2, "choose from"),
+    (["repotr"], 2, "did you mean report?"),
 ]
 
 

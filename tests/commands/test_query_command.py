@@ -98,6 +98,26 @@ def test_csv_and_table(results: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "2 rows" in capsys.readouterr().out
 
 
+def test_columns_without_room_stand_on_lines_of_their_own(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of all columns would be narrower than its values: each value keeps its line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["query", "select * from jobs where run = 'two'", "--results", str(results)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines.count(["run", "two"]) == 2
+    assert ["throughput", "100"] in lines and ["throughput", "101"] in lines
+
+
+@pytest.mark.parametrize("sql", ["drop view rows", "delete from rows", "select 1; drop table rows"])
+def test_a_statement_that_changes_rows_is_refused(
+    results: Path, capsys: pytest.CaptureFixture[str], sql: str
+) -> None:
+    """The message says that a query only reads."""
+    assert main(["query", sql, "--results", str(results)]) == 2
+    assert "is refused: a query reads rows and changes none" in capsys.readouterr().err
+
+
 def test_a_statement_from_standard_input(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
