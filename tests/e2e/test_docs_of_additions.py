@@ -1,5 +1,4 @@
-"""What the pages of additions say to type works; they start no cluster, so no process of clusters
-has to run them."""
+"""Pages of additions are true; they start no cluster, so no process of clusters has to run them."""
 
 from __future__ import annotations
 
