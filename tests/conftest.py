@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,17 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("nightgrid"), max_examples=10)
 settings.load_profile("nightgrid")  # before --hypothesis-profile, which `make quick` names
 
-# Else each of hundreds of processes that tests start would compile all of our modules anew.
+# Else each of hundreds of processes that tests start would compile all of our modules anew, and
+# each run of the suite all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
-# Emulated cards of all processes of these tests take turns among themselves. With the host's file
-# they would wait for whatever else runs there, for minutes, and measured runs would wait for them.
+# Emulated cards of the tests of this process take turns among themselves. With the host's file they
+# would wait for whatever else runs there, for minutes, and measured runs would wait for them; with
+# one file for all processes of the suite, for a gang that another process trains.
 OWN_TURNS = Path(tempfile.gettempdir(), f"nightgrid-turns-of-tests-{os.getpid()}.lock")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["NIGHTGRID_TURNS"] = str(OWN_TURNS)
 os.environ.setdefault("NIGHTGRID_TURNS", str(OWN_TURNS))
 
 # What tests compute is small; where cores are shared, a second thread mostly waits, at full load.
@@ -97,8 +103,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of the tests' own, in which the pretrained model is made once out of its package."""
-    return tmp_path_factory.mktemp("pretrained")
+    """A cache of the tests' own, in which the pretrained model is made once out of its package;
+    several processes of the suite share it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("pretrained")
+    shared = tmp_path_factory.getbasetemp().parent / "pretrained"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 @pytest.fixture(scope="module", autouse=True)

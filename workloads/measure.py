@@ -10,7 +10,8 @@ so steady work pays nothing for the question: where their beginning proves slow,
 warm-up, too, and timing begins anew. So it does, once, where the timed part compiled something.
 
 All ranks of a gang start a repeat together and decide from the same gathered figures whether to
-go on, so none of them waits for one that has stopped. Clocks and ``synchronize`` are injected.
+go on, so none of them waits for one that has stopped; a first batch runs on all of them or on none,
+since their clocks reach a limit at different moments. Clocks and ``synchronize`` are injected.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ def measure(
     settings: MeasureSettings,
     instruments: Instruments,
     plan: WarmupPlan | None = None,
+    *,
+    together: bool = False,
 ) -> Measured:
     """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
 
@@ -141,6 +144,8 @@ def measure(
         settings: when to stop. ``warmup`` passes come first, at least.
         instruments: clocks and hooks.
         plan: what warm-up has to meet; None: what the batches themselves are.
+        together: ranks compute batches together, so whether the time is up is asked of all of them
+            before each. Else each rank decides for itself after the first batch of a repeat.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")
@@ -148,7 +153,7 @@ def measure(
     instruments.enter_phase("warmup")
     began = instruments.clock()
     warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
-    loop = _Loop(run_batch, batches, instruments, warmup_until, plan.first)
+    loop = _Loop(run_batch, batches, instruments, warmup_until, plan.first, together)
     warmth = _warm_up(loop, settings, plan)
     parts, repeated = 0, False
     while True:
@@ -284,9 +289,11 @@ class _Loop:
         instruments: Instruments,
         warmup_until: float,
         first: int,
+        together: bool,
     ) -> None:
         self._run_batch = run_batch
         self._batches = batches
+        self._together = together
         self.instruments = instruments
         self.warmup_until = warmup_until
         self.samples: list[Sample] = []
@@ -303,16 +310,22 @@ class _Loop:
         the deadline would leave out, those in ``always`` run nevertheless."""
         repeat, self.repeat = self.repeat, self.repeat + 1
         clock = self.instruments.clock
-        self.instruments.collective.barrier()
+        # Those of a gang have waited here for its last rank, each by a clock of its own.
+        ranks = self.instruments.collective.gather((clock() >= deadline, self._batches))
+        late = any(is_late for is_late, _ in ranks)
+        rounds = max(count for _, count in ranks) if self._together else self._batches
         # Only a first timed batch may start late: without it there would be nothing to report.
         forced = not warmup and not any(not sample.warmup for sample in self.samples)
         taken: list[Sample] = []
-        for batch in range(self._batches):
-            if clock() >= deadline and not (forced and batch == 0) and batch not in always:
+        for batch in range(rounds):
+            if batch:
+                late = self._late(deadline)
+            if late and not (forced and batch == 0) and batch not in always:
                 if not always:
                     break
                 continue
-            taken.append(self._time(repeat, batch, warmup))
+            if batch < self._batches:
+                taken.append(self._time(repeat, batch, warmup))
         passes = self.instruments.collective.gather(
             _Pass(
                 output_tokens=sum(sample.output_tokens for sample in taken),
@@ -327,6 +340,11 @@ class _Loop:
         complete = all(done.finished for done in passes)
         self.samples += [dataclasses.replace(sample, complete=complete) for sample in taken]
         return passes
+
+    def _late(self, deadline: float) -> bool:
+        """Return whether the time is up: of any rank, where they compute together."""
+        late = self.instruments.clock() >= deadline
+        return any(self.instruments.collective.gather(late)) if self._together else late
 
     def _time(self, repeat: int, batch: int, warmup: bool) -> Sample:
         instruments = self.instruments

@@ -116,6 +116,7 @@ def run(request: Request, context: JobContext) -> Result:
                 compiled=not context.device.spec.can("dynamic_shapes")
                 or bool(request.settings.get("torch_compile")),
             ),
+            together=_layout(parameters, context).model_parallel > 1,
         )
     peak_device_memory_bytes = context.device.peak_memory_bytes()
     watched = parameters.profile and not request.probe

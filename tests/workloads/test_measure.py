@@ -231,6 +231,53 @@ class Meeting:
         return Rank()
 
 
+@pytest.mark.parametrize(
+    ("waits_s", "batch_s", "batches", "settings"),
+    [
+        # One rank comes two seconds after the other, which waits for it beyond the warm-up's limit.
+        ((2.0, 0.0), (0.1, 0.1), (1, 1), MeasureSettings(warmup=1, warmup_limit_s=1.0)),
+        # The limit lies between what the ranks' clocks say before the fourth batch.
+        ((0.0, 0.0), (1.0, 1.01), (6, 6), MeasureSettings(warmup=0, time_limit_s=3.02)),
+        # One pair of ranks has fewer batches than another, which it does not keep waiting.
+        ((0.0, 0.0), (1.0, 1.0), (2, 3), MeasureSettings(warmup=0, max_repeats=3)),
+    ],
+    ids=["before the first batch", "between two batches", "unequal shares"],
+)
+def test_no_rank_begins_a_shared_batch_alone(
+    waits_s: tuple[float, float],
+    batch_s: tuple[float, float],
+    batches: tuple[int, int],
+    settings: MeasureSettings,
+) -> None:
+    """Ranks that compute together run the same batches, whatever each one's clock says of a limit:
+    one that began alone would wait for the others until the collective gives up."""
+    meeting = Meeting(2)
+    ran: dict[int, list[tuple[int, int]]] = {}
+
+    def rank(number: int) -> None:
+        bench = Bench(lambda repeat, batch: batch_s[number], meeting.of_rank(number))
+        gather, waits = bench.instruments.collective.gather, iter((waits_s[number],))
+
+        def waiting(value: Any) -> list[Any]:
+            values: list[Any] = gather(value)
+            bench.now += next(waits, 0.0)
+            return values
+
+        bench.instruments.collective.gather = waiting
+        measure(bench.run_batch, batches[number], settings, bench.instruments, together=True)
+        ran[number] = bench.ran
+
+    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience(30))
+    assert len(ran) == 2, "a rank hangs or failed"
+    shared = min(batches)
+    alike = [[each for each in ran[n] if each[1] < shared] for n in range(2)]
+    assert alike[0] == alike[1] != []
+
+
 @examples(deadline=None)  # a loaded machine is no failure
 @given(
     settings=all_settings,
