@@ -11,7 +11,7 @@ from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, Result, Sample

@@ -1,7 +1,7 @@
 """The record that every attempt leaves, successful or not: one row of the result tables.
 
-Raw samples are kept; statistics are derived from them (``derive.py``), so that a better statistic
-can be computed next year from this year's rows. Times are seconds, sizes bytes.
+Raw samples are kept; statistics are derived from them (``metrics_of_samples.py``), so that a better
+statistic can be computed next year from this year's rows. Times are seconds, sizes bytes.
 """
 
 from __future__ import annotations

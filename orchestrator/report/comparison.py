@@ -20,7 +20,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report.comparability import DEVICE, Difference, differences
 from orchestrator.report.noise import between_runs, significant
 from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, rate_of_metrics, ratio_of
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from workloads import registry
 
 #: Ends that say nothing of a job. One that had succeeded and ends otherwise has got worse.

@@ -1,10 +1,7 @@
-"""record of the schedule -> Measurement: what is computed from raw samples, and how.
+"""record of the schedule -> Measurement: the row of an attempt, from the words of its ranks.
 
-Only *complete timed repeats* count. The throughput of a repeat is the tokens of all ranks over the
-wall time of the slowest rank, since the gang is as fast as that; the row gives the mean over
-repeats with its Student-t interval. Where no repeat was completed (the time limit cut the first
-one short) the batches that there are give a rate without an interval, and ``repeats`` is 0.
-A gang of which some rank left no result has no metrics: half of its tokens would be missing.
+``metrics_of_samples.py`` computes the metrics. A gang of which some rank left no result has none:
+half of its tokens would be missing.
 """
 
 from __future__ import annotations
@@ -19,25 +16,15 @@ from orchestrator.domain.attempt import Attempt, RankOutcome
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.failure import Failure
 from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.domain.repeats import (
-    Ranked,
-    Totals,
-    complete_of,
-    repeats_of,
-    sum_of,
-    timed_repeats,
-    totals_of,
-)
+from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.repeats import timed_repeats
 from orchestrator.domain.topology import Node
+from orchestrator.results.metrics_of_samples import NOTHING, metrics_of
 from orchestrator.results.schema import SCHEMA_VERSION
-from orchestrator.results.series import hump_ratio_of
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.api import Item, Result, Sample
-from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
-from workloads.metrics import SAMPLES, TOKENS, Throughput, of_ranks
-from workloads.steadiness import Step, drift
+from workloads.api import Result
+from workloads.metrics import of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (
@@ -67,7 +54,25 @@ _WORST = (
     ("stolen_share", "stolen_share"),
     ("host_load", "host_load"),
 )
-_NOTHING = Metrics()
+
+
+class _LastNodes:
+    """Nodes by their id. Those of the last row are kept: the next row has the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Node, ...], Mapping[str, Node]] = ((), {})
+
+    def by_id(self, nodes: Iterable[Node]) -> Mapping[str, Node]:
+        """Nodes by their id."""
+        known, by_id = self._last
+        if nodes is not known:
+            by_id = {node.node_id: node for node in nodes}
+            if isinstance(nodes, tuple):  # which stays as it is
+                self._last = nodes, by_id
+        return by_id
+
+
+_LAST_NODES = _LastNodes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,119 +82,6 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     git_dirty: bool | None = None
-
-
-def metrics_of(
-    samples: Sequence[tuple[int, Sample]],
-    items: Sequence[tuple[int, Item]] = (),
-    *,
-    confidence: float = 0.95,
-    throughput: Throughput | None = None,
-    complete: Mapping[int, Sequence[Ranked]] | None = None,
-) -> Metrics:
-    """The metrics of an attempt from its raw samples, each with the rank that measured it.
-
-    ``throughput`` is what the workload declares; without it, and where no token was generated,
-    throughput is of generated tokens if there are any, else of samples.
-    ``complete`` has the timed repeats that every rank finished, where the caller has them.
-    Every rank is taken to have left samples; see the module's description for what counts.
-    ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
-    """
-    timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
-    if not timed:
-        return _NOTHING
-    complete = complete_of(repeats_of(timed)) if complete is None else complete
-    counted = [pair for repeat in complete.values() for pair in repeat] or timed
-    repeats = [totals_of(pairs) for pairs in complete.values()]
-    whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
-    totals = [total for total in repeats or [whole] if total.wall_s > 0]
-    generates = any(sample.output_tokens for _, sample in counted)
-    interval = None
-    trains = any(sample.loss is not None for _, sample in counted)
-    if trains and complete and totals:
-        walls = [total.wall_s for total in totals]
-        interval = ratio_interval([total.items for total in totals], walls, confidence)
-        totals = [sum_of(totals)]
-    rates = {
-        "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
-        "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
-        "items_per_s": [t.items / t.wall_s for t in totals if whole.items],
-    }
-    if throughput is None or (throughput.counts == "output_tokens" and not generates):
-        throughput = TOKENS if generates else SAMPLES
-    counts_items = throughput.counts == "items"
-    primary = rates["items_per_s" if counts_items else "generated_tokens_per_s"]
-    if complete and not trains:
-        interval = mean_interval(primary, confidence)
-    steps = [step for _, sample in counted for step in sample.step_s]
-    first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
-    latencies = [item.latency_s for _, item in items]
-    losses = _losses(samples)
-    means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
-    return Metrics(
-        **means,
-        throughput=_mean(primary),
-        throughput_unit=throughput.unit,
-        throughput_low=interval.low if interval else None,
-        throughput_high=interval.high if interval else None,
-        relative_half_width=interval.relative_half_width if interval else None,
-        repeats=len(complete),
-        ttft_s=percentile(first_tokens, 50),
-        ttft_p95_s=tail_percentile(first_tokens, 95, confidence),
-        tpot_p50_s=percentile(steps, 50),
-        tpot_p95_s=tail_percentile(steps, 95, confidence),
-        tpot_p99_s=tail_percentile(steps, 99, confidence),
-        latency_p50_s=percentile(latencies, 50),
-        latency_p95_s=tail_percentile(latencies, 95, confidence),
-        measure_s=whole.wall_s,
-        cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
-        loss_first=losses[0] if losses else None,
-        loss_last=losses[-1] if losses else None,
-        drift=drift(list(map(_step, repeats))),
-        hump_ratio=hump_ratio_of(_speeds_of_equal_repeats(repeats)),
-    )
-
-
-def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
-    """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
-    since parts of unlike size differ in time without any disturbance."""
-    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
-    times = [total.wall_s for total in repeats]
-    return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
-
-
-#: The nodes of the last row, by id: those of the next are the same.
-_last_nodes: tuple[Iterable[Node], Mapping[str, Node]] = ((), {})
-
-
-def _by_id(nodes: Iterable[Node]) -> Mapping[str, Node]:
-    """Nodes by their id."""
-    global _last_nodes
-    known, by_id = _last_nodes
-    if nodes is not known:
-        by_id = {node.node_id: node for node in nodes}
-        if isinstance(nodes, tuple):  # which stays as it is
-            _last_nodes = nodes, by_id
-    return by_id
-
-
-def _step(total: Totals) -> Step:
-    """A repeat of all ranks as one step of a series."""
-    tokens = total.computed_tokens
-    return Step((tokens, total.items), total.wall_s, tokens or total.items)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
-    """The loss of each step in order, averaged over the ranks, which see different data."""
-    steps: dict[tuple[int, int], list[float]] = {}
-    for _, sample in samples:
-        if sample.loss is not None:
-            steps.setdefault((sample.repeat, sample.batch), []).append(sample.loss)
-    return [math.fsum(values) / len(values) for _, values in sorted(steps.items())]
 
 
 def measurement_of(
@@ -221,7 +113,7 @@ def measurement_of(
     samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
     whole = bool(results) and len(results) == len(ranks)
-    metrics = _NOTHING
+    metrics = NOTHING
     declared = registry.metrics_of(job.workload)
     figures = of_ranks(declared, [result.metrics for result in results])
     if whole:
@@ -237,7 +129,7 @@ def measurement_of(
         if energy := _energy(ranks):
             metrics = replace(metrics, **energy)
     failure = _failure(record)
-    by_id = _by_id(nodes)
+    by_id = _LAST_NODES.by_id(nodes)
     return Measurement(
         schema_version=SCHEMA_VERSION,
         run=run,

@@ -15,7 +15,8 @@ from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.domain.topology import Node
-from orchestrator.results.derive import Provenance, measurement_of, metrics_of, to_microseconds
+from orchestrator.results.derive import Provenance, measurement_of, to_microseconds
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table
 from workloads.api import Item, Result, Sample
 from workloads.metrics import SAMPLES

@@ -18,7 +18,7 @@ from orchestrator.grid.model import Grid
 from orchestrator.grid.reader import load_grid
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from workloads.api import Sample
 from workloads.confidence import ratio_interval
 from workloads.parallel.layout import model_parallel_size, pipeline_size

@@ -15,7 +15,7 @@ import domain_cases
 
 from orchestrator.domain.job import MAX, Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.api import Item, Sample

@@ -22,7 +22,7 @@ from orchestrator.report.comparability import RULES, differences
 from orchestrator.report.comparison import RunComparison, compare
 from orchestrator.report.noise import ASSUMED_NOISE, LEAST_NOISE, between_runs, significant
 from orchestrator.report.ratio import Rate, ratio_of
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

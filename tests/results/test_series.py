@@ -8,7 +8,7 @@ import random
 import pytest
 from measurements import sample
 
-from orchestrator.results.derive import metrics_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.series import (
     LEAST_SAMPLES,
     LEVEL,

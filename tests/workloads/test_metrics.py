@@ -14,7 +14,8 @@ from measurements import attempt, job, rank, recorded, row, sample
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.reported import FigureChange, figure_changes, figures_of, titled
-from orchestrator.results.derive import measurement_of, metrics_of
+from orchestrator.results.derive import measurement_of
+from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table
 from orchestrator.results.timed import derived_figures
 from workloads import registry

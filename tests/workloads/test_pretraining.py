@@ -236,7 +236,7 @@ def test_figures_are_those_of_steps() -> None:
     of a gang is as slow as its slowest rank."""
     from dataclasses import replace
 
-    from orchestrator.results.derive import metrics_of
+    from orchestrator.results.metrics_of_samples import metrics_of
     from orchestrator.results.timed import derived_figures
     from workloads.metrics import SAMPLES
     from workloads.registry import metrics_of as declared

@@ -1,0 +1,133 @@
+"""Raw samples of an attempt -> ``Metrics``: what counts, and what is computed from it. Pure.
+
+Only *complete timed repeats* count. The throughput of a repeat is the tokens of all ranks over the
+wall time of the slowest rank, since the gang is as fast as that; the row gives the mean over
+repeats with its Student-t interval. Where no repeat was completed (the time limit cut the first
+one short) the batches that there are give a rate without an interval, and ``repeats`` is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.domain.measurement import Metrics
+from orchestrator.domain.repeats import (
+    Ranked,
+    Totals,
+    complete_of,
+    repeats_of,
+    sum_of,
+    totals_of,
+)
+from orchestrator.results.series import LEAST_SAMPLES, hump_ratio_of
+from workloads.api import Item, Sample
+from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
+from workloads.metrics import SAMPLES, TOKENS, Throughput
+from workloads.steadiness import LEAST_STEPS, Step, drift
+
+#: Metrics of an attempt that timed nothing.
+NOTHING = Metrics()
+
+
+def metrics_of(
+    samples: Sequence[tuple[int, Sample]],
+    items: Sequence[tuple[int, Item]] = (),
+    *,
+    confidence: float = 0.95,
+    throughput: Throughput | None = None,
+    complete: Mapping[int, Sequence[Ranked]] | None = None,
+) -> Metrics:
+    """The metrics of an attempt from its raw samples, each with the rank that measured it.
+
+    ``throughput`` is what the workload declares; without it, and where no token was generated,
+    throughput is of generated tokens if there are any, else of samples.
+    ``complete`` has the timed repeats that every rank finished, where the caller has them.
+    Every rank is taken to have left samples; see the module's description for what counts.
+    ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
+    """
+    timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
+    if not timed:
+        return NOTHING
+    complete = complete_of(repeats_of(timed)) if complete is None else complete
+    counted = [pair for repeat in complete.values() for pair in repeat] or timed
+    repeats = [totals_of(pairs) for pairs in complete.values()]
+    whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
+    totals = [total for total in repeats or [whole] if total.wall_s > 0]
+    generates = any(sample.output_tokens for _, sample in counted)
+    interval = None
+    trains = any(sample.loss is not None for _, sample in counted)
+    if trains and complete and totals:
+        walls = [total.wall_s for total in totals]
+        interval = ratio_interval([total.items for total in totals], walls, confidence)
+        totals = [sum_of(totals)]
+    rates = {
+        "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
+        "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
+        "items_per_s": [t.items / t.wall_s for t in totals if whole.items],
+    }
+    if throughput is None or (throughput.counts == "output_tokens" and not generates):
+        throughput = TOKENS if generates else SAMPLES
+    counts_items = throughput.counts == "items"
+    primary = rates["items_per_s" if counts_items else "generated_tokens_per_s"]
+    if complete and not trains:
+        interval = mean_interval(primary, confidence)
+    steps = [step for _, sample in counted for step in sample.step_s]
+    first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
+    latencies = [item.latency_s for _, item in items]
+    losses = _losses(samples)
+    means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
+    return Metrics(
+        **means,
+        throughput=_mean(primary),
+        throughput_unit=throughput.unit,
+        throughput_low=interval.low if interval else None,
+        throughput_high=interval.high if interval else None,
+        relative_half_width=interval.relative_half_width if interval else None,
+        repeats=len(complete),
+        ttft_s=percentile(first_tokens, 50),
+        ttft_p95_s=tail_percentile(first_tokens, 95, confidence),
+        tpot_p50_s=percentile(steps, 50),
+        tpot_p95_s=tail_percentile(steps, 95, confidence),
+        tpot_p99_s=tail_percentile(steps, 99, confidence),
+        latency_p50_s=percentile(latencies, 50),
+        latency_p95_s=tail_percentile(latencies, 95, confidence),
+        measure_s=whole.wall_s,
+        cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        drift=drift(list(map(_step, repeats))) if len(repeats) >= LEAST_STEPS else None,
+        hump_ratio=(
+            hump_ratio_of(_speeds_of_equal_repeats(repeats))
+            if len(repeats) >= LEAST_SAMPLES
+            else None
+        ),
+    )
+
+
+def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
+    """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
+    since parts of unlike size differ in time without any disturbance."""
+    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
+    times = [total.wall_s for total in repeats]
+    return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
+
+
+def _step(total: Totals) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    tokens = total.computed_tokens
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
+    """The loss of each step in order, averaged over the ranks, which see different data."""
+    steps: dict[tuple[int, int], list[float]] = {}
+    for _, sample in samples:
+        if sample.loss is not None:
+            steps.setdefault((sample.repeat, sample.batch), []).append(sample.loss)
+    return [math.fsum(values) / len(values) for _, values in sorted(steps.items())]
