@@ -9,8 +9,8 @@ eight jobs a call. Ray Tune runs the same nothing as trials in its quickest sett
 actors are reused, as many at once as there are cards, no loggers, no checkpoints. Hydra's sweep is
 one command, and its jobs are tasks of Ray.
 
-Warm stands beside warm: jobs/s after as many jobs as there are workers; a job of Nightgrid counts
-when its row is safe. Hydra's processes start one after the other, some of them within that time, so
+Warm stands beside warm: jobs/s after as many jobs as there are workers, and after a turn that is
+not timed (of the pools and of ours); a job of Nightgrid counts when its row is safe. Hydra's processes start one after the other, some of them within that time, so
 that line is only to be seen. Cold stands beside cold: seconds from the start of a command, with the
 start of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
 `nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
@@ -63,7 +63,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
             _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
         }
-        turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1))
+        turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1), warm_ups=1)
         ours = {_REAL: programs[_REAL]} if peers else {}
         beside = _turns(setting, size, ours | peers, turns=1)
         cold = {name: (*program[:2], few, ()) for name, program in peers.items()}
@@ -96,6 +96,7 @@ def _turns(
     programs: Mapping[str, Program],
     *,
     turns: int,
+    warm_ups: int = 0,
 ) -> Turns:
     """Turns side by side, each with a cluster of its own, for the cores' speed changes within
     seconds; they start one after the other, since the start is part of what is measured."""
@@ -105,7 +106,7 @@ def _turns(
             arguments = (jobs, *size, setting.scratch, *more)
             started.append(setting.started(stack, name, python, program, *arguments))
             started[-1].ready()
-        found = setting.turns_of(started, turns=turns)
+        found = setting.turns_of(started, turns=turns, warm_ups=warm_ups)
         return {
             each.name: [told | {"start_s": each.ready()} for told in found[each.name]]
             for each in started

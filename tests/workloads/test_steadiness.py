@@ -140,3 +140,9 @@ def test_meetings_of_a_shape_settle_when_they_stop_becoming_faster() -> None:
     assert settled([1.0, 3.0])
     assert not settled([10.0, 1.0])
     assert settled([10.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("times", [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0] * 4])
+def test_times_of_nothing_say_nothing(times: list[float]) -> None:
+    """A clock that is too coarse for a step gives no verdict, and no error either."""
+    assert drift(of(times)) is None
