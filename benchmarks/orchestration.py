@@ -10,11 +10,12 @@ actors are reused, as many at once as there are cards, no loggers, no checkpoint
 one command, and its jobs are tasks of Ray.
 
 Warm stands beside warm: jobs/s after as many jobs as there are workers, and after a turn that is
-not timed (of the pools and of ours); a job of Nightgrid counts when its row is safe. Hydra's processes start one after the other, some of them within that time, so
-that line is only to be seen. Cold stands beside cold: seconds from the start of a command, with the
-start of Ray and of the workers, to its end (of Tune: to its last result). Cold, Nightgrid is
-`nightgrid run` as a user calls it, with real workers and the report that it writes at the end, and
-runs as many jobs as the others. Cold, each has the host for itself.
+not timed (of the pools and of ours); a job of Nightgrid counts when its row is safe. Hydra's
+processes start one after the other, some of them within that time, so that line is only to be seen.
+Cold stands beside cold: seconds from the start of a command, with the start of Ray and of the
+workers, to its end (of Tune: to its last result). Cold, Nightgrid is `nightgrid run` as a user
+calls it, with real workers and the report that it writes at the end, and runs as many jobs as the
+others. Cold, each has the host for itself.
 """
 
 from __future__ import annotations
