@@ -47,4 +47,11 @@ def _compiled_when_called(
     def called(*args: Any, **kwargs: Any) -> Any:
         return once()(*args, **kwargs)
 
+    # By these a compiler that meets it, or is given it, reads the function itself: it follows no
+    # cache. What torch.compile returns has them, too.
+    vars(called).update(
+        _torchdynamo_inline=function,
+        _torchdynamo_orig_callable=function,
+        _torchdynamo_wrapper_id=id(called),
+    )
     return called

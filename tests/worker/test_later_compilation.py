@@ -82,3 +82,22 @@ def test_a_decorator_does_not_import_the_compiler():
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert told.stdout == "False\n", told.stderr
+
+
+@pytest.mark.slow
+def test_whoever_compiles_a_caller_or_the_function_gets_one_graph():
+    """As with what torch.compile returns: neither is broken at the wrapper."""
+    program = (
+        "import torch\n"
+        "from orchestrator.worker.later_compilation import compiling_when_called\n"
+        "with compiling_when_called():\n"
+        "    @torch.compile(backend='eager')\n"
+        "    def more(number): return number + 1\n"
+        "whole = dict(backend='eager', fullgraph=True)\n"
+        "called = torch.compile(lambda number: more(number) * 2, **whole)\n"
+        "given = torch.compile(more, **whole)\n"
+        "one = torch.ones(1)\n"
+        "print(called(one).item(), given(one).item())\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout == "4.0 2.0\n", told.stderr
