@@ -148,11 +148,13 @@ def write_figures(summary: Summary, directory: Path) -> None:
 
     Raises:
         ExtraMissing: the renderer is not installed; the CSV files are written.
-        StoreError: a file cannot be written.
+        StoreError: a file has the directory's name, or a file cannot be written.
     """
     from orchestrator.report.figure_data import figure_data, write_csv
     from orchestrator.report.pictures import write_pictures
 
+    if directory.exists() and not directory.is_dir():
+        raise StoreError(f"--figures {directory}: a file has this name; give a folder's")
     tables = write_csv(figure_data(summary))
     for name, text in tables.items():
         write_aside(directory / name, text)

@@ -178,7 +178,7 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             check="limits",
             level=Level.WARNING,
             where=node.name,
-            message=f"a process may open {probe.open_files} files",
+            message=f"a process may open {probe.open_files:,} files",
             remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
             "before `ray start`",
         )

@@ -55,7 +55,8 @@ def lines(facts: ClusterFacts, findings: Sequence[Finding]) -> list[str]:
 
 def summary_lines(facts: ClusterFacts) -> list[str]:
     """The cluster in a line, and each node in one."""
-    told = [f"{len(facts.nodes)} nodes at {facts.address}, Ray {facts.driver.ray}"]
+    count = len(facts.nodes)
+    told = [f"{count:,} node{'s' * (count != 1)} at {facts.address}, Ray {facts.driver.ray}"]
     if facts.emulated:
         told.append("emulated cards on this machine: what concerns real cards is not checked")
     return told + [f"  {node_line(node)}" for node in facts.nodes]
@@ -81,7 +82,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 def node_line(node: NodeFacts) -> str:
     """A node in one line."""
     kinds = " + ".join(f"{count} {kind}" for kind, count in node.cards.items()) or "no cards"
-    parts = [f"{node.name}{' (head)' * node.head}", kinds]
+    parts = [f"{node.name}{' (head)' * (node.head and node.name != 'head')}", kinds]
     if node.device_name:
         parts.append(node.device_name)
     if node.cards:

@@ -12,7 +12,7 @@ from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.causes import without_rule
 from orchestrator.report.contests import Contest, Verdict
-from orchestrator.report.grouping import precision_rank
+from orchestrator.report.grouping import card_name, precision_rank
 from orchestrator.report.head_to_head import HeadToHead
 from orchestrator.report.safe import one_line
 
@@ -49,11 +49,11 @@ def best_text(contest: Contest, chosen: str) -> str:
 
 
 def place(contest: Contest) -> str:
-    """The device of a contest in a word or two: ``Gaudi2``, ``4 × HPU emulated``."""
+    """The device of a contest in a word or two: ``Gaudi2``, ``4 × emulated HPU``."""
     setting = contest.setting
-    name = setting.accelerator if setting.emulated else setting.device or setting.accelerator
+    name = card_name(setting.accelerator, setting.device, emulated=setting.emulated)
     cards = f"{setting.cards} × " if setting.cards > 1 else ""
-    return f"{cards}{name}{' emulated' if setting.emulated else ''}"
+    return f"{cards}{name}"
 
 
 def _nothing_ranked(summary: Summary) -> tuple[str, ...]:

@@ -54,6 +54,11 @@ class Setting:
         return f"{cards}, {self.device}" if self.device else cards
 
 
+def card_name(accelerator: str, device: str, *, emulated: bool) -> str:
+    """A card in a word or two, for sentences: ``Gaudi2``, ``emulated HPU``."""
+    return f"emulated {accelerator}" if emulated else device or accelerator
+
+
 _TOLD = tuple(each.name for each in fields(Setting) if each.compare)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from orchestrator.domain.job import State
 from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.grouping import Setting
+from orchestrator.report.grouping import Setting, card_name
 from orchestrator.report.ratio import Ratio, pooled, ratio_of_rows
 
 #: Settings that are compared; of more, the fastest.
@@ -144,9 +144,7 @@ def _names(sides: Sequence[Side]) -> list[str]:
 
 
 def _cards(side: Side) -> str:
-    if side.emulated:
-        return f"{side.accelerator} emulated"
-    return side.device or side.accelerator
+    return card_name(side.accelerator, side.device, emulated=side.emulated)
 
 
 def _labels(found: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:

@@ -200,7 +200,7 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"versions": GAUDI_VERSIONS | {"torch": "2.10.0+cpu"}}, "torch", N, "is the stock one"),
     ({"versions": GAUDI_VERSIONS | {"deepspeed": "0.19.8"}}, "deepspeed", W, "does not know hpu"),
     ({"kernel": "Linux 6.8.0-45-generic"}, "iommu", W, "without IOMMU passthrough"),
-    ({"open_files": 1024}, "limits", W, "may open 1024 files"),
+    ({"open_files": 1024}, "limits", W, "may open 1,024 files"),
     ({"locked_bytes": 8 * 2**20}, "limits", W, "may lock 8192 KiB"),
     ({"shared_memory_bytes": 64 * 2**20}, "limits", W, "/dev/shm has 0.1 GiB free"),
     (
@@ -383,6 +383,14 @@ def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: i
         Finding(check="c", level=level, where="w", message="m", remedy="r") for level in levels
     ]
     assert exit_code(found) == code
+
+
+def test_one_node_is_a_node_and_a_head_is_named_once() -> None:
+    """A laptop's cluster reads as plain English."""
+    head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
+    first, second = lines(cluster(head), [])[:2]
+    assert first.startswith("1 node at ")
+    assert second.startswith("  head, no cards")
 
 
 def test_json_carries_every_fact_and_finding() -> None:

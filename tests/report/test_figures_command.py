@@ -182,3 +182,14 @@ def test_the_vendors_table_says_what_is_not_real() -> None:
     """Emulated cards and random weights are columns of it."""
     (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
     assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
+
+
+def test_a_file_where_the_folder_would_be_is_named(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says that a folder is wanted, and the file stays as it is."""
+    file = tmp_path / "afile"
+    file.write_text("mine")
+    assert main(["report", "real", "--results", str(results), "--figures", str(file)]) != 0
+    assert f"--figures {file}: a file has this name; give a folder's" in capsys.readouterr().err
+    assert file.read_text() == "mine"
