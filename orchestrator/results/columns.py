@@ -211,7 +211,7 @@ def _unpacked(told: Mapping[str, Any]) -> pa.Array:
 
 
 def _offsets(counts: Sequence[int]) -> pa.Array:
-    """Where each of lists of these lengths begins, and where the last one ends."""
+    """Offsets of lists of these lengths: the beginning of each, and the end of the last one."""
     import pyarrow as pa
 
     return pa.array([0, *accumulate(counts)], pa.int32())

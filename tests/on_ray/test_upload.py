@@ -178,5 +178,13 @@ def test_submit_refuses_and_says_which_option(
     assert main(["submit", str(grid), "--include", "tls", *address]) == 5
     error = capsys.readouterr().err
     assert "tls/server.key, tls/server.pem" in error and "--include tls/server.key" in error
-    assert main(["submit", str(grid), *address]) == 5
-    assert "MB: the program, grid.yaml\n" in capsys.readouterr().err
+
+
+def test_an_upload_is_told_of_once_the_cluster_answers(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing answers, that is all there is to say."""
+    grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
+    assert main(["submit", str(grid), "--address", "http://127.0.0.1:1"]) == 5
+    error = capsys.readouterr().err
+    assert "nothing answers at 127.0.0.1:1" in error and "the program, grid.yaml" not in error

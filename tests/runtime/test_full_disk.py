@@ -210,7 +210,7 @@ def test_all_is_measured_and_the_disk_stays_full(
         night = Night(store, looks=looks, full_from=6, jobs=1)
         assert night.driver.drive().finished
         assert 120 <= night.clock() - MOMENT < 140
-        assert len(list(elsewhere.glob("*.arrow"))) == 1
+        assert len(list(elsewhere.glob("*.json"))) == 1
 
 
 @in_or_beside_the_loop

@@ -113,7 +113,7 @@ def copy(run: Path, name: str) -> Path:
 
 def spilled(elsewhere: Path) -> list[str]:
     """The run ids under which rows lie elsewhere."""
-    found = elsewhere.glob(".nightgrid-unsaved-*/*.arrow")
+    found = elsewhere.glob(".nightgrid-unsaved-*/*.json")
     return sorted({path.parent.name.removeprefix(".nightgrid-unsaved-") for path in found})
 
 

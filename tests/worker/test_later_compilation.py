@@ -1,4 +1,4 @@
-"""What a library decorates with torch.compile while it is imported."""
+"""Functions that a library decorates with torch.compile while it is imported."""
 
 import subprocess
 import sys
