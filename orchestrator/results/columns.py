@@ -332,7 +332,6 @@ def _each(convert: Callable[[Any], Any]) -> _Convert:
     return lambda values: [convert(value) for value in values]
 
 
-@lru_cache(maxsize=256)
 def _measure(settings: MeasureSettings) -> dict[str, Any]:
     """Settings as a record of Arrow's.
 
@@ -340,9 +339,14 @@ def _measure(settings: MeasureSettings) -> dict[str, Any]:
         Odd: a number is out of range.
         ArrowException: a value is none for its field.
     """
+    return _settings(*[getattr(settings, name) for name in hints_of(MeasureSettings)])
+
+
+@lru_cache(maxsize=256, typed=True)  # settings of 7 s and of 7.0 s are equal; their texts are not
+def _settings(*told: Any) -> dict[str, Any]:
     import pyarrow as pa
 
-    values = {name: getattr(settings, name) for name in hints_of(MeasureSettings)}
+    values = dict(zip(hints_of(MeasureSettings), told, strict=True))
     for name, value in values.items():
         _hold_against(allowed_in(MeasureSettings, name), [value])
     pa.array([values], undocumented_schema().field("measure").type)  # else it is none

@@ -18,7 +18,6 @@ fit nevertheless.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -52,15 +51,20 @@ def record_of(measurements: Sequence[Measurement]) -> tuple[str, bytes]:
 
     Raises:
         StoreError: a value does not fit its column, or a job's id cannot be part of a name.
+        MemoryError, OSError, ImportError: try again.
     """
     for each in measurements:
         fragments.refuse_unnameable(each.job_id, each.attempt_number)
     job_id = measurements[0].job_id if len(measurements) == 1 else fragments.TOGETHER
     number = max(each.attempt_number for each in measurements)
     if len(measurements) < _MANY:
-        with contextlib.suppress(Exception):  # whatever it is, the other way tells it better
+        try:
             data = _json_of(measurements)
             return fragments.record_name(job_id, number, data), data
+        except (MemoryError, OSError, ImportError):
+            raise  # another try would have another name, and the row would be two
+        except Exception:  # whatever it is, the other way tells it better
+            pass
     data = _stream_of(measurements)
     return fragments.record_name(job_id, number, data, fragments.ARROW_RECORD), data
 

@@ -110,7 +110,8 @@ class Store(StoredRun):
 
         Raises:
             StoreLocked: another driver holds the run; the message names it.
-            StoreError: it cannot be told which attempts a predecessor's death ended.
+            StoreError: it cannot be told which attempts a predecessor's death ended, or anything
+                else the file system says.
         """
         try:
             disk.make_directory(self.tables_path)
@@ -131,9 +132,13 @@ class Store(StoredRun):
             self._files.take_over()
             with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
                 self.make_reserve()
-        except BaseException:
+        except BaseException as error:
             self._files.close()
             self._lock.release()
+            if isinstance(error, OSError):  # of a listing, a removal, a file that is set aside
+                where = error.filename or self.path
+                what = f"{self.path} cannot be opened for writing: {where}"
+                raise StoreError(f"{what}: {error.strerror or error}") from error
             raise
         return self
 

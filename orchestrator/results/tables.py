@@ -71,7 +71,10 @@ def to_batch(measurements: Sequence[Measurement], *, documented: bool = True) ->
     if len(measurements) >= _MANY:
         with contextlib.suppress(Exception):  # whatever it is, it is told better below
             return pa.RecordBatch.from_arrays(columns_of(measurements), schema=columns)
-    rows = [_flat(measurement) for measurement in measurements]
+    try:
+        rows = [_flat(measurement) for measurement in measurements]
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise StoreError(f"a value does not fit its column: {error}") from error
     try:
         records = pa.array(rows, pa.struct(list(columns)))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -176,6 +179,8 @@ class _PlainFields:
         row = dict(zip(self._numbers, self._of_numbers(record), strict=True))
         for name, low, high, allowed in self._ranges:
             value = row[name]
+            if isinstance(value, str | bytes):
+                raise TypeError(f"{name} is {value!r:.40}, which is no number")
             if value is not None and not low <= value <= high and not allowed.admits(value):
                 if name not in self._optional:
                     raise StoreError(f"{name} is {value!r:.40}, not in its range: {allowed}")

@@ -16,7 +16,7 @@ from measurements import row, sample
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import SchemaMismatch, StoreError
-from orchestrator.results import fragments
+from orchestrator.results import bulk, fragments, record
 from orchestrator.results.append_log import AppendLog
 from orchestrator.results.bulk import read_lean, with_raw
 from orchestrator.results.record import record_of, record_table
@@ -224,6 +224,10 @@ def test_a_value_that_fits_nowhere_is_named() -> None:
     """With its column."""
     with pytest.raises(StoreError, match="reason"):
         record_of([row(1, reason=5)])
+    with pytest.raises(StoreError, match="worker_pid is 'x'"):
+        record_of([row(1, worker_pid="x")])
+    with pytest.raises(StoreError, match="fit"):
+        record_of([row(1, details={"a": 1})])
 
 
 def test_columns_that_are_not_wanted_are_not_made() -> None:
@@ -231,3 +235,49 @@ def test_columns_that_are_not_wanted_are_not_made() -> None:
     name, data = record_of(ROWS)
     lean = record_table(name, data, column_names(raw=False))
     assert "samples" not in lean.column_names and lean.num_rows == len(ROWS)
+
+
+def test_a_record_is_the_same_whatever_was_written_before() -> None:
+    """Settings that are equal may be written otherwise: 7 s, and 7.0."""
+    exact = row(1, measure=MeasureSettings(time_limit_s=7.125, least_s=3.0))
+    first = record_of([exact])
+    other = replace(exact, measure=MeasureSettings(time_limit_s=7.125, least_s=3))
+    assert exact == other and record_of([other])[0] != first[0]
+    for number in range(300):  # more than are remembered
+        record_of([row(2, measure=MeasureSettings(time_limit_s=100 + number))])
+    record_of([other])
+    assert record_of([exact]) == first
+
+
+def test_want_of_memory_makes_no_other_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is appended again after it would be two."""
+
+    def fail(rows: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "values_of", fail)
+        with pytest.raises(MemoryError):
+            record_of([row(1)])
+    assert not fragments.is_arrow_record(record_of([row(1)])[0])
+
+
+def test_records_of_a_log_are_converted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, a night whose Parquet files fail would take minutes to read."""
+    converted: list[int] = []
+    real = bulk.measurements_of
+
+    def counted(table: Any, **more: Any) -> Any:
+        converted.append(table.num_rows)
+        return real(table, **more)
+
+    monkeypatch.setattr(bulk, "measurements_of", counted)
+    with Store.open(tmp_path, "night") as store:
+        for number in range(5):
+            store.append(row(number))
+        store.append(*(row(number) for number in range(5, 25)))
+        found = read_lean(store).measurements
+        assert sorted(each.batch_size or 0 for each in found) == list(range(1, 26))
+    assert converted == [25]

@@ -469,3 +469,28 @@ def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
     with pytest.raises(StoreError, match="cannot create"), Store.open(tmp_path / "results", "n"):
         pass
+
+
+@pytest.mark.parametrize("call", ["names", "remove"])
+def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Which names the run, and leaves its lock free."""
+    store = Store.open(tmp_path, "night")
+    with store:
+        store.append(row(0))
+    partial = f".{fragments.together_name(3, 1, b'of another time')}.partial"
+    (store.tables_path / partial).write_bytes(b"torn")
+    real = getattr(disk, call)
+
+    def fail(path: Path) -> object:
+        if path != store.tables_path and path.name != partial:
+            return real(path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, call, fail)
+        with pytest.raises(StoreError, match=r"night.*Input/output"), Store.open(tmp_path, "night"):
+            pass
+    with Store.open(tmp_path, "night") as again:
+        assert again.measurements() == [row(0)]
