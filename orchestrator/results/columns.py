@@ -26,6 +26,7 @@ from orchestrator.results.schema import (
     TIMES,
     allowed_in,
     hints_of,
+    numbers_in,
     optional_of,
     undocumented_schema,
 )
@@ -272,8 +273,8 @@ def _conversion(kind: type, name: str) -> _Convert | None:
         return _moments(name) if name in TIMES else _each(_OTHERS.get(name, _texts))
     if hint in (int, float):
         return _numbers(allowed_in(kind, name))
-    if name == "step_s":
-        return _steps(allowed_in(kind, name))
+    if numbers_in(hint):
+        return _lists_of_numbers(allowed_in(kind, name))
     return None if hint in (bool, bytes) else _texts_of_column
 
 
@@ -285,7 +286,7 @@ def _numbers(allowed: Range) -> _Convert:
     return checked
 
 
-def _steps(allowed: Range) -> _Convert:
+def _lists_of_numbers(allowed: Range) -> _Convert:
     def checked(values: _Values) -> _Values:
         for each in values:
             _hold_against(allowed, each)

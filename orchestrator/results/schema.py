@@ -147,6 +147,11 @@ def hints_of(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
+def numbers_in(hint: Any) -> bool:
+    """Return whether values of a type are tuples of numbers."""
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[0] in (int, float)
+
+
 def optional_of(hint: Any) -> Any:
     """The T of ``T | None``, or None when ``hint`` does not admit None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):

@@ -30,6 +30,7 @@ from orchestrator.results.schema import (
     allowed_in,
     hints_of,
     is_choice,
+    numbers_in,
     optional_of,
     rules_of,
     schema,
@@ -164,6 +165,11 @@ class _PlainFields:
             if (optional_of(hints[name]) or hints[name]) is not bool
         )
         self._optional = {name for name, hint in hints.items() if optional_of(hint) is not None}
+        self._lists = {
+            name: allowed_in(kind, name)
+            for name in self._others
+            if name != "step_s" and numbers_in(optional_of(hints[name]) or hints[name])
+        }
 
     def of(self, record: Any, odd: list[str]) -> dict[str, Any]:
         """The values by name: of a choice its text, of a tuple a list.
@@ -189,6 +195,10 @@ class _PlainFields:
         for name in self._others:
             value = getattr(record, name)
             row[name] = value if value is None else scalar(value)
+        for name, within in self._lists.items():
+            if (values := row[name]) and not _all_in(values, within):
+                odd.append(f"{name} from {min(values)!r:.40} to {max(values)!r:.40}")
+                row[name] = None if name in self._optional else []
         return row
 
 

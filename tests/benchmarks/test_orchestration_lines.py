@@ -32,7 +32,7 @@ def started(setting: Setting, stack: object, name: str, *arguments: Any) -> Star
 
 
 def turns_of(
-    setting: Setting, contenders: Sequence[Started], *, turns: int
+    setting: Setting, contenders: Sequence[Started], *, turns: int, warm_ups: int
 ) -> Mapping[str, list[dict[str, Any]]]:
     return {each.name: [each.told] * turns for each in contenders}
 

@@ -20,10 +20,10 @@ from orchestrator.results import bulk, fragments, record
 from orchestrator.results.append_log import AppendLog
 from orchestrator.results.bulk import read_lean, with_raw
 from orchestrator.results.record import record_of, record_table
-from orchestrator.results.schema import column_names
+from orchestrator.results.schema import OUT_OF_RANGE, column_names
 from orchestrator.results.store import Store
 from orchestrator.results.tables import from_table, to_table
-from workloads.api import MeasureSettings
+from workloads.api import Item, MeasureSettings
 
 ROWS = [
     row(1),
@@ -281,3 +281,26 @@ def test_records_of_a_log_are_converted_together(
         found = read_lean(store).measurements
         assert sorted(each.batch_size or 0 for each in found) == list(range(1, 26))
     assert converted == [25]
+
+
+TOKEN = Item(index=0, input_tokens=1, output_tokens=1, latency_s=1.0, output_ids=(-1,))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"card_indices": (1_000_001,)},
+        {"items": ((0, TOKEN),)},
+    ],
+    ids=["card", "token"],
+)
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_list_with_a_number_out_of_range_costs_no_row(
+    tmp_path: Path, told: dict[str, Any], count: int
+) -> None:
+    """The list is empty, and the row says what stood there."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0, **told), *(row(number) for number in range(1, count)))
+        found, *others = sorted(store.measurements(), key=lambda each: each.batch_size or 0)
+    assert len(others) == count - 1
+    assert "1000001" in found.details[OUT_OF_RANGE] or "-1" in found.details[OUT_OF_RANGE]
