@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("nightgrid.store")
 
 
-def _record_of(rows: Sequence[Measurement]) -> tuple[str, bytes]:
-    """Name and content of a record."""
-    from orchestrator.results.record import record_of  # here: a plan needs no rows' columns
+def record_of(rows: Sequence[Measurement]) -> tuple[str, bytes]:
+    """Name and content of a record (``record.py``).
 
-    return record_of(rows)
+    Raises:
+        StoreError: a value does not fit its column, or a job's id cannot be part of a name.
+        MemoryError, OSError, ImportError: try again.
+    """
+    from orchestrator.results import record  # here: a plan needs no rows' columns
+
+    return record.record_of(rows)
 
 
 class RowFiles:
@@ -72,20 +77,20 @@ class RowFiles:
             StoreError: not the writer, or anything else the file system says.
         """
         self._still_mine()
-        name, data = _record_of(rows)
+        name, data = record_of(rows)
         if self._unsettled:
             left = self._settled(rows, name)
             if not left:
                 return self._directory
             if len(left) < len(rows):
-                rows, (name, data) = left, _record_of(left)
+                rows, (name, data) = left, record_of(left)
         path = None
         try:
             path = self._log.append(name, data)
             self._still_mine()  # else our successor may have read the log before
         except StoreError:
             if path is not None or self._log.doubts(name):
-                self._unsettled[name] = {_record_of([row])[0] for row in rows}
+                self._unsettled[name] = {record_of([row])[0] for row in rows}
             raise
         self._unsettled.pop(name, None)
         return path
@@ -101,7 +106,7 @@ class RowFiles:
         Raises:
             StoreError: that cannot be done now.
         """
-        left = {_record_of([row])[0]: row for row in rows}
+        left = {record_of([row])[0]: row for row in rows}
         for record, theirs in list(self._unsettled.items()):
             if record == name or theirs.isdisjoint(left):
                 continue

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
-from orchestrator.results.row_files import RowFiles
+from orchestrator.results.row_files import RowFiles, record_of
 from orchestrator.results.side_files import SideFiles
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.stored_run import StoredRun, no_such_run
@@ -217,8 +217,6 @@ class Store(StoredRun):
         path = self._files.append(measurements)
         self._begun.end(measurement.attempt_id for measurement in measurements)
         if self._spilled:
-            from orchestrator.results.record import record_of  # here: a plan needs no rows' columns
-
             for measurement in measurements:
                 self._spilled.forget(record_of([measurement])[0])
         return path
@@ -240,8 +238,6 @@ class Store(StoredRun):
     def spill(self, measurement: Measurement) -> Path | None:
         """Write a row that finds no room where it belongs on another disk of this host, from where
         the run's next driver here fetches it; None if there is no room there either."""
-        from orchestrator.results.record import record_of  # here: a plan needs no rows' columns
-
         return self._spilled.write(self.run_id, *record_of([measurement]))
 
     def begin(self, *notes: Note) -> None:

@@ -222,11 +222,11 @@ class Driver:
         while events and self._finished is None:
             ended: set[str] = set()
             others: list[Delayed] = []
-            for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+            for number, event in enumerate(events, start=1):
                 self.board.saw(event)
                 if text := event_line(event, self.board):
                     self.view.line(text)
-                for command in self.schedule.handle(event, more=left > 0):
+                for command in self.schedule.handle(event, more=number < len(events)):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
                         self._name_slow_cards(command)

@@ -70,6 +70,13 @@ def test_after_the_block_functions_are_compiled_at_once(compiled):
     assert [name for name, _ in compiled] == ["double"]
 
 
+def printed(program):
+    """The output of a program that runs in an interpreter of its own and ends well."""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
 @pytest.mark.slow
 def test_a_decorator_does_not_import_the_compiler():
     """The compiler of torch is what the import of such a library took its time for."""
@@ -80,8 +87,7 @@ def test_a_decorator_does_not_import_the_compiler():
         "    torch.compile(lambda number: number)\n"
         "print('torch._inductor.compile_fx' in sys.modules)\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout == "False\n", told.stderr
+    assert printed(program) == "False\n"
 
 
 @pytest.mark.slow
@@ -99,5 +105,4 @@ def test_whoever_compiles_a_caller_or_the_function_gets_one_graph():
         "one = torch.ones(1)\n"
         "print(called(one).item(), given(one).item())\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout == "4.0 2.0\n", told.stderr
+    assert printed(program) == "4.0 2.0\n"
