@@ -7,9 +7,9 @@ a turn before and after every job, beside the same idle Ray, and a job is compar
 its two neighbours. How far the script's own turns are from their neighbours stands beside that: no
 difference smaller than this method's own can be seen. Memory is the peak while generating, which
 loading is no part of. A worker is forked from a process that has imported the libraries, so that
-its loading stands beside one by a process that has imported them and read the model before, three
-times at the beginning. A warm worker and a fresh one have no turn together: the first job of one is
-paired with the first of the other, and so on.
+its loading (of tokenizer and model) stands beside one by a process that has loaded both before,
+three times at the beginning. A warm worker and a fresh one have no turn together: the first job of
+one is paired with the first of the other, and so on.
 """
 
 from __future__ import annotations

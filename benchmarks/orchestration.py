@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.contenders.noop_workload import offer_workload
 from benchmarks.figures import Goal, Line, cpu_ratio, rates, values
 from benchmarks.night import night
-from benchmarks.setting import Setting, Takes
+from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
 TAKES_S = Takes(whole=240, quick=115)
@@ -47,7 +47,7 @@ Program = tuple[str, str, int, tuple[object, ...]]
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     nodes, cards = setting.sized((4, 8), (4, 8), (1, 2))
-    jobs, trials, swept, few = setting.sized((1000, 300, 64, 16), (400, 96, 16, 16), (200, 4, 2, 2))
+    jobs, trials, swept, few = setting.sized((2000, 300, 64, 16), (400, 96, 16, 16), (200, 4, 2, 2))
     size = (nodes, cards)
     programs: dict[str, Program] = {
         _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),
@@ -64,7 +64,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             _BARE: (sys.executable, "noop_nightgrid.py", jobs, ("noop",)),
             _FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8)),
         }
-        turns = _turns(setting, size, programs | more, turns=setting.sized(3, 1, 1), warm_ups=1)
+        turns = _turns(setting, size, programs | more, turns=setting.sized(MANY, 1, 1), warm_ups=1)
         ours = {_REAL: programs[_REAL]} if peers else {}
         beside = _turns(setting, size, ours | peers, turns=1)
         cold = {name: (*program[:2], few, ()) for name, program in peers.items()}

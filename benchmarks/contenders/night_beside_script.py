@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _loads_again_s(directory: str) -> float:
-    """Seconds in which a process loads a model that it has loaded before."""
+    """Seconds in which a process loads a tokenizer and a model that it has loaded before."""
     program = Path(__file__).with_name("load_again.py")
     done = subprocess.run(
         [sys.executable, program, directory], stdout=subprocess.PIPE, text=True, check=True

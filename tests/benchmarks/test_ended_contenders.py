@@ -107,6 +107,24 @@ def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
         assert benchmark.returncode == 128 + signal.SIGTERM
 
 
+def test_a_contender_that_waits_costs_the_others_nothing(tmp_path: Path) -> None:
+    """It is stopped with what it has started, until its next turn begins."""
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
+    with Contender("short", command, tmp_path / "log") as short:
+        short.turn()
+        pids = [int(pid) for pid in told.read_text().split()]
+        assert until(lambda: [_state(pid) for pid in pids] == ["T", "T"], 10)
+        short.turn()
+        assert short.turns[1]["wall_s"] < 5
+        assert until(lambda: _state(pids[0]) == "T", 10)
+
+
+def _state(pid: int) -> str:
+    """The state of a process, as the kernel calls it: T is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_contender_leaves_nothing_behind(tmp_path: Path) -> None:
     """What it has started and not ended is ended after its last turn."""
     told = tmp_path / "told"
