@@ -201,13 +201,13 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 
 
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
-    from orchestrator.errors import ClusterError
+    from orchestrator.errors import OptionError
     from orchestrator.runtime import session
     from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
-        raise ClusterError("--emulate cannot be combined with --address or --in-process")
+        raise OptionError("--emulate cannot be combined with --address or --in-process")
     if options.in_process:
         return session.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
