@@ -13,28 +13,33 @@ from orchestrator.report.plots import ratio_bars
 from orchestrator.report.published import Comparison
 from orchestrator.report.safe import one_line
 
-#: Characters of a label that have room left of the bars; a longer one goes on in the next line.
-LABEL_CHARACTERS = 58
+#: Characters of a label's line left of the bars, and room for each; a longer label goes on in the
+#: next line, so that a phone shows bars, too.
+LABEL_CHARACTERS = 44
+CHARACTER_PX = 7.0
 
 
 def effects_chart(effects: Sequence[Effect], title: str) -> str:
     """Ratios of throughput on one logarithmic scale, with their intervals."""
-    parts = []
-    start, scale, line = 380, 2.3, 15
+    parts, labels = [], []
+    scale, line = 2.3, 15
     apart = Differences.among([effect.told for effect in effects])
     places = {(effect.setting.model, effect.setting.where) for effect in effects}
-    foot = 6
-    bars = ratio_bars([effect.ratio for effect in effects])
-    for effect, bar in zip(effects, bars, strict=True):
-        ratio, middle = effect.ratio, foot + 6
-        kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
+    for effect in effects:
         change = f"{effect.before or 'unset'} → {effect.after or 'unset'}"
         about = f"{effect.name.replace('_', ' ')} {change}"
         if len(places) > 1:  # else the table below says it once
             about += f", {effect.setting.model} {effect.setting.where}"
         if others := described(apart.of(effect.told)):
             about += f" · {others}"
-        names = wrap(one_line(about), LABEL_CHARACTERS)
+        labels.append(wrap(one_line(about), LABEL_CHARACTERS))
+    longest = max((len(name) for names in labels for name in names), default=0)
+    start = 16 + CHARACTER_PX * longest
+    foot = 6
+    bars = ratio_bars([effect.ratio for effect in effects])
+    for effect, bar, names in zip(effects, bars, labels, strict=True):
+        ratio, middle = effect.ratio, foot + 6
+        kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
         told = units.times(ratio.value)
         if ratio.low is not None:
             told += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
