@@ -2,6 +2,7 @@
 
     NightgridError
     ├── GridError          the grid file is wrong; carries every Problem found
+    ├── OptionError        an option is wrong by itself, or beside another
     ├── ClusterError       the cluster cannot be started, joined or used as asked
     │   └── ControlStoreLost  it was, and its control store is gone; a new driver may join later
     ├── StoreError         results cannot be read or written
@@ -60,6 +61,12 @@ class GridError(NightgridError):
         super().__init__(
             "\n".join([*map(str, problems), f"{len(problems)} {noun}; nothing was started."])
         )
+
+
+class OptionError(NightgridError):
+    """An option of the command line is wrong by itself, or does not go with another."""
+
+    exit_code = 2
 
 
 class ClusterError(NightgridError):

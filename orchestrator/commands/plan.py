@@ -87,7 +87,7 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
 
     Raises:
         GridError: the grid is refused.
-        ClusterError: the nodes make no sense.
+        OptionError: the emulated nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
     from orchestrator.runtime.grid_plan import plan_grid

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.domain.job import Accelerator, default_accelerator
-from orchestrator.errors import ClusterError
+from orchestrator.errors import OptionError
 from workloads.devices import host_device, own_devices
 
 
@@ -142,7 +142,7 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
     card's own software, for whoever has that without a card; rows are emulated all the same.
 
     Raises:
-        ClusterError: the specification cannot be understood or asks for too much.
+        OptionError: the specification cannot be understood or asks for too much.
     """
     wanted: list[tuple[int, Accelerator | None, str]] = []
     host = host_device().name
@@ -150,26 +150,26 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
         match = _EMULATION.fullmatch(part.strip())
         if match is None:
             trouble = f"{part.strip()!r} is not understood; {_emulation_hint()}"
-            raise ClusterError(f"--emulate {spec}: {trouble}")
+            raise OptionError(f"--emulate {spec}: {trouble}")
         nodes, cards, kind = int(match[1]), int(match[2]), None
         if match[3]:
             try:
                 kind = Accelerator(match[3].upper())
             except ValueError as error:
-                raise ClusterError(f"--emulate {spec}: {error}") from None
+                raise OptionError(f"--emulate {spec}: {error}") from None
         if nodes < 1 or cards < 1:
-            raise ClusterError(
+            raise OptionError(
                 f"--emulate {spec}: {part.strip()!r} has no cards; {_emulation_hint()}"
             )
         device = match[4] or host
         if kind and device not in (host, kind.device):
-            raise ClusterError(
+            raise OptionError(
                 f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
                 f"not {device}"
             )
         ordered = nodes * cards + sum(count for count, _, _ in wanted)
         if ordered > MAX_EMULATED_CARDS:
-            raise ClusterError(
+            raise OptionError(
                 f"--emulate {spec}: {ordered:,} cards; more than {MAX_EMULATED_CARDS} cards "
                 "are not emulated"
             )

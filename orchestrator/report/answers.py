@@ -100,7 +100,8 @@ def _contest(contest: Contest, summary: Summary) -> str:
 
 
 def _margin(contest: Contest, summary: Summary) -> Iterator[str]:
-    """Times as fast as the widest precision at its best, else as the next row that is beaten."""
+    """Times as fast as the widest precision at its best, else as the fastest row that it
+    does not tie with."""
     best = contest.fastest
     widest = min((row.precision for row in contest.ranked), key=precision_rank)
     tied = {row.job_id for row in contest.tied}
@@ -109,7 +110,8 @@ def _margin(contest: Contest, summary: Summary) -> Iterator[str]:
     if plain is not None and best.precision != widest:
         yield f"{_times(best, plain)} {widest}"
     elif beaten:
-        yield f"{_times(best, beaten[0])} the next ({summary.chosen(beaten[0])})"
+        next_one = "the next that is slower" if tied else "the next"
+        yield f"{_times(best, beaten[0])} {next_one} ({summary.chosen(beaten[0])})"
 
 
 def _times(row: Measurement, other: Measurement) -> str:

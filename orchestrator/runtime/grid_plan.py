@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
-from orchestrator.errors import ClusterError
+from orchestrator.errors import OptionError
 from orchestrator.results import paths
 from orchestrator.results.directory import directory_of, is_address
 from orchestrator.runtime.options import RunOptions, commits_of, with_results_of
@@ -45,7 +45,8 @@ def plan_grid(
 
     Raises:
         GridError: the grid is refused.
-        ClusterError: the nodes make no sense, or the cluster cannot be joined.
+        OptionError: the emulated nodes make no sense.
+        ClusterError: the cluster cannot be joined.
         SubmitError: the cluster's dashboard does not answer.
         StoreError: earlier rows cannot be read.
     """
@@ -58,7 +59,7 @@ def plan_grid(
         from orchestrator.on_ray.cluster_nodes import nodes_at
 
         if options.emulate:
-            raise ClusterError("--emulate cannot be combined with --address")
+            raise OptionError("--emulate cannot be combined with --address")
         there = nodes_at(options.address)
         nodes_for = lambda accelerators: there  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for)
@@ -125,7 +126,7 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
     emulated ones, else this machine's own cards, else a server of each kind, assumed.
 
     Raises:
-        ClusterError: the specification is not understood.
+        OptionError: the specification is not understood.
     """
     from orchestrator.domain.topology import assumed_servers, parse_emulation
     from orchestrator.host.node_packages import with_own_packages

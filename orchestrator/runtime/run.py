@@ -26,6 +26,7 @@ from orchestrator.runtime.earlier import (
     final_states,
     owner_of,
 )
+from orchestrator.runtime.grid_before import change_of, refuse_another
 from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
 from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
 from orchestrator.runtime.options import (
@@ -101,6 +102,9 @@ def run_grid(
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
+    change = None if options.again else change_of(grid, store.path)
+    if change is not None:
+        refuse_another(grid, change, store.run, {row.job_id for row in history_of(store)})
     with (
         remote_code.permitted(options.remote_code),
         protection.key_named(options.key_file),
@@ -118,6 +122,8 @@ def run_grid(
             plan = plan_run(options, grid, session, store)
             deadline = _deadline(options, plan)
             _announce(session, plan, store, deadline, say)
+            for line in change.lines() if change is not None else ():
+                say(line)
             clear_up(store, say)
             mirror = _mirror(options, store, say)
             logs = [RowLog(store, *each) for each in trackers]
@@ -201,13 +207,13 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 
 
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
-    from orchestrator.errors import ClusterError
+    from orchestrator.errors import OptionError
     from orchestrator.runtime import session
     from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
-        raise ClusterError("--emulate cannot be combined with --address or --in-process")
+        raise OptionError("--emulate cannot be combined with --address or --in-process")
     if options.in_process:
         return session.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:

@@ -104,6 +104,47 @@ def test_the_second_run_measures_nothing(nightgrid: Callable[..., tuple[int, str
     assert "0 run, 2 reuse" in output and "starting" not in output
 
 
+def test_a_changed_grid_says_what_is_new_and_gone(
+    nightgrid: Callable[..., tuple[int, str]],
+) -> None:
+    """By experiment, before anything starts; a grid as before says nothing of it."""
+    nightgrid(GRID)
+    assert "grid changed" not in nightgrid(GRID)[1]
+    code, output = nightgrid(GRID.replace("[1, 2]", "[2, 4]"))
+    assert code == 0 and "1 run, 1 reuse" in output
+    assert "grid changed since this run began: 1 job as before, 1 new, 1 gone" in output
+    assert "new: 1 job of sizes" in output and "gone: 1 job of sizes" in output
+    assert [row.batch_size for row in rows()] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("changed", ["[4, 8]", "[2, 4]"])
+def test_an_altogether_other_grid_is_refused_the_run_of_another(
+    nightgrid: Callable[..., tuple[int, str]], changed: str
+) -> None:
+    """One of another name that shares a job extends the run; one that shares none is refused with
+    the way out, and the run keeps its grid and its rows."""
+    nightgrid(GRID)
+    other = GRID.replace("name: tiny-run", "name: other").replace("[1, 2]", changed)
+    code, output = nightgrid(other, "--run", "tiny-run")
+    if changed == "[2, 4]":
+        assert code == 0 and len(rows()) == 3
+        return
+    assert code == 2 and len(rows()) == 2
+    assert "run 'tiny-run' was made by another grid, 'tiny-run', and has none of the" in output
+    assert "--run with another name" in output
+    assert Path("results/tiny-run/grid.yaml").read_text() == GRID
+
+
+def test_a_run_whose_kept_grid_cannot_be_read_goes_on(
+    nightgrid: Callable[..., tuple[int, str]],
+) -> None:
+    """It cannot be compared; the next driver keeps its own."""
+    nightgrid(GRID)
+    Path("results/tiny-run/grid.yaml").write_bytes(b"\xff: [")
+    code, output = nightgrid(GRID.replace("name: tiny-run", "name: other"), "--run", "tiny-run")
+    assert code == 0 and "0 run, 2 reuse" in output
+
+
 def test_a_larger_grid_measures_only_what_is_new(nightgrid: Callable[..., tuple[int, str]]) -> None:
     """Identity is content: the two old jobs are recognised."""
     nightgrid(GRID)
@@ -166,8 +207,8 @@ def test_what_cannot_be_had_is_an_answer(
     [
         (GRID.replace("fp32", "fp31"), [], "--in-process", 2, "fp31"),
         (GRID + "    cards: 3\n", [], "--in-process", 2, "3 HPU cards: there are 1"),
-        (GRID, [], "--emulate nonsense", 3, "nonsense"),
-        (GRID, ["--in-process"], "--emulate 1x1", 3, "--emulate cannot be combined"),
+        (GRID, [], "--emulate nonsense", 2, "nonsense"),
+        (GRID, ["--in-process"], "--emulate 1x1", 2, "--emulate cannot be combined"),
         (GRID, [], "--address 127.0.0.1:1", 3, "no Ray cluster answers"),
         (GRID, ["--run", "../elsewhere"], "--in-process", 4, "elsewhere"),
     ],

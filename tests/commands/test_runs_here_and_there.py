@@ -229,7 +229,7 @@ def test_a_plan_is_for_the_cluster_at_an_address(
     (tmp_path / "g.yaml").write_text(GRID.format(name="g"))
     told = json.loads(say("plan", "g.yaml", *THERE, "--json"))
     assert [node["cards"] for node in told["nodes"]] == [4, 4, 4]
-    assert "cannot be combined" in say("plan", "g.yaml", *THERE, "--emulate", "1x1", code=3)
+    assert "cannot be combined" in say("plan", "g.yaml", *THERE, "--emulate", "1x1", code=2)
 
 
 def test_several_grids_are_sent_in_their_order(

@@ -378,10 +378,10 @@ def test_a_hopeless_file_does_not_flood_the_screen(tmp_path: Path) -> None:
 def test_bad_emulation_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str, message: str
 ) -> None:
-    """A specification that makes no nodes says how it is written; exit code 3."""
+    """A specification that makes no nodes says how it is written; exit code 2."""
     path = tmp_path / "g.yaml"
     path.write_text(ONE)
-    assert main(["plan", str(path), "--emulate", spec]) == 3
+    assert main(["plan", str(path), "--emulate", spec]) == 2
     assert message in capsys.readouterr().err
 
 

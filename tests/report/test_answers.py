@@ -66,6 +66,17 @@ def test_the_headline_is_the_answer() -> None:
     assert f"**{told}**" in to_markdown(summary).replace("\\", "")
 
 
+def test_the_next_row_of_a_headline_is_the_first_that_is_no_tie() -> None:
+    """The row behind the winner may be tied with it, and then is not what it has beaten."""
+    rows = [
+        measured(180.0, precision="fp32", batch_size=16),
+        measured(179.5, precision="fp16", batch_size=16),
+        measured(100.0, precision="fp32", batch_size=8),
+    ]
+    (told,) = answers(summarize(rows))
+    assert "1.80× the next that is slower (fp32 b=8), tied with fp16 b=16." in told
+
+
 def test_too_few_repeats_and_a_single_row_are_no_winners() -> None:
     """The headline says why there is none."""
     (unsure,) = answers(summarize([measured(9.0, None), measured(8.0, None, precision="fp32")]))

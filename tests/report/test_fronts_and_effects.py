@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from measurement_factory import Night, a_job, precision_grid, with_interval
 
 from orchestrator.domain.job import MAX, State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
 from orchestrator.report.effects import baseline, effects_of
 from orchestrator.report.fronts import fronts_of, latency, pareto, throughput
 from orchestrator.report.grouping import settings_of
@@ -232,3 +234,21 @@ def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
     unknown = [replace(rows[0], metrics=replace(rows[0].metrics, total_tokens_per_s=None)), rows[1]]
     (effect,) = effects_of(unknown, settings_of(unknown))
     assert effect.token_ratio is None
+
+
+def test_bars_of_one_change_in_several_settings_are_labelled_apart() -> None:
+    """By the settings in which they differ, and in whole: a long label goes on in the next line."""
+    night = Night()
+    rows = []
+    for tokens in (64, 256):
+        for precision, rate in (("bf16", 100.0), ("fp32", 60.0)):
+            parameters = (("output_tokens", tokens),)
+            job = a_job(precision=precision, parameters=parameters, dataset="english-prompts")
+            rows.append(with_rate(night.add(job), rate))
+    found = effects_of(rows, settings_of(rows))
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", effects_chart(found, "Techniques"))
+    told = " ".join(texts)
+    assert len(found) == 2
+    assert "precision bf16 → fp32 · output tokens 64" in told
+    assert "precision bf16 → fp32 · output tokens 256" in told
+    assert max(map(len, texts)) <= LABEL_CHARACTERS
