@@ -29,9 +29,9 @@ class Totals:
 def repeats_of(timed: Iterable[Ranked]) -> dict[int, list[Ranked]]:
     """The samples of each repeat, by repeat in order."""
     repeats: dict[int, list[Ranked]] = {}
-    for rank, sample in timed:
-        repeats.setdefault(sample.repeat, []).append((rank, sample))
-    return dict(sorted(repeats.items()))
+    for pair in timed:
+        repeats.setdefault(pair[1].repeat, []).append(pair)
+    return dict(sorted(repeats.items())) if len(repeats) > 1 else repeats
 
 
 def complete_of(repeats: Mapping[int, Sequence[Ranked]]) -> dict[int, Sequence[Ranked]]:

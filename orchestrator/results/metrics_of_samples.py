@@ -23,7 +23,13 @@ from orchestrator.domain.repeats import (
 )
 from orchestrator.results.series import LEAST_SAMPLES, hump_ratio_of
 from workloads.api import Item, Sample
-from workloads.confidence import mean_interval, percentile, ratio_interval, tail_percentile
+from workloads.confidence import (
+    Interval,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    tail_percentile,
+)
 from workloads.metrics import SAMPLES, TOKENS, Throughput
 from workloads.steadiness import LEAST_STEPS, Step, drift
 
@@ -47,7 +53,7 @@ def metrics_of(
     Every rank is taken to have left samples; see the module's description for what counts.
     ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
     """
-    timed = [(rank, sample) for rank, sample in samples if not sample.warmup]
+    timed = [pair for pair in samples if not pair[1].warmup]
     if not timed:
         return NOTHING
     complete = complete_of(repeats_of(timed)) if complete is None else complete
@@ -55,46 +61,38 @@ def metrics_of(
     repeats = [totals_of(pairs) for pairs in complete.values()]
     whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
     totals = [total for total in repeats or [whole] if total.wall_s > 0]
-    generates = any(sample.output_tokens for _, sample in counted)
+    generates = trains = False
+    steps: list[float] = []
+    first_tokens: list[float] = []
+    for _, sample in counted:
+        generates = generates or bool(sample.output_tokens)
+        trains = trains or sample.loss is not None
+        steps += sample.step_s
+        if sample.ttft_s is not None:
+            first_tokens.append(sample.ttft_s)
     interval = None
-    trains = any(sample.loss is not None for _, sample in counted)
     if trains and complete and totals:
         walls = [total.wall_s for total in totals]
         interval = ratio_interval([total.items for total in totals], walls, confidence)
         totals = [sum_of(totals)]
-    rates = {
-        "generated_tokens_per_s": [t.output_tokens / t.wall_s for t in totals if generates],
-        "total_tokens_per_s": [(t.input_tokens + t.output_tokens) / t.wall_s for t in totals],
-        "items_per_s": [t.items / t.wall_s for t in totals if whole.items],
-    }
+    generated = [t.output_tokens / t.wall_s for t in totals] if generates else []
+    done = [t.items / t.wall_s for t in totals] if whole.items else []
     if throughput is None or (throughput.counts == "output_tokens" and not generates):
         throughput = TOKENS if generates else SAMPLES
-    counts_items = throughput.counts == "items"
-    primary = rates["items_per_s" if counts_items else "generated_tokens_per_s"]
+    primary = done if throughput.counts == "items" else generated
     if complete and not trains:
         interval = mean_interval(primary, confidence)
-    steps = [step for _, sample in counted for step in sample.step_s]
-    first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
-    latencies = [item.latency_s for _, item in items]
+    generated_per_s, items_per_s = _mean(generated), _mean(done)
     losses = _losses(samples)
-    means: dict[str, Any] = {name: _mean(values) for name, values in rates.items()}
     return Metrics(
-        **means,
-        throughput=_mean(primary),
+        generated_tokens_per_s=generated_per_s,
+        total_tokens_per_s=_mean([(t.input_tokens + t.output_tokens) / t.wall_s for t in totals]),
+        items_per_s=items_per_s,
+        throughput=items_per_s if primary is done else generated_per_s,
         throughput_unit=throughput.unit,
-        throughput_low=interval.low if interval else None,
-        throughput_high=interval.high if interval else None,
-        relative_half_width=interval.relative_half_width if interval else None,
         repeats=len(complete),
-        ttft_s=percentile(first_tokens, 50),
-        ttft_p95_s=tail_percentile(first_tokens, 95, confidence),
-        tpot_p50_s=percentile(steps, 50),
-        tpot_p95_s=tail_percentile(steps, 95, confidence),
-        tpot_p99_s=tail_percentile(steps, 99, confidence),
-        latency_p50_s=percentile(latencies, 50),
-        latency_p95_s=tail_percentile(latencies, 95, confidence),
         measure_s=whole.wall_s,
-        cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
+        cpu_s=math.fsum([sample.cpu_s for _, sample in timed]),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         drift=drift(list(map(_step, repeats))) if len(repeats) >= LEAST_STEPS else None,
@@ -103,7 +101,42 @@ def metrics_of(
             if len(repeats) >= LEAST_SAMPLES
             else None
         ),
+        **(_interval(interval) if interval else {}),
+        **(_first_tokens(first_tokens, confidence) if first_tokens else {}),
+        **(_steps(steps, confidence) if steps else {}),
+        **(_latencies(items, confidence) if items else {}),
     )
+
+
+def _interval(interval: Interval) -> dict[str, Any]:
+    return {
+        "throughput_low": interval.low,
+        "throughput_high": interval.high,
+        "relative_half_width": interval.relative_half_width,
+    }
+
+
+def _first_tokens(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
+    return {
+        "ttft_s": percentile(times_s, 50),
+        "ttft_p95_s": tail_percentile(times_s, 95, confidence),
+    }
+
+
+def _steps(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
+    return {
+        "tpot_p50_s": percentile(times_s, 50),
+        "tpot_p95_s": tail_percentile(times_s, 95, confidence),
+        "tpot_p99_s": tail_percentile(times_s, 99, confidence),
+    }
+
+
+def _latencies(items: Sequence[tuple[int, Item]], confidence: float) -> dict[str, Any]:
+    times_s = [item.latency_s for _, item in items]
+    return {
+        "latency_p50_s": percentile(times_s, 50),
+        "latency_p95_s": tail_percentile(times_s, 95, confidence),
+    }
 
 
 def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:

@@ -41,15 +41,30 @@ from orchestrator.watching.live_text import row_line, unrun_lines
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most
+#: Modules that writing needs and that are not imported with this one.
+_OF_WRITING = (
+    "pyarrow.parquet",
+    "pyarrow.compute",
+    "orchestrator.results.record",
+    "orchestrator.results.compaction",
+)
 
 
 def row_thread() -> Threads:
     """A thread for ``RowWriter``: one, so that a record is safe before the next is begun. It
     imports first what writing needs, while the cluster still starts: the first row would wait."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
-    for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.results.compaction"):
+    for name in _OF_WRITING:
         threads.submit(importlib.import_module, name)
+    threads.submit(_first_array)
     return threads
+
+
+def _first_array() -> None:
+    """Make an array of a list: with the first one, pyarrow imports pandas where there is one."""
+    import pyarrow as pa
+
+    pa.array([0])
 
 
 @dataclass(slots=True, kw_only=True)
