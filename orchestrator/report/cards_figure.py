@@ -16,6 +16,8 @@ SPANS_WIDE = WIDE - LEFT - RIGHT
 #: Of windows of several invocations, which are laid end to end.
 MOST_GAP = 9.0
 _NAMED_FROM = 56  # pixels of a span that has room for its setting
+#: A shorter run has its ticks in seconds.
+_IN_MINUTES_S = 180.0
 
 
 def cards_figure(
@@ -100,7 +102,8 @@ def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
         told = f"{units.seconds(wall)} in {windows} invocations, laid end to end"
         yield text_at(LEFT, y, told, "small")
         return
-    _, step = nice_top(wall / 60)
-    for tick in range(int(wall / 60 / step) + 1):
-        x = LEFT + tick * step * 60 * scale
-        yield text_at(x, y, f"{tick * step:g} min", "small time", "middle")
+    unit_s, unit = (60, "min") if wall >= _IN_MINUTES_S else (1, "s")
+    _, step = nice_top(wall / unit_s)
+    for tick in range(int(wall / unit_s / step) + 1):
+        x = LEFT + tick * step * unit_s * scale
+        yield text_at(x, y, f"{tick * step:g} {unit}", "small time", "middle")

@@ -14,6 +14,7 @@ from measurement_factory import START, Night, a_job, every_state, precision_grid
 from orchestrator.domain.job import MAX, Accelerator, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import cells
+from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.cells import cell_text
 from orchestrator.report.contests import peak_memory_bytes
 from orchestrator.report.drawing import nice_top
@@ -296,6 +297,16 @@ def test_nodes_are_sorted_as_people_count() -> None:
         for n in (10, 9, 1)
     ]
     assert [lane.node for lane in timeline_of(rows).lanes] == ["n-1", "n-9", "n-10"]
+
+
+@pytest.mark.parametrize(("wall_s", "tick"), [(20.0, ">10 s<"), (600.0, ">5 min<")])
+def test_the_cards_figure_tells_times_in_a_unit_of_the_run_s_length(
+    wall_s: float, tick: str
+) -> None:
+    """Seconds of a run of some seconds, minutes of one of some minutes."""
+    row = replace(Night().add(a_job()), started_at=0.0, ended_at=wall_s)
+    drawn = cards_figure(timeline_of([row]), "cards", lambda row: ())
+    assert tick in drawn
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
