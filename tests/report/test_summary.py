@@ -305,7 +305,7 @@ def test_the_cards_figure_tells_times_in_a_unit_of_the_run_s_length(
 ) -> None:
     """Seconds of a run of some seconds, minutes of one of some minutes."""
     row = replace(Night().add(a_job()), started_at=0.0, ended_at=wall_s)
-    drawn = cards_figure(timeline_of([row]), "cards", lambda row: ())
+    drawn = cards_figure(timeline_of([row]), "cards", lambda row: ["fp32"])
     assert tick in drawn
 
 
