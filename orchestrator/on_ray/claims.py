@@ -144,12 +144,8 @@ class Claims:
 
     def close(self) -> None:
         """End every worker on every node and give the cards back."""
-        import ray
-
-        there = [claim for claim in self.by_node.values() if claim.found is not None]
-        closing = [claim.agent.close.remote() for claim in there]
         with contextlib.suppress(Exception):
-            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S) if closing else None
+            self._close_agents()
         for claim in self.by_node.values():
             if claim.opened_channel is not None:
                 claim.opened_channel.close()
@@ -157,6 +153,17 @@ class Claims:
         self.by_node.clear()
         self.held.leave()
         self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
+
+    def _close_agents(self) -> None:
+        """Have the agents end their workers. Without a connection none can be reached, and Ray
+        might join another cluster for the call: agents end with the connection by themselves."""
+        import ray
+
+        there = [claim for claim in self.by_node.values() if claim.found is not None]
+        if not there or not ray.is_initialized():
+            return
+        closing = [claim.agent.close.remote() for claim in there]
+        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
     # ------------------------------------------------------------ what the control store says
 

@@ -47,6 +47,7 @@ WAYS = (
 )
 
 _PROBE_TIMEOUT_S = 5.0
+_LEAVE_S = 30.0
 #: For a control store that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
 _RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
@@ -249,15 +250,13 @@ def _ask(address: str) -> None:
 
 
 def _leave() -> None:
-    """Leave the cluster. One whose control store is gone is not waited for."""
+    """Leave the cluster. One whose control store is gone is hardly waited for; one that goes in
+    this moment, for half a minute."""
     import ray
 
     if not ray.is_initialized():
         return
-    if answers():
-        ray.shutdown()
-    else:
-        within(_PROBE_TIMEOUT_S, ray.shutdown)
+    within(_LEAVE_S if answers() else _PROBE_TIMEOUT_S, ray.shutdown)
 
 
 def _none_of_this_machine() -> dict[str, Any]:

@@ -60,9 +60,12 @@ def start_agent(
 
 
 def end_agent(opened: Opened) -> None:
+    """Free the cards, unless this process has left the cluster: its agents ended with it."""
     import ray
     from ray.util import remove_placement_group
 
+    if not ray.is_initialized():
+        return
     ray.kill(opened.agent)
     remove_placement_group(opened.group)
 

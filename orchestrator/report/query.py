@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Rows whose flags are derived together.
 _TOGETHER = 1024
 #: Statements, by DuckDB's names, that would change what is asked.
-_CHANGES = frozenset({"ALTER", "DELETE", "DROP", "INSERT", "UPDATE"})
+_CHANGES = frozenset({"ALTER", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"})
 _KEYS = "run, invocation_id, attempt_id, job_id, final"
 _VIEWS = {
     "rows": "CREATE VIEW rows AS SELECT * EXCLUDE (samples, items) FROM measurements",

@@ -172,7 +172,7 @@ class Receiver:
     received: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # that did not come whole
     _run: Path | None = None
-    _wanted: set[str] = field(default_factory=set)  # that the sender is about to send
+    _wanted: set[str] | None = None  # that the sender is about to send; None where it says nothing
     _logs: list[str] | None = None  # all of the sender; None where it cannot tell
     _text: str = ""
     _parts: list[bytes] = field(default_factory=list)
@@ -203,13 +203,14 @@ class Receiver:
             raise StoreError(str(told))
         if what == "begin":
             self._run, self._logs = self.begin(told), told.get("logs")
-            self._wanted = set(told.get("wanted") or ())
+            names = told.get("wanted")
+            self._wanted = None if names is None else set(names)
         elif what == "file" and self._run is not None:
             self._file(self._run, str(told.get("name")), str(told.get("sha256")))
         elif what == "end":
             self.finished = True
             # Else a log is kept until what came in its place is here.
-            whole = self._wanted <= {*self.received}
+            whole = (self._wanted or set()) <= {*self.received}
             if self._run is not None and self._logs is not None and whole:
                 self._forget_logs(self._run, self._logs)
 
@@ -240,7 +241,7 @@ class Receiver:
         known = row or name in SIDE_FILES or paths.is_trace(name)
         if not known:  # a name of the other side's making leads nowhere else
             raise StoreError(f"{name!r} is no file of a run")
-        if self._wanted and name not in self._wanted:  # it was changed on its way
+        if self._wanted is not None and name not in self._wanted:  # it was changed on its way
             self.damaged.append(name)
             return
         directory = run / folder if folder else run

@@ -8,10 +8,11 @@ stays where it is. A file says which others, or which records, it stands for; wh
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from orchestrator.results.fragments import Damage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from orchestrator.results.record import Record
 
 #: Key of the Parquet metadata under which a file lists the files or records it replaces, as JSON.
 COVERS_KEY = b"nightgrid.covers"
@@ -231,32 +234,56 @@ def _rows_of(tables: Mapping[str, pa.Table]) -> int:
 def _tables_of(
     records: Mapping[str, tuple[Path, bytes]], columns: list[str], scan: Scan
 ) -> pa.Table | None:
-    """Add the tables of records to a scan; those that are JSON as one, if they could be read so."""
+    """Add the tables of records to a scan; returns that of all which are JSON, if they could be
+    read as one."""
+    from orchestrator.results import record
+
+    told: dict[str, record.Record] = {}
+    for name, (_, data) in records.items():
+        if not fragments.is_arrow_record(name):
+            with contextlib.suppress(Exception):  # one that is odd is told alone, below
+                told[name] = record.parsed(data)
+    pieces: list[pa.Table] = []
+    tables: dict[str, pa.Table] = {}
+    for version in sorted({each.version for each in told.values()}):
+        names = [name for name in told if told[name].version == version]
+        pieces += _read_together(names, told, columns, tables)
+    for name, (path, data) in records.items():
+        table = tables.get(name)
+        if table is None:
+            table = _table_of(name, data, columns, path, scan)
+        if table is not None:
+            scan.tables[name] = table
+    return pieces[0] if len(pieces) == 1 else None
+
+
+def _read_together(
+    names: Sequence[str],
+    told: Mapping[str, Record],
+    columns: list[str],
+    tables: dict[str, pa.Table],
+) -> list[pa.Table]:
+    """Read these records as one table; only where that fails, each half alone. An odd one costs
+    its neighbours a few more tables, and is left out.
+
+    Args:
+        told: the records, of one version.
+        tables: by name; gets those that could be read.
+    """
     from orchestrator.results import record
     from orchestrator.results.older_tables import current
 
-    alone = set(filter(fragments.is_arrow_record, records))
-    together, told = None, dict[str, record.Record]()
     try:
-        told = {name: record.parsed(records[name][1]) for name in records.keys() - alone}
-        told = {name: told[name] for name in records if name in told}  # in the order of the logs
-        if len({each.version for each in told.values()}) == 1:
-            together = current(record.joined([*told.values()], columns), "a log", columns)
-    except Exception:  # the one that is odd is told alone
-        together = None
-    if together is None:
-        alone = {*records}
+        table = current(record.joined([told[name] for name in names], columns), "a log", columns)
+    except Exception:  # bytes from anywhere make the library raise anything
+        half = len(names) // 2
+        parts = (names[:half], names[half:]) if half else ()
+        return [each for part in parts for each in _read_together(part, told, columns, tables)]
     begin = 0
-    for name, (path, data) in records.items():
-        if name in alone:
-            table = _table_of(name, data, columns, path, scan)
-        else:
-            assert together is not None
-            table = together.slice(begin, told[name].rows)
-            begin += told[name].rows
-        if table is not None:
-            scan.tables[name] = table
-    return together
+    for name in names:
+        tables[name] = table.slice(begin, told[name].rows)
+        begin += told[name].rows
+    return [table]
 
 
 def _contents(directory: Path, logs: Iterable[str], scan: Scan) -> dict[str, bytes]:

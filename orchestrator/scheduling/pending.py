@@ -110,6 +110,7 @@ class PendingJobs:
         self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
         self.starting = 0  # of the staff
         self.particular: dict[int, dict[str, JobRecord]] = {}  # by width, then job id
+        self._apart_s: defaultdict[int, float] = defaultdict(float)  # durations of these, by width
         self.card_seconds = 0.0  # of all that wait here
         self.single_work_s = 0.0  # of the warm buckets
         self.work_s_of: defaultdict[int, float] = defaultdict(float)  # the same by replicate
@@ -146,6 +147,7 @@ class PendingJobs:
         self.card_seconds += record.width * record.duration
         if record.particular:
             self.particular.setdefault(record.width, {})[record.job_id] = record
+            self._apart_s[record.width] += record.duration
             return
         self._queue_of(record).push(record)
         self._count_first(record, 1)
@@ -160,6 +162,8 @@ class PendingJobs:
         apart = self.particular.get(record.width, {})
         if record.job_id in apart:
             del apart[record.job_id]
+            left_s = self._apart_s[record.width] - record.duration
+            self._apart_s[record.width] = left_s if apart else 0.0  # no rounding stays
             return record
         self._queue_of(record).discard(record)
         self._count_first(record, -1)
@@ -218,9 +222,9 @@ class PendingJobs:
         return None if held else gang
 
     def gang_work(self, width: int) -> float:
-        """Card-seconds of the gangs of this width that wait."""
+        """Card-seconds of the gangs of this width that wait, also of those that avoid cards."""
         queue = self.gangs.get(width)
-        return width * queue.work_s if queue is not None else 0.0
+        return width * (self._apart_s[width] + (queue.work_s if queue is not None else 0.0))
 
     def longest_single(self) -> JobRecord | None:
         """The longest one-card job, whatever its key."""

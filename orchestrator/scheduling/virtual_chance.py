@@ -65,6 +65,7 @@ class SimulationSettings:
     faults: Faults = field(default_factory=Faults)
     joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
     keep_ahead_s: float = inf  # until what is behind a long attempt is given back
+    gather_s: float = 0.0  # events within so long are handed over together; 0: one by one
     max_events: int | None = None  # fail beyond this: the run does not end
 
 

@@ -86,20 +86,46 @@ class VirtualCluster:
         """Process events until the schedule says that the run is finished."""
         limit = self.settings.max_events
         while self.queue:
-            at, _, event = heappop(self.queue)
-            self.now = max(self.now, at)
-            for happened in self.happens(event):
-                self.events += 1
-                self.invariants.observe(happened)
-                commands = self.schedule.handle(happened)
-                self.invariants.check(commands)
-                for command in commands:
-                    self.perform(command)
-                if self.schedule.finished:
-                    return
+            self._feed(self._next_events())
+            if self.schedule.finished:
+                return
             if limit is not None and self.events > limit:
                 raise InvariantViolated(f"no end after {limit} events at {self.now:.0f} s")
         raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
+
+    def _next_events(self) -> list[Event]:
+        """What the schedule sees next: of one queued event, or of all that come within
+        ``gather_s``."""
+        happened: list[Event] = []
+        until = self.queue[0][0] + self.settings.gather_s
+        while self.queue:
+            at, _, event = heappop(self.queue)
+            self.now = max(self.now, at)
+            happened += self.happens(event)
+            if not self.settings.gather_s or not self.queue or self.queue[0][0] > until:
+                break
+        return happened
+
+    def _feed(self, happened: list[Event]) -> None:
+        """Give the schedule what happened and carry out what it answers, as the driver does."""
+        commands: list[Command] = []
+        for number, event in enumerate(happened, start=1):
+            self.events += 1
+            self.invariants.observe(event)
+            answer = self.schedule.handle(event, more=number < len(happened))
+            self.invariants.check(answer)
+            commands += answer
+            if self.schedule.finished:
+                break
+        ended = {
+            command.attempt.attempt_id
+            for command in commands
+            if isinstance(command, RecordRow) and command.attempt is not None
+        }
+        for command in commands:
+            # An attempt whose node or worker was lost in this moment has its row already.
+            if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended):
+                self.perform(command)
 
     # ------------------------------------------------------------ events
 
@@ -201,7 +227,10 @@ class VirtualCluster:
             self.other_rows += not command.final
 
     def start(self, command: StartWorker) -> None:
-        """Start a worker process, which comes up later, or does not."""
+        """Start a worker process, which comes up later, or does not; none on a node that was lost
+        in the moment of the command, as the schedule knows."""
+        if command.card.node_id not in self.nodes:
+            return
         self.workers += 1
         process = _Process(command.worker_id, command.card, self.now)
         self.processes[command.worker_id] = process

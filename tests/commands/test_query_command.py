@@ -109,7 +109,15 @@ def test_columns_without_room_stand_on_lines_of_their_own(
     assert ["throughput", "100"] in lines and ["throughput", "101"] in lines
 
 
-@pytest.mark.parametrize("sql", ["drop view rows", "delete from rows", "select 1; drop table rows"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "drop view rows",
+        "delete from rows",
+        "select 1; drop table rows",
+        "merge into measurements using jobs on (true) when matched then delete",
+    ],
+)
 def test_a_statement_that_changes_rows_is_refused(
     results: Path, capsys: pytest.CaptureFixture[str], sql: str
 ) -> None:

@@ -347,6 +347,26 @@ def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -
     assert (case.store.waited_s == 0) == silent
 
 
+@pytest.mark.parametrize("joined_now", [True, False], ids=["connected", "gone"])
+def test_agents_are_called_at_the_end_only_through_a_connection(
+    case: Case, monkeypatch: pytest.MonkeyPatch, joined_now: bool
+) -> None:
+    """Outside one Ray would join some cluster for the call, or wait for one that is gone; the rest
+    is closed nevertheless, also when the call fails."""
+    monkeypatch.setattr("ray.is_initialized", lambda: joined_now)
+    claim = claimed(case)
+    claim.found = facts(("0", "1"))
+    agent = MagicMock()
+    agent.close.remote.side_effect = ConnectionError
+    claim.opened = Opened(group=None, agent=agent, serve=None)
+    case.claims.close()
+    assert agent.close.remote.called is joined_now
+    assert not case.claims.by_node and case.store.waited_s
+    ended, _ = case.store.asked[-1]
+    if not joined_now:
+        ended()  # no call of Ray's
+
+
 RIVAL = Ticket(
     run="first", run_id="i", host="h", kinds=("HPU",), since=0.0, driver="d", number=1, turn=1
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,20 @@ def test_a_file_whose_name_was_changed_on_its_way_is_damaged(tmp_path: Path, run
         assert receiver.damaged == [changed] and name not in digests(copy)
         copy_in(copy).feed(text_of(run, digests(copy)))
         assert digests(copy) == digests(run)
+
+
+@pytest.mark.parametrize("wanted", [[], None], ids=["none", "unsaid"])
+def test_a_sender_that_has_nothing_to_send_sends_nothing(
+    tmp_path: Path, run: Path, wanted: list[str] | None
+) -> None:
+    """Where it says so; one that does not say what it will send is believed."""
+    first, *rest = lines_of(run, {})
+    head = json.loads(first.partition(" begin ")[2])
+    lines = [f"{MARK} begin {json.dumps(head | {'wanted': wanted})}", *rest]
+    receiver = copy_in(tmp_path)
+    receiver.feed("".join(f"{line}\n" for line in lines))
+    assert receiver.finished
+    assert sorted(receiver.damaged if wanted == [] else receiver.received) == sorted(digests(run))
 
 
 def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,7 +203,11 @@ def test_a_record_of_an_older_program_has_defaults(tmp_path: Path) -> None:
     for name in ("replicate", "details", "items", "load_s"):
         content["columns"].pop(name, None)
     del content["columns"]["samples"]["values"]["step_s"]
-    content["columns"]["later"] = ["what nobody here knows"]
+    content["columns"] |= {
+        "later": ["what nobody here knows"],
+        "raw": {"counts": [0], "values": {}},
+    }
+    content["columns"]["samples"]["values"]["later"] = {"counts": [1], "doubles": ""}
     (_, found, _) = sorted(planted(tmp_path, content).measurements(), key=lambda each: each.job_id)
     first = row(1)
     bare = tuple((rank, replace(each, step_s=())) for rank, each in first.samples)
@@ -304,3 +308,36 @@ def test_a_list_with_a_number_out_of_range_costs_no_row(
         found, *others = sorted(store.measurements(), key=lambda each: each.batch_size or 0)
     assert len(others) == count - 1
     assert "1000001" in found.details[OUT_OF_RANGE] or "-1" in found.details[OUT_OF_RANGE]
+
+
+@pytest.mark.parametrize("odd", ["", "parsed", "joined"])
+def test_one_odd_record_leaves_the_others_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    """Fifty sound records and one that is none, or of which a value is none: the sound ones are
+    read by a dozen conversions at most."""
+    converted = 0
+    real = record.joined
+
+    def counted(records: Any, columns: Any) -> Any:
+        nonlocal converted
+        converted += 1
+        return real(records, columns)
+
+    monkeypatch.setattr(record, "joined", counted)
+    with Store.open(tmp_path, "night") as store:
+        for number in range(25):
+            store.append(row(number))
+        if odd:
+            content = told(row(99))
+            change(*{"parsed": ("rows", -1), "joined": ("columns/cards", ["a"])}[odd])(content)
+            data = json.dumps(content).encode()
+            log = AppendLog(store.tables_path)
+            log.append(fragments.record_name("x", 1, data), data)
+            log.close()
+        for number in range(25, 50):
+            store.append(row(number))
+        contents = store.read(samples=False)
+    assert sorted(each.batch_size or 0 for each in contents.measurements) == list(range(1, 51))
+    assert len(contents.damaged) == bool(odd)
+    assert 1 <= converted <= {"": 2, "parsed": 3, "joined": 16}[odd]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job
 
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Card
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.pending import PendingJobs
 from orchestrator.scheduling.record import JobRecord
@@ -17,12 +19,14 @@ RECORDS = st.tuples(
     st.booleans(),
     st.integers(1, 100),
     st.integers(0, 20),
+    st.booleans(),
 )
+AVOIDED = Card(node_id="n1", index=0, accelerator=Accelerator.HPU)
 
 
-def record(order: int, kind: tuple[int, str, bool, int, int]) -> JobRecord:
+def record(order: int, kind: tuple) -> JobRecord:
     """A job that waits; its times are whole seconds, so that sums are exact."""
-    width, isolation, first, run_s, load_s = kind
+    width, isolation, first, run_s, load_s, *_ = kind
     wanted = job(f"job {order}", cards=width, isolation=isolation)
     return JobRecord(
         job=wanted,
@@ -35,7 +39,7 @@ def record(order: int, kind: tuple[int, str, bool, int, int]) -> JobRecord:
 
 def check(pending: PendingJobs, waiting: list[JobRecord]) -> None:
     """Every sum is that of the jobs that wait."""
-    firsts = [each for each in waiting if each.first]
+    firsts = [each for each in waiting if each.first and not each.particular]
     assert pending.card_seconds == sum(each.width * each.duration for each in waiting)
     assert pending.single_work_s == sum(each.duration for each in waiting if each.warm)
     assert pending.firsts == len(firsts)
@@ -54,7 +58,8 @@ def check(pending: PendingJobs, waiting: list[JobRecord]) -> None:
 def test_sums_are_those_of_what_waits(
     loaded: list[tuple], pushed: list[tuple], data: st.DataObject
 ) -> None:
-    """Jobs are there from the start, come, get another duration, and are taken, in any order."""
+    """Jobs are there from the start, come, get another duration, and are taken, in any order; gangs
+    that come may have to avoid a card."""
     pending = PendingJobs()
     waiting = [record(order, kind) for order, kind in enumerate(loaded)]
     pending.load(waiting)
@@ -66,6 +71,8 @@ def test_sums_are_those_of_what_waits(
         )
         if act == "push":
             waiting.append(coming.pop())
+            if waiting[-1].width > 1 and pushed[waiting[-1].order - 100][-1]:
+                waiting[-1].avoided = frozenset({AVOIDED})
             pending.push(waiting[-1])
         else:
             chosen = data.draw(st.sampled_from(waiting))

@@ -96,6 +96,44 @@ def test_no_schedule_beats_the_bound(seed: int) -> None:
     assert 0.9 < result.busy_fraction <= 1.0
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("gather_s", [0.01, 30.0])
+def test_events_that_come_together_break_no_law(seed: int, gather_s: float) -> None:
+    """Cards are given out once for all of them, also where nodes and workers are lost in the same
+    moment: every job has one final row."""
+    losses = tuple(300.0 * (number + 1) for number in range(3))
+    faults = replace(Faults.at_rate(0.1, node_losses=losses), stuck=0.05)
+    settings = SimulationSettings(seed=seed, faults=faults, gather_s=gather_s, keep_ahead_s=60.0)
+    result = simulate(mixed(80, seed), nodes(3), Spread(), settings=settings)
+    assert len(result.rows) == 80 and result.faults
+
+
+def test_events_that_come_together_cost_no_time() -> None:
+    """Forty jobs of the same length end in the same moments on eight cards."""
+    jobs = planned(*[job(str(n)) for n in range(40)])
+    alone, together = (
+        simulate(jobs, nodes(1), Fixed(), settings=replace(QUIET, gather_s=gather_s))
+        for gather_s in (0.0, 0.01)
+    )
+    assert together.makespan_s == alone.makespan_s == 8 + 10 + 5 * 100
+
+
+def test_an_event_knows_whether_another_comes_with_it() -> None:
+    """As a driver tells the schedule: all but the last of those that come together."""
+    told: list[bool] = []
+
+    class Told(Schedule):
+        def handle(self, event: Event, *, more: bool = False) -> list[Command]:
+            told.append(more)
+            return super().handle(event, more=more)
+
+    _with_schedule(Told, replace(QUIET, gather_s=60.0))
+    assert True in told and told[-1] is False
+    told.clear()
+    _with_schedule(Told, QUIET)
+    assert True not in told
+
+
 def test_out_of_memory_prunes_and_searches() -> None:
     """Sizes above 5 do not fit: what is larger is pruned or fails, ``max`` finds 5."""
     sweep = [job("sweep", batch_size=size) for size in (1, 2, 4, 8, 16, 32)]
@@ -188,14 +226,14 @@ def test_too_many_events_are_reported() -> None:
         simulate(mixed(40), nodes(1), Spread(), settings=SimulationSettings(max_events=50))
 
 
-def _with_schedule(kind: type[Schedule]) -> None:
+def _with_schedule(kind: type[Schedule], settings: SimulationSettings | None = None) -> None:
     """Simulate with another schedule class."""
     import orchestrator.scheduling.simulate as module
 
     original = module.Schedule
     module.Schedule = kind  # type: ignore[misc]
     try:
-        simulate(mixed(5), nodes(1), Spread())
+        simulate(mixed(5), nodes(1), Spread(), settings=settings)
     finally:
         module.Schedule = original  # type: ignore[misc]
 

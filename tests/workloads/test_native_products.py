@@ -6,7 +6,14 @@ import pytest
 import torch
 from native_formats import in_format
 
-from workloads.generation.native.products import NativeLinear, code, computes, format_of, greatest
+from workloads.generation.native.products import (
+    NativeLinear,
+    code,
+    computes,
+    format_of,
+    greatest,
+    sums_fit,
+)
 
 pytestmark = pytest.mark.skipif(not computes("fp32"), reason=code().lacking or "needs AVX-512")
 
@@ -74,3 +81,18 @@ def test_what_is_no_number_is_not_hidden_by_int8() -> None:
     with torch.no_grad():
         found = NativeLinear([linear])(inputs)
     assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(("inputs", "ours"), [(1 << 16, True), ((1 << 16) + 4, False)])
+def test_int8_is_refused_where_sums_of_32_bits_overflow(inputs: int, ours: bool) -> None:
+    """Each input adds up to 255 * 128; such a layer is left to torch. fp32 has no such limit."""
+    linear = torch.nn.Linear(inputs, 32, bias=False, dtype=torch.bfloat16)
+    assert sums_fit("int8", [linear]) is ours and sums_fit("fp32", [linear])
+    if not computes("int8"):
+        pytest.skip("int8 is left to oneDNN here")
+    torch.nn.init.ones_(linear.weight)
+    (linear,) = in_format(torch.nn.ModuleDict({"model": linear}), "int8").values()
+    assert (format_of([linear]) == "int8") is ours
+    if ours:
+        got = NativeLinear([linear])(torch.ones(1, inputs, dtype=torch.bfloat16))
+        assert got.float().sub(inputs).abs().max() < 0.02 * inputs

@@ -24,6 +24,7 @@ from workloads.generation.native.products import (
     Weights,
     code,
     kept_in,
+    sums_fit,
 )
 from workloads.generation.native.products import lacking as lacking_products
 
@@ -171,12 +172,15 @@ def lacking(
     width = int(layer.self_attn.head_dim)
     heads, kept = (each.out_features // width for each in projections[:2])
     library: Any = code().library
-    down = gated[-1]
+    down, out = gated[-1], layer.self_attn.o_proj
     fits = (
-        not down.out_features % PANEL
+        sums_fit(name, [*projections, out, *gated])
+        and out.in_features == heads * width
+        and out.out_features == down.out_features
+        and not down.out_features % PANEL
         and not sum(each.out_features for each in projections) % PANEL
         and not down.in_features % HALF
-        and all(not each.in_features % 4 for each in (*projections, down))
+        and all(not each.in_features % 4 for each in (*projections, out, down))
         and heads % kept == 0
         and heads // kept <= library.most_shared()
         and width <= library.most_width()

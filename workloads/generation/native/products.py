@@ -20,6 +20,8 @@ from workloads.native_code import NativeCode, native_code
 _SOURCE = Path(__file__).with_name("decoder_layer.cpp")
 #: Outputs of a panel, and of a gate and what it is multiplied by, of which each panel has one half.
 PANEL, HALF = 32, 16
+#: Most inputs of a product in int8, whose sums have 32 bits: each input adds at most 255 * 128.
+MOST_INT8_INPUTS = 1 << 16
 #: Formats by their number in the source.
 FORMATS = ("fp32", "bf16", "int8")
 _OF = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -68,7 +70,12 @@ def kept_in(linear: Sequence[torch.nn.Linear]) -> str | None:
 def format_of(linear: Sequence[torch.nn.Linear]) -> str | None:
     """The format in which these layers multiply, if this machine code has it; else None."""
     name = kept_in(linear)
-    return name if name is not None and computes(name) else None
+    return name if name is not None and computes(name) and sums_fit(name, linear) else None
+
+
+def sums_fit(name: str, linear: Sequence[torch.nn.Linear]) -> bool:
+    """Tell if these layers' products in a format cannot overflow."""
+    return name != "int8" or all(each.in_features <= MOST_INT8_INPUTS for each in linear)
 
 
 class NativeLinear:
