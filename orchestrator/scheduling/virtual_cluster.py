@@ -94,7 +94,7 @@ class VirtualCluster:
         raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
 
     def _next_events(self) -> list[Event]:
-        """What the schedule sees next: of one queued event, or of all that come within
+        """Take what the schedule sees next: of one queued event, or of all that come within
         ``gather_s``."""
         happened: list[Event] = []
         until = self.queue[0][0] + self.settings.gather_s
