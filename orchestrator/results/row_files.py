@@ -148,7 +148,8 @@ class RowFiles:
         appended meanwhile, in another thread. What is torn or rotten is set aside.
 
         Raises:
-            StoreError: not the writer, or the file cannot be written; the rows stay in the log.
+            StoreError, OSError: not the writer, or the file cannot be written, or what it stands
+                for not removed; the rows are safe, in the log or in both.
         """
         with self._making:
             self._still_mine()
@@ -256,7 +257,8 @@ class RowFiles:
         something else than rows stays where it is.
 
         Raises:
-            StoreError: not the writer, or the new file does not read back.
+            StoreError, OSError: not the writer, or the new file does not read back, or what it
+                stands for cannot be removed.
         """
         from orchestrator.results.compaction import compacted, leftovers
         from orchestrator.results.schema import column_names

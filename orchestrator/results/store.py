@@ -227,7 +227,8 @@ class Store(StoredRun):
         was stalled meanwhile leaves the logs to its successor.
 
         Raises:
-            StoreError: not the writer, or the file cannot be written; the rows stay in the log.
+            StoreError, OSError: not the writer, or the file cannot be written, or what it stands
+                for not removed; the rows are safe, in the log or in both.
         """
         return self._files.to_parquet()
 
@@ -299,6 +300,7 @@ class Store(StoredRun):
         something else than rows stays where it is.
 
         Raises:
-            StoreError: not the writer, or the new file does not read back.
+            StoreError, OSError: not the writer, or the new file does not read back, or what it
+                stands for cannot be removed.
         """
         return self._files.compact()
