@@ -334,7 +334,9 @@ class Generation:
         # In fixed-length mode a token that would end the text is a token like any other.
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
         counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
-        each = len(times) >= max(counts)  # else the engine told of the first step and the end
+        # Engines may compute on behind the end of all texts: steps are counted before that is cut.
+        steps = max(map(len, generated.tokens))
+        each = len(times) >= steps  # else the engine told of the first step and the end
         told = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
         for prompt, ids, count in told:
             item = Item(
@@ -351,6 +353,8 @@ class Generation:
             output_tokens=sum(counts) if self._counts else 0,
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
-            step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
+            step_s=tuple(after - before for before, after in pairwise(times[:steps]))
+            if each
+            else (),
             encoder_s=generated.encoder_s,
         )

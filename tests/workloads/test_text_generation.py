@@ -341,6 +341,24 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
         assert item.ttft_s == pytest.approx(steps[0])
 
 
+@pytest.mark.parametrize("computed", [1, 5])
+def test_two_moments_are_no_steps_unless_two_tokens_were_computed(computed: int) -> None:
+    """An engine that tells of its first token and its end alone may compute on behind the end of
+    all texts, or write one token: the time between the two is then that of no single step."""
+    clock = [100.0]
+    generation = text_generation.Generation(
+        ScriptedEngine(clock, [[9] * computed], [0.5, 2.0]),  # type: ignore[arg-type]
+        [[text_generation.Prompt(index=0, ids=(1, 2))]],
+        TextGenerationParameters(output_tokens=8),
+        lambda: clock[0],
+        lambda: None,
+    )
+    seen = generation.run_batch(0, 0)()
+    assert seen.step_s == ()
+    assert seen.ttft_s == pytest.approx(0.5)
+    assert seen.output_tokens == 1
+
+
 def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: str) -> None:
     """Each prompt of a repeat is there once, however many repeats ran."""
     settings = dataclasses.replace(ONCE, warmup=1, max_repeats=2)
