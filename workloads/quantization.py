@@ -54,6 +54,15 @@ class _Read:
     predictions: torch.Tensor  # the likeliest token at every learned position
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """What a job reads: texts to calibrate with, samples to compare with."""
+
+    texts: list[list[int]]  # ids
+    samples: Sequence[TrainingSample]
+    synthetic: bool  # the dataset is
+
+
 def run(request: Request, context: JobContext) -> Result:
     """Quantise, compare and keep; see ``workloads.api.Workload``."""
     with contextlib.ExitStack() as ending:
@@ -76,33 +85,26 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         raise BadConfiguration(f"{request.model} is quantised already")
     load = task_for(request.workload, source.entry).function("load")
     tokenizer = load_tokenizer(source)
-    dataset = load_dataset(request.dataset, parameters.reading())
-    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
-    texts = (
-        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-        if parameters.reads_texts
-        else []
-    )
-    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    inputs = _inputs(request, parameters, source, tokenizer)
     dtype = precisions.compute_dtype(request.precision)
     plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
     before = weights.inspect(plain, request.precision, device.name)
-    plain_read = read(plain, samples, request.batch_size, device)
     load_s = context.clock() - began
+    plain_read = read(plain, inputs.samples, request.batch_size, device)
 
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
-    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
+    outputs = mean_outputs(plain, inputs.texts, device) if parameters.bias_correction else {}
     if parameters.bias_correction and not outputs:
         raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
-    ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
+    ranges = measure_ranges(plain, inputs.texts, device) if parameters.method == "static" else {}
     made, extra = source, {}
     if parameters.method == "auto-round":
-        learned = learn_rounding(plain, tokenizer, parameters, texts, ending)
+        learned = learn_rounding(plain, tokenizer, parameters, inputs.texts, ending)
         made = replace(source, path=str(learned), opening=None)  # what it wrote lies in the clear
     else:
         extra = {"quantization_config": _config(parameters, dtype)}
-    del plain
+    del plain  # the only reference: the next model takes its memory
     gc.collect()
     device.release_memory()
     model = load(
@@ -114,9 +116,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     static = use_ranges(model, ranges) if ranges else 0
     corrected = correct_biases(model, outputs)
     device.synchronize()
-    wall_s = context.clock() - began
+    wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
+
     after = weights.inspect(model, PRECISION[parameters.numbers], device.name)
-    found = read(model, samples, request.batch_size, device)
+    found = read(model, inputs.samples, request.batch_size, device)
     details = {
         "quantization": f"{parameters.method}, {parameters.numbers}",
         "architecture": type(model).__name__,
@@ -127,40 +130,17 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         details["bias_correction"] = f"{corrected} layers with a bias"
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
-        origin = {
-            **origin_by(request),
-            "quantization": details["quantization"],
-            "precision": PRECISION[parameters.numbers],
-            **({NOTED: ranges} if ranges else {}),
-        }
-        forget_ranges(model)
-        details["saved_model"] = str(
-            save_trained(
-                model, source, parameters.save_model, origin, written=_written(made, source)
-            )
-        )
+        how = details["quantization"]
+        details["saved_model"] = _keep(request, parameters, model, how, ranges, made, source)
     same = (found.predictions == plain_read.predictions).float().mean()
     return Result(
-        samples=(
-            Sample(
-                repeat=0,
-                batch=0,
-                warmup=False,
-                complete=True,
-                wall_s=wall_s,
-                cpu_s=context.cpu_clock() - cpu_began,
-                items=len(texts),
-                input_tokens=sum(map(len, texts)),
-                output_tokens=0,
-                computed_tokens=0,
-            ),
-        ),
+        samples=(_sample(inputs.texts, wall_s, cpu_s),),
         stop_reason="max_repeats",
         load_s=load_s,
         weight_bytes=after.weight_bytes,
         parameter_count=after.parameter_count,
         random_weights=source.random_weights,
-        synthetic_data=dataset.synthetic,
+        synthetic_data=inputs.synthetic,
         precision_detail=f"{details['quantization']}; the rest in {request.precision}",
         metrics={
             "quantize_s": wall_s,
@@ -173,6 +153,58 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         },
         details=details,
     )
+
+
+def _inputs(
+    request: Request, parameters: QuantizationParameters, source: ModelSource, tokenizer: Any
+) -> _Inputs:
+    """Calibration texts, where the method reads any, and held-out samples of the dataset."""
+    dataset = load_dataset(request.dataset, parameters.reading())
+    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
+    texts = (
+        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+        if parameters.reads_texts
+        else []
+    )
+    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    return _Inputs(texts=texts, samples=samples, synthetic=dataset.synthetic)
+
+
+def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Sample:
+    """The job's one sample: quantizing, with what was read for it."""
+    return Sample(
+        repeat=0,
+        batch=0,
+        warmup=False,
+        complete=True,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        items=len(texts),
+        input_tokens=sum(map(len, texts)),
+        output_tokens=0,
+        computed_tokens=0,
+    )
+
+
+def _keep(
+    request: Request,
+    parameters: QuantizationParameters,
+    model: Any,
+    how: str,
+    ranges: Any,
+    made: ModelSource,
+    source: ModelSource,
+) -> str:
+    """Save the quantized model for other jobs; where it is."""
+    origin = {
+        **origin_by(request),
+        "quantization": how,
+        "precision": PRECISION[parameters.numbers],
+        **({NOTED: ranges} if ranges else {}),
+    }
+    forget_ranges(model)
+    written = _written(made, source)
+    return str(save_trained(model, source, parameters.save_model, origin, written=written))
 
 
 def _require(request: Request, device: Device) -> None:
