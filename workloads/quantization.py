@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,27 +19,24 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.bias_correction import correct_biases, mean_outputs
-from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
 from workloads.data.examples import Example, text_of
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.models.saved import origin_by, save_trained
+from workloads.quantizers import learn_rounding, library_config
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals, task_for
 from workloads.static_activations import NOTED, forget_ranges, measure_ranges, use_ranges
 from workloads.training.held_out import split
 from workloads.training.rows import padded
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
-from workloads.workloads.quantization import INT4_GROUP, QuantizationParameters
+from workloads.workloads.quantization import QuantizationParameters
 
 if TYPE_CHECKING:
     import torch
 
     from workloads.devices.base import Device
-
-#: The library's own, unless a job says otherwise.
-AUTO_ROUND_ITERS = 200
 
 #: The precision of jobs that run a model stored in these numbers.
 PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
@@ -103,7 +99,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         learned = learn_rounding(plain, tokenizer, parameters, inputs.texts, ending)
         made = replace(source, path=str(learned), opening=None)  # what it wrote lies in the clear
     else:
-        extra = {"quantization_config": _config(parameters, dtype)}
+        extra = {"quantization_config": library_config(parameters, dtype)}
     del plain  # the only reference: the next model takes its memory
     gc.collect()
     device.release_memory()
@@ -260,80 +256,6 @@ def read(model: Any, samples: Sequence[TrainingSample], batch: int, device: Devi
     return _Read(loss=total / max(len(found), 1), predictions=found)
 
 
-# ---------------------------------------------------------------- quantising
-
-
 def _written(made: ModelSource, source: ModelSource) -> Path | None:
     """The directory that a library has written a model into; None: it is in memory alone."""
     return Path(made.path) if made is not source else None
-
-
-def learn_rounding(
-    plain: Any,
-    tokenizer: Any,
-    parameters: QuantizationParameters,
-    texts: Sequence[Sequence[int]],
-    ending: contextlib.ExitStack,
-) -> Path:
-    """Let AutoRound learn how each block's weights are rounded; the directory that it wrote.
-
-    Raises:
-        Unsupported: the package is missing.
-    """
-    try:
-        from auto_round import AutoRound
-    except ImportError as error:
-        raise Unsupported(
-            "method auto-round needs the package auto-round, for Python 3.11 and newer: "
-            f"pip install 'nightgrid[auto-round]' ({error})"
-        ) from error
-    directory = ending.enter_context(tempfile.TemporaryDirectory(dir=cache_root()))
-    learner = AutoRound(
-        plain,
-        tokenizer,
-        scheme="W4A16",
-        group_size=parameters.group_size or INT4_GROUP,
-        iters=AUTO_ROUND_ITERS if parameters.iters is None else parameters.iters,
-        nsamples=parameters.samples,
-        seqlen=parameters.length,
-        # Decoded and encoded again a text may get shorter, and shorter ones it leaves out.
-        dataset=[tokenizer.decode([*ids, *ids]) for ids in texts],
-        device_map=str(plain.device),
-        enable_torch_compile=False,
-    )
-    _, folders = learner.quantize_and_save(f"{directory}/model", format="auto_round")
-    return Path(folders[0] if isinstance(folders, (list, tuple)) else folders)
-
-
-def _config(parameters: QuantizationParameters, dtype: torch.dtype) -> Any:
-    """The library's configuration, which transformers takes and keeps in config.json.
-
-    Raises:
-        Unsupported: a package is missing.
-    """
-    import torch
-    from transformers import BitsAndBytesConfig, TorchAoConfig
-
-    if parameters.numbers == "nf4":
-        return BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
-    try:
-        from torchao.quantization import (
-            Float8WeightOnlyConfig,
-            Int8WeightOnlyConfig,
-            IntxWeightOnlyConfig,
-            PerGroup,
-        )
-    except ImportError as error:
-        raise Unsupported(f"quantization needs torchao: {error}") from error
-    if parameters.numbers == "int8":
-        return TorchAoConfig(Int8WeightOnlyConfig())
-    if parameters.numbers == "fp8":
-        return TorchAoConfig(Float8WeightOnlyConfig())
-    return TorchAoConfig(
-        IntxWeightOnlyConfig(
-            weight_dtype=torch.int4,  # type: ignore[attr-defined]
-            granularity=PerGroup(parameters.group_size or INT4_GROUP),
-        )
-    )

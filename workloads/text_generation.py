@@ -25,6 +25,7 @@ from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
 from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
+from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.one_pass import check_length
@@ -39,14 +40,6 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One prompt of this rank: its position in the dataset and its ids."""
-
-    index: int
-    ids: tuple[int, ...]
 
 
 _NOT_ASKED: Figures = ({}, {})

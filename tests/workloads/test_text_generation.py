@@ -19,6 +19,7 @@ from workloads import precision, text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.generation.prompts import Prompt
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.tasks.base import TaskSpec
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
@@ -319,7 +320,7 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     own last token, which for the longest one is the whole batch."""
     clock = [100.0]
     rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
-    prompts = [text_generation.Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
+    prompts = [Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
     generation = text_generation.Generation(
         ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
         [prompts],
@@ -348,7 +349,7 @@ def test_two_moments_are_no_steps_unless_two_tokens_were_computed(computed: int)
     clock = [100.0]
     generation = text_generation.Generation(
         ScriptedEngine(clock, [[9] * computed], [0.5, 2.0]),  # type: ignore[arg-type]
-        [[text_generation.Prompt(index=0, ids=(1, 2))]],
+        [[Prompt(index=0, ids=(1, 2))]],
         TextGenerationParameters(output_tokens=8),
         lambda: clock[0],
         lambda: None,
