@@ -27,7 +27,7 @@ from workloads.models.saved import origin_by, save_trained
 from workloads.quantizers import learn_rounding, library_config
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals, task_for
-from workloads.static_activations import NOTED, forget_ranges, measure_ranges, use_ranges
+from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
 from workloads.training.held_out import split
 from workloads.training.rows import padded
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
@@ -52,7 +52,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
-    """What a job reads: texts to calibrate with, samples to compare with."""
+    """Texts to calibrate with, and samples to compare both models on."""
 
     texts: list[list[int]]  # ids
     samples: Sequence[TrainingSample]
@@ -126,8 +126,11 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         details["bias_correction"] = f"{corrected} layers with a bias"
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
-        how = details["quantization"]
-        details["saved_model"] = _keep(request, parameters, model, how, ranges, made, source)
+        name, how = parameters.save_model, details["quantization"]
+        origin = _origin(request, parameters, how, ranges)
+        forget_ranges(model)
+        written = _written(made, source)
+        details["saved_model"] = str(save_trained(model, source, name, origin, written=written))
     same = (found.predictions == plain_read.predictions).float().mean()
     return Result(
         samples=(_sample(inputs.texts, wall_s, cpu_s),),
@@ -167,7 +170,7 @@ def _inputs(
 
 
 def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Sample:
-    """The job's one sample: quantizing, with what was read for it."""
+    """The one sample of a job: quantising, with the calibration texts that it read."""
     return Sample(
         repeat=0,
         batch=0,
@@ -182,25 +185,16 @@ def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Samp
     )
 
 
-def _keep(
-    request: Request,
-    parameters: QuantizationParameters,
-    model: Any,
-    how: str,
-    ranges: Any,
-    made: ModelSource,
-    source: ModelSource,
-) -> str:
-    """Save the quantized model for other jobs; where it is."""
-    origin = {
+def _origin(
+    request: Request, parameters: QuantizationParameters, how: str, ranges: Ranges
+) -> dict[str, Any]:
+    """The record of how a model was made, kept beside it."""
+    return {
         **origin_by(request),
         "quantization": how,
         "precision": PRECISION[parameters.numbers],
         **({NOTED: ranges} if ranges else {}),
     }
-    forget_ranges(model)
-    written = _written(made, source)
-    return str(save_trained(model, source, parameters.save_model, origin, written=written))
 
 
 def _require(request: Request, device: Device) -> None:
