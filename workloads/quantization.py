@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,27 +19,24 @@ from workloads import precision as precisions
 from workloads import weights
 from workloads.api import JobContext, Request, Result, Sample
 from workloads.bias_correction import correct_biases, mean_outputs
-from workloads.cache import cache_root
 from workloads.data.catalog import load_dataset
 from workloads.data.examples import Example, text_of
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.models.saved import origin_by, save_trained
+from workloads.quantizers import learn_rounding, library_config
 from workloads.refusal import Asked, require
 from workloads.registry import find_workload, refusals, task_for
-from workloads.static_activations import NOTED, forget_ranges, measure_ranges, use_ranges
+from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
 from workloads.training.held_out import split
 from workloads.training.rows import padded
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
-from workloads.workloads.quantization import INT4_GROUP, QuantizationParameters
+from workloads.workloads.quantization import QuantizationParameters
 
 if TYPE_CHECKING:
     import torch
 
     from workloads.devices.base import Device
-
-#: The library's own, unless a job says otherwise.
-AUTO_ROUND_ITERS = 200
 
 #: The precision of jobs that run a model stored in these numbers.
 PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
@@ -52,6 +48,15 @@ class _Read:
 
     loss: float
     predictions: torch.Tensor  # the likeliest token at every learned position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """Texts to calibrate with, and samples to compare both models on."""
+
+    texts: list[list[int]]  # ids
+    samples: Sequence[TrainingSample]
+    synthetic: bool  # the dataset is
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -76,33 +81,26 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         raise BadConfiguration(f"{request.model} is quantised already")
     load = task_for(request.workload, source.entry).function("load")
     tokenizer = load_tokenizer(source)
-    dataset = load_dataset(request.dataset, parameters.reading())
-    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
-    texts = (
-        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-        if parameters.reads_texts
-        else []
-    )
-    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    inputs = _inputs(request, parameters, source, tokenizer)
     dtype = precisions.compute_dtype(request.precision)
     plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
     before = weights.inspect(plain, request.precision, device.name)
-    plain_read = read(plain, samples, request.batch_size, device)
     load_s = context.clock() - began
+    plain_read = read(plain, inputs.samples, request.batch_size, device)
 
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
-    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
+    outputs = mean_outputs(plain, inputs.texts, device) if parameters.bias_correction else {}
     if parameters.bias_correction and not outputs:
         raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
-    ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
+    ranges = measure_ranges(plain, inputs.texts, device) if parameters.method == "static" else {}
     made, extra = source, {}
     if parameters.method == "auto-round":
-        learned = learn_rounding(plain, tokenizer, parameters, texts, ending)
+        learned = learn_rounding(plain, tokenizer, parameters, inputs.texts, ending)
         made = replace(source, path=str(learned), opening=None)  # what it wrote lies in the clear
     else:
-        extra = {"quantization_config": _config(parameters, dtype)}
-    del plain
+        extra = {"quantization_config": library_config(parameters, dtype)}
+    del plain  # the only reference: the next model takes its memory
     gc.collect()
     device.release_memory()
     model = load(
@@ -114,9 +112,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     static = use_ranges(model, ranges) if ranges else 0
     corrected = correct_biases(model, outputs)
     device.synchronize()
-    wall_s = context.clock() - began
+    wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
+
     after = weights.inspect(model, PRECISION[parameters.numbers], device.name)
-    found = read(model, samples, request.batch_size, device)
+    found = read(model, inputs.samples, request.batch_size, device)
     details = {
         "quantization": f"{parameters.method}, {parameters.numbers}",
         "architecture": type(model).__name__,
@@ -127,40 +126,20 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         details["bias_correction"] = f"{corrected} layers with a bias"
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
-        origin = {
-            **origin_by(request),
-            "quantization": details["quantization"],
-            "precision": PRECISION[parameters.numbers],
-            **({NOTED: ranges} if ranges else {}),
-        }
+        name, how = parameters.save_model, details["quantization"]
+        origin = _origin(request, parameters, how, ranges)
         forget_ranges(model)
-        details["saved_model"] = str(
-            save_trained(
-                model, source, parameters.save_model, origin, written=_written(made, source)
-            )
-        )
+        written = _written(made, source)
+        details["saved_model"] = str(save_trained(model, source, name, origin, written=written))
     same = (found.predictions == plain_read.predictions).float().mean()
     return Result(
-        samples=(
-            Sample(
-                repeat=0,
-                batch=0,
-                warmup=False,
-                complete=True,
-                wall_s=wall_s,
-                cpu_s=context.cpu_clock() - cpu_began,
-                items=len(texts),
-                input_tokens=sum(map(len, texts)),
-                output_tokens=0,
-                computed_tokens=0,
-            ),
-        ),
+        samples=(_sample(inputs.texts, wall_s, cpu_s),),
         stop_reason="max_repeats",
         load_s=load_s,
         weight_bytes=after.weight_bytes,
         parameter_count=after.parameter_count,
         random_weights=source.random_weights,
-        synthetic_data=dataset.synthetic,
+        synthetic_data=inputs.synthetic,
         precision_detail=f"{details['quantization']}; the rest in {request.precision}",
         metrics={
             "quantize_s": wall_s,
@@ -173,6 +152,49 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         },
         details=details,
     )
+
+
+def _inputs(
+    request: Request, parameters: QuantizationParameters, source: ModelSource, tokenizer: Any
+) -> _Inputs:
+    """Calibration texts, where the method reads any, and held-out samples of the dataset."""
+    dataset = load_dataset(request.dataset, parameters.reading())
+    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
+    texts = (
+        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+        if parameters.reads_texts
+        else []
+    )
+    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    return _Inputs(texts=texts, samples=samples, synthetic=dataset.synthetic)
+
+
+def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Sample:
+    """The one sample of a job: quantising, with the calibration texts that it read."""
+    return Sample(
+        repeat=0,
+        batch=0,
+        warmup=False,
+        complete=True,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        items=len(texts),
+        input_tokens=sum(map(len, texts)),
+        output_tokens=0,
+        computed_tokens=0,
+    )
+
+
+def _origin(
+    request: Request, parameters: QuantizationParameters, how: str, ranges: Ranges
+) -> dict[str, Any]:
+    """The record of how a model was made, kept beside it."""
+    return {
+        **origin_by(request),
+        "quantization": how,
+        "precision": PRECISION[parameters.numbers],
+        **({NOTED: ranges} if ranges else {}),
+    }
 
 
 def _require(request: Request, device: Device) -> None:
@@ -228,80 +250,6 @@ def read(model: Any, samples: Sequence[TrainingSample], batch: int, device: Devi
     return _Read(loss=total / max(len(found), 1), predictions=found)
 
 
-# ---------------------------------------------------------------- quantising
-
-
 def _written(made: ModelSource, source: ModelSource) -> Path | None:
     """The directory that a library has written a model into; None: it is in memory alone."""
     return Path(made.path) if made is not source else None
-
-
-def learn_rounding(
-    plain: Any,
-    tokenizer: Any,
-    parameters: QuantizationParameters,
-    texts: Sequence[Sequence[int]],
-    ending: contextlib.ExitStack,
-) -> Path:
-    """Let AutoRound learn how each block's weights are rounded; the directory that it wrote.
-
-    Raises:
-        Unsupported: the package is missing.
-    """
-    try:
-        from auto_round import AutoRound
-    except ImportError as error:
-        raise Unsupported(
-            "method auto-round needs the package auto-round, for Python 3.11 and newer: "
-            f"pip install 'nightgrid[auto-round]' ({error})"
-        ) from error
-    directory = ending.enter_context(tempfile.TemporaryDirectory(dir=cache_root()))
-    learner = AutoRound(
-        plain,
-        tokenizer,
-        scheme="W4A16",
-        group_size=parameters.group_size or INT4_GROUP,
-        iters=AUTO_ROUND_ITERS if parameters.iters is None else parameters.iters,
-        nsamples=parameters.samples,
-        seqlen=parameters.length,
-        # Decoded and encoded again a text may get shorter, and shorter ones it leaves out.
-        dataset=[tokenizer.decode([*ids, *ids]) for ids in texts],
-        device_map=str(plain.device),
-        enable_torch_compile=False,
-    )
-    _, folders = learner.quantize_and_save(f"{directory}/model", format="auto_round")
-    return Path(folders[0] if isinstance(folders, (list, tuple)) else folders)
-
-
-def _config(parameters: QuantizationParameters, dtype: torch.dtype) -> Any:
-    """The library's configuration, which transformers takes and keeps in config.json.
-
-    Raises:
-        Unsupported: a package is missing.
-    """
-    import torch
-    from transformers import BitsAndBytesConfig, TorchAoConfig
-
-    if parameters.numbers == "nf4":
-        return BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
-    try:
-        from torchao.quantization import (
-            Float8WeightOnlyConfig,
-            Int8WeightOnlyConfig,
-            IntxWeightOnlyConfig,
-            PerGroup,
-        )
-    except ImportError as error:
-        raise Unsupported(f"quantization needs torchao: {error}") from error
-    if parameters.numbers == "int8":
-        return TorchAoConfig(Int8WeightOnlyConfig())
-    if parameters.numbers == "fp8":
-        return TorchAoConfig(Float8WeightOnlyConfig())
-    return TorchAoConfig(
-        IntxWeightOnlyConfig(
-            weight_dtype=torch.int4,  # type: ignore[attr-defined]
-            granularity=PerGroup(parameters.group_size or INT4_GROUP),
-        )
-    )

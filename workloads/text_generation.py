@@ -25,6 +25,7 @@ from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
 from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
+from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.one_pass import check_length
@@ -39,14 +40,6 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One prompt of this rank: its position in the dataset and its ids."""
-
-    index: int
-    ids: tuple[int, ...]
 
 
 _NOT_ASKED: Figures = ({}, {})
@@ -334,7 +327,9 @@ class Generation:
         # In fixed-length mode a token that would end the text is a token like any other.
         ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
         counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
-        each = len(times) >= max(counts)  # else the engine told of the first step and the end
+        # Engines may compute on behind the end of all texts: steps are counted before that is cut.
+        steps = max(map(len, generated.tokens))
+        each = len(times) >= steps  # else the engine told of the first step and the end
         told = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
         for prompt, ids, count in told:
             item = Item(
@@ -351,6 +346,8 @@ class Generation:
             output_tokens=sum(counts) if self._counts else 0,
             computed_tokens=generated.computed_tokens,
             ttft_s=times[0] - began,
-            step_s=tuple(after - before for before, after in pairwise(times)) if each else (),
+            step_s=tuple(after - before for before, after in pairwise(times[:steps]))
+            if each
+            else (),
             encoder_s=generated.encoder_s,
         )

@@ -34,9 +34,9 @@ from workloads.devices import device_for
 from workloads.engines import engine_refusals
 from workloads.errors import Unsupported
 from workloads.generation.continuous_generation import ContinuousGeneration
+from workloads.generation.prompts import Prompt
 from workloads.generation.static_shapes import graph_limits
 from workloads.refusal import Asked
-from workloads.text_generation import Prompt
 from workloads.workloads.text_generation import TextGenerationParameters
 
 _SIZES = {

@@ -15,7 +15,7 @@ from generation_cases import ONCE, Worker
 from generation_cases import request as generation
 
 from workloads import quantization, text_generation
-from workloads.api import Request, Result
+from workloads.api import JobContext, Request, Result
 from workloads.bias_correction import correct_biases, mean_outputs
 from workloads.devices import device_for
 from workloads.errors import BadConfiguration, Unsupported
@@ -29,7 +29,9 @@ SMALL: dict[str, Any] = {"samples": 4, "length": 32, "held_out": 4}
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
+def quantize(
+    model: str = "tiny-chatglm3", context: JobContext | None = None, **given: Any
+) -> Result:
     """Run a small job in bf16."""
     spec = find_workload("quantization")
     job = Request(
@@ -43,7 +45,27 @@ def quantize(model: str = "tiny-chatglm3", **given: Any) -> Result:
         residency_key="quantization",
         parameters=spec.validate({**SMALL, **given}),
     )
-    return quantization.run(job, Worker().context())
+    return quantization.run(job, context or Worker().context())
+
+
+@pytest.mark.slow
+def test_reading_the_held_out_examples_is_in_no_time_of_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither loading nor quantizing takes any of it, by the wall's clock or the processor's."""
+    clock = [0.0]
+    read = quantization.read
+
+    def slow_read(*given: Any) -> Any:
+        clock[0] += 100.0
+        return read(*given)
+
+    monkeypatch.setattr(quantization, "read", slow_read)
+    context = replace(Worker().context(), clock=lambda: clock[0], cpu_clock=lambda: clock[0])
+    result = quantize(context=context)
+    assert clock == [200.0], "once before and once after"
+    assert result.load_s == 0.0
+    assert [(s.wall_s, s.cpu_s) for s in result.samples] == [(0.0, 0.0)]
 
 
 @pytest.mark.slow

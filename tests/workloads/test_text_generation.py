@@ -19,6 +19,7 @@ from workloads import precision, text_generation
 from workloads.api import MeasureSettings
 from workloads.engines.base import Generated
 from workloads.errors import BadConfiguration, DataMissing, Unsupported
+from workloads.generation.prompts import Prompt
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.tasks.base import TaskSpec
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
@@ -319,7 +320,7 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     own last token, which for the longest one is the whole batch."""
     clock = [100.0]
     rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
-    prompts = [text_generation.Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
+    prompts = [Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
     generation = text_generation.Generation(
         ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
         [prompts],
@@ -339,6 +340,24 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
         assert item.output_tokens == count
         assert item.latency_s == pytest.approx(sum(steps[:count]))
         assert item.ttft_s == pytest.approx(steps[0])
+
+
+@pytest.mark.parametrize("computed", [1, 5])
+def test_two_moments_are_no_steps_unless_two_tokens_were_computed(computed: int) -> None:
+    """An engine that tells of its first token and its end alone may compute on behind the end of
+    all texts, or write one token: the time between the two is then that of no single step."""
+    clock = [100.0]
+    generation = text_generation.Generation(
+        ScriptedEngine(clock, [[9] * computed], [0.5, 2.0]),  # type: ignore[arg-type]
+        [[Prompt(index=0, ids=(1, 2))]],
+        TextGenerationParameters(output_tokens=8),
+        lambda: clock[0],
+        lambda: None,
+    )
+    seen = generation.run_batch(0, 0)()
+    assert seen.step_s == ()
+    assert seen.ttft_s == pytest.approx(0.5)
+    assert seen.output_tokens == 1
 
 
 def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: str) -> None:

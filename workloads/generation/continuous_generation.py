@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.api import Item
 from workloads.errors import Unsupported
+from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
     from workloads.generation.continuous_batching import Completed
-    from workloads.text_generation import Prompt
 
 
 class ContinuousGeneration:
