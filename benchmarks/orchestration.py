@@ -32,7 +32,7 @@ from benchmarks.night import night
 from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
-TAKES_S = Takes(whole=240, quick=115)
+TAKES_S = Takes(whole=360, quick=115)
 ALL = 1_000_000  # actors: as many as there are cards
 _REAL, _BARE = "nightgrid, real workers", "nightgrid, bare workers"
 _POOL, _FOUR = "ActorPool of warm actors", "four warm actors, eight jobs a call"
