@@ -161,10 +161,29 @@ def run(args: argparse.Namespace) -> int:
 
         os.environ[KEEP] = "1"
     charge = take_charge()
-    if charge is None and (command := command_to_supervise(args)):
+    if charge is not None:
+        return _drive_and_tell(args, charge)
+    command = command_to_supervise(args)
+    with _imports_begun(args):
+        if command is None:
+            return _drive_and_tell(args, None)
         from orchestrator.runtime.supervisor import Supervisor
 
         return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
+
+
+def _imports_begun(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Have begun what workers on this host will import, if this process is there for the run."""
+    address = args.address or os.environ.get("RAY_ADDRESS")
+    if not address or args.emulate or args.in_process or args.typed != sys.argv[1:]:
+        return contextlib.nullcontext()
+    from orchestrator.runtime.begun_imports import begun_imports
+
+    return begun_imports(address)
+
+
+def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
+    """Drive the run; a supervisor is told how that ended."""
     code = 1
     try:
         code = _drive(args, charge)

@@ -24,7 +24,7 @@ from orchestrator.worker.host_server import (
     OwnServer,
     preload_with,
     shared_server,
-    threads_of_worker,
+    threads_of_nodes,
 )
 from orchestrator.worker.leftovers import Owner
 from orchestrator.worker.memory_limit import share_of_host
@@ -173,11 +173,9 @@ def _server_of(
     nodes: Sequence[Node], preload: Sequence[str], log_dir: Path
 ) -> contextlib.AbstractContextManager[OwnServer | None]:
     """A process server for those nodes that compute on this host."""
-    here = [node for node in nodes if node.computes_on_host]
-    if not here:
+    threads = threads_of_nodes(nodes)
+    if threads is None:
         return contextlib.nullcontext()
-    cards = sum(node.server_cards for node in nodes)
-    threads = threads_of_worker(here[0].accelerator, cards)
     return shared_server(preload, threads=threads, log_dir=log_dir)
 
 

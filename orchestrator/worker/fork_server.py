@@ -1,11 +1,13 @@
 """A process that has imported what workers need, and from which process servers are forked.
 
 Imports take seconds and come out the same for every run of the same code, so a run may leave this
-process behind for the next one (``kept_imports.py``). It has no card, no lock, no Ray and no
-worker, and ends when nothing that it forked has been there for a while. A request is one
-connection, with two descriptors: the process server's lifeline and its log.
+process behind for the next one (``kept_imports.py``), or begin it for itself before there is an
+agent (``runtime/begun_imports.py``). It has no card, no lock, no Ray and no worker, and ends when
+nothing that it forked has been there for a while. A request is one connection, with two
+descriptors: the process server's lifeline and its log.
 
-    asker  → {"token": …, "path": …, "settings": …, "owner": …, "environment": …, "socket": …}
+    asker  → {"token": …, "path": …, "settings": …, "owner": …, "environment": …, "socket": …,
+              "modules": those that the process server imports besides}
     server → {"pid": …, "socket": …} once the process server listens there, or {"refused": reason}
 
 The asker moves the socket to the place that it asked for. One that has waited too long does not,
@@ -31,7 +33,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from typing import Any
@@ -39,6 +41,7 @@ from typing import Any
 from orchestrator.host import output
 from orchestrator.worker import process_server
 from orchestrator.worker.private_directory import (
+    KEPT_IMPORTS,
     make_private_directory,
     private_directories_in_use,
 )
@@ -52,8 +55,6 @@ from workloads.owned_directory import OwnedDirectory
 SOCKET, TOKEN, LOG = "s", "token", "log"
 #: Word of its log once it has imported everything.
 READY = "keeping"
-#: Beginning of the directory's name; whoever removes abandoned private directories finds it, too.
-PREFIX = "ng-imports-"
 REQUEST_BYTES = 1 << 20
 
 
@@ -205,9 +206,10 @@ class ForkServer:
             os.environ.update(request["environment"])
             sys.path[:] = request["path"]  # for what is imported from now on
             importlib.invalidate_caches()
+            more = [str(name) for name in request.get("modules", ())]
             status = process_server.run(
                 request["socket"],
-                lambda: True,
+                lambda: not more or process_server.preload(more),
                 connection,
             )
         except BaseException:
@@ -257,16 +259,25 @@ def _is_late(mine: OwnedDirectory) -> bool:
     def began(directory: OwnedDirectory) -> tuple[int, int]:
         return directory.process.started_ticks, directory.process.pid
 
-    alike = (each for each in private_directories_in_use(PREFIX) if each.owner == mine.owner)
-    return any(began(each) < began(mine) for each in alike)
+    there = private_directories_in_use(KEPT_IMPORTS)
+    return any(began(each) < began(mine) for each in there if each.owner == mine.owner)
 
 
-def main(argv: Sequence[str]) -> None:
-    """``fork_server KEY IDLE_S MODULE[?] …``: prints its directory, and goes on by itself."""
-    if os.fork():  # whoever started it may end, and what it started is killed then
-        os._exit(0)
-    os.setsid()
-    directory = make_private_directory(argv[0], PREFIX)
+def serve_imports(
+    directory: OwnedDirectory,
+    modules: Sequence[str],
+    *,
+    idle_s: float,
+    is_late: Callable[[], bool] = lambda: False,
+) -> None:
+    """Import modules in this process, and fork process servers from it until it is idle for long.
+
+    Args:
+        directory: of its socket, token and log; removed in the end.
+        modules: with a question mark behind those that may be missing.
+        idle_s: how long it waits when nothing that it forked is there.
+        is_late: tells if it need not go on, as another does the same.
+    """
     try:
         with os.fdopen(files.create(directory.path / TOKEN, 0o600), "w") as file:
             token = secrets.token_hex(32)
@@ -281,18 +292,27 @@ def main(argv: Sequence[str]) -> None:
         os.dup2(log, 2)
         os.close(log)
         sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
-        # Looked for twice: one that began earlier may have been seen by nobody yet.
-        if not _is_late(directory) and process_server.preload(argv[2:]) and not _is_late(directory):
+        # Asked twice: one that began earlier may have been seen by nobody yet.
+        if not is_late() and process_server.preload(modules) and not is_late():
             output.say(f"{READY} {len(sys.modules)} modules")
             server = ForkServer(
                 listener=listener,
                 token=token,
-                idle_s=float(argv[1]),
+                idle_s=idle_s,
                 imported=Imported.now(os.stat(directory.path / TOKEN).st_mtime_ns),
             )
             server.serve()
     finally:
         directory.remove()
+
+
+def main(argv: Sequence[str]) -> None:
+    """``fork_server KEY IDLE_S MODULE[?] …``: prints its directory, and goes on by itself."""
+    if os.fork():  # whoever started it may end, and what it started is killed then
+        os._exit(0)
+    os.setsid()
+    mine = make_private_directory(argv[0], KEPT_IMPORTS)
+    serve_imports(mine, argv[2:], idle_s=float(argv[1]), is_late=lambda: _is_late(mine))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.host.processors import threads_of_card, usable_cores
+from orchestrator.worker.fork_server import serve_imports
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.kept_imports import (
     KEEP,
@@ -31,9 +33,11 @@ from orchestrator.worker.kept_imports import (
     forked_server,
     import_path,
     keeper,
+    kept_imports,
+    key_of,
 )
 from orchestrator.worker.leftovers import VARIABLE
-from orchestrator.worker.private_directory import make_private_directory
+from orchestrator.worker.private_directory import BEGUN_IMPORTS, make_private_directory
 from orchestrator.worker.process_server import OPTIONAL, installed
 from orchestrator.worker.serving import open_log
 from workloads.devices import environment_for, host_device
@@ -48,10 +52,13 @@ PRELOAD = (
     "orchestrator.worker.card_worker",
     "orchestrator.worker.preloaded" + OPTIONAL,
 )
-#: The allocator of Arrow, which pandas imports, else starts a thread, and nothing could be forked.
-_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+#: Else the allocator of Arrow, which pandas imports, starts a thread, and NumPy's OpenBLAS one for
+#: each further thread of OpenMP, and nothing could be forked. Jobs compute with torch, not with it.
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
+#: Imports that a command has begun wait so long for whoever needs them, first or again.
+BEGUN_IDLE_S = 60.0
 _END_S = 10.0
 
 
@@ -65,6 +72,18 @@ def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
     return threads_asked() or threads_of_card(
         len(usable_cores()), cards_on_host, kind.spec.spare_cores
     )
+
+
+def threads_of_nodes(nodes: Sequence[Node]) -> int | None:
+    """OpenMP threads of each worker of nodes that share this host; None: none computes on it.
+
+    Raises:
+        ClusterError: the environment asks for no possible number.
+    """
+    here = [node for node in nodes if node.computes_on_host]
+    if not here:
+        return None
+    return threads_of_worker(here[0].accelerator, sum(node.server_cards for node in nodes))
 
 
 def threads_asked() -> int | None:
@@ -131,10 +150,11 @@ def start_server(
         os.close(logged)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Variables of a process that imports for workers of so many threads."""
+def _environment(threads: int, path: Sequence[str] | None = None) -> dict[str, str]:
+    """Variables of a process that imports for workers of so many threads, and looks for modules in
+    these places; None: where this process does."""
     shown = environment_for(host_device().name, 0, threads=threads)
-    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(import_path())}
+    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(path or import_path())}
 
 
 def server_of_kept_imports(
@@ -146,7 +166,8 @@ def server_of_kept_imports(
         return None
     logged = open_log(str(log))
     try:
-        return forked_server(path, installed(preload), _environment(threads), logged)
+        base = installed(PRELOAD)
+        return forked_server(path, installed(preload), _environment(threads), logged, base)
     finally:
         os.close(logged)
 
@@ -158,6 +179,26 @@ def to_keep(preload: Sequence[str], *, threads: int) -> Callable[[], None]:
     if not preload or os.environ.get(KEEP, "0") in ("", "0"):
         return lambda: None
     return keeper(installed(preload), _environment(threads))
+
+
+def begin_imports(*, threads: int, first: Sequence[str]) -> None:
+    """Import in this process what every process server of this host does, and serve an agent that
+    starts here meanwhile (``fork_server.py``). Returns once nobody needs it.
+
+    Args:
+        threads: OpenMP threads of its workers. Whoever has another number makes its own imports.
+        first: places in which an agent looks for modules before all others.
+    """
+    path = list(dict.fromkeys((*first, *import_path())))
+    environment = _environment(threads, path)
+    modules = installed(PRELOAD)
+    key = key_of(modules, environment, path)
+    if any(each.directory.owner == key for each in kept_imports()):
+        return  # they are there already
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    serve_imports(make_private_directory(key, BEGUN_IMPORTS), modules, idle_s=BEGUN_IDLE_S)
 
 
 def log_name() -> str:

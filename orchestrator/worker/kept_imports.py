@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -24,9 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.host import output
-from orchestrator.worker.fork_server import LOG, PREFIX, READY, SOCKET, TOKEN
+from orchestrator.worker.fork_server import LOG, READY, SOCKET, TOKEN
 from orchestrator.worker.leftovers import VARIABLE
-from orchestrator.worker.private_directory import private_directories_in_use, process_of
+from orchestrator.worker.private_directory import (
+    BEGUN_IMPORTS,
+    KEPT_IMPORTS,
+    private_directories_in_use,
+    process_of,
+)
 from orchestrator.worker.process_settings import (
     NO_OWNER,
     ProcessSettings,
@@ -42,13 +48,18 @@ KEEP = "NIGHTGRID_KEEP_IMPORTS"
 IDLE_S = 600.0
 #: For an answer: forking takes milliseconds, what is left of an import a few seconds.
 ANSWER_S = 5.0
+#: For one of imports that a command began: all of an import, on a busy machine, that was begun
+#: earlier than its asker's own would be.
+BEGUN_ANSWER_S = 30.0
 START_S = 10.0
 _END_S = 5.0
 #: Variables that say nothing about what imports come to: of Ray's own, of a login and a terminal.
 _NEUTRAL_PREFIXES = ("RAY_", "SSH_", "XDG_SESSION")
 _NEUTRAL = frozenset(
     ("_", "COLUMNS", "INVOCATION_ID", "JOURNAL_STREAM", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM")
-)
+) | {"PYTHONBREAKPOINT", "SPT_NOENV"}  # which Ray sets in its processes
+#: Signals that only a terminal sends, and a fork server has none.
+_OF_A_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _PACKAGE_SUFFIXES = (".dist-info", ".egg-info", ".egg-link", ".pth")
 _RIGHTS = ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "SigIgn")
 
@@ -91,7 +102,12 @@ class KeptImports:
 def kept_imports() -> list[KeptImports]:
     """The fork servers that other runs of this user have left on this host, those that still import
     included."""
-    return [KeptImports(directory=each) for each in private_directories_in_use(PREFIX)]
+    return [KeptImports(directory=each) for each in private_directories_in_use(KEPT_IMPORTS)]
+
+
+def begun_imports() -> list[KeptImports]:
+    """The fork servers that commands of this user have begun on this host for their own runs."""
+    return [KeptImports(directory=each) for each in private_directories_in_use(BEGUN_IMPORTS)]
 
 
 class ForkedServer:
@@ -119,33 +135,48 @@ class ForkedServer:
 
 
 def forked_server(
-    path: str, modules: Sequence[str], environment: Mapping[str, str], log: int
+    path: str,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+    log: int,
+    base: Sequence[str] = (),
 ) -> ForkedServer | None:
-    """Have a process server forked that listens at ``path``; None where nothing is kept that comes
-    out as this process's own imports of ``modules`` would, and answers.
+    """Have a process server forked that listens at ``path``; None where nothing is kept or begun
+    that comes out as this process's own imports of ``modules`` would, and answers.
 
     Args:
         modules: those that are installed here.
+        base: those of them that a command begins before it knows the others.
         environment: in which this process would start a process server.
         log: of the process server, an open file.
     """
-    kept = kept_imports()
-    if not kept:
+    kept, begun = kept_imports(), begun_imports() if set(base) <= set(modules) else []
+    if not kept and not begun:
         return None
     try:
-        key = key_of(modules, environment)
+        key, of_base = key_of(modules, environment), key_of(base, environment)
     except (OSError, KeyError):
         return None
-    for each in kept:
-        if each.directory.owner == key:
-            try:
-                return _ask(each.directory.path, path, environment, log)
-            except (OSError, ValueError) as error:
-                output.say_aside(f"kept imports of process {each.process.pid} not used: {error}")
+    more = [name for name in modules if name not in base]
+    alike: list[tuple[KeptImports, Sequence[str], float]]
+    alike = [(each, (), ANSWER_S) for each in kept if each.directory.owner == key]
+    alike += [(each, more, BEGUN_ANSWER_S) for each in begun if each.directory.owner == of_base]
+    for each, besides, answer_s in alike:
+        try:
+            return _ask(each.directory.path, path, environment, log, besides, answer_s)
+        except (OSError, ValueError) as error:
+            output.say_aside(f"kept imports of process {each.process.pid} not used: {error}")
     return None
 
 
-def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -> ForkedServer:
+def _ask(
+    directory: Path,
+    path: str,
+    environment: Mapping[str, str],
+    log: int,
+    modules: Sequence[str],
+    answer_s: float,
+) -> ForkedServer:
     """Ask a fork server for a process server.
 
     Raises:
@@ -155,7 +186,7 @@ def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -
     mine, theirs = socket.socketpair()
     try:
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_S)
+            connection.settimeout(answer_s)
             connection.connect(str(directory / SOCKET))
             request = {
                 "token": files.read_text(directory / TOKEN),
@@ -164,6 +195,7 @@ def _ask(directory: Path, path: str, environment: Mapping[str, str], log: int) -
                 "owner": environment.get(VARIABLE, ""),
                 "environment": dict(environment),
                 "socket": path,
+                "modules": list(modules),
             }
             data = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [data], [theirs.fileno(), log])
@@ -222,10 +254,15 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
         started.wait(START_S)
 
 
-def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
+def key_of(
+    modules: Sequence[str], environment: Mapping[str, str], path: Sequence[str] | None = None
+) -> str:
     """The identity of what a process of this one's user and container would have after importing
     ``modules`` in an environment. Where packages are found, and whether their files have changed, a
     fork server checks itself.
+
+    Args:
+        path: places in which it looks for modules; None: those of this process.
 
     Raises:
         OSError: this host does not tell.
@@ -233,12 +270,13 @@ def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
     """
     neutral = _NEUTRAL | {VARIABLE, KEEP, "PYTHONPATH"}
     neutral |= {spec.visible_variable for spec in all_devices()}
-    status, root = status_of_this_process(), os.stat("/")
+    status, root = dict(status_of_this_process()), os.stat("/")
+    status["SigIgn"] = _but_of_terminals(status.get("SigIgn", "0"))
     known = {
         "modules": list(modules),
         "python": [sys.executable, sys.prefix, sys.version],
         "packages": sorted(
-            name for entry in import_path() for name in _names_in(entry, _PACKAGE_SUFFIXES)
+            name for entry in path or import_path() for name in _names_in(entry, _PACKAGE_SUFFIXES)
         ),
         "environment": sorted(
             each
@@ -253,6 +291,11 @@ def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
         "control group": Path("/proc/self/cgroup").read_text(),
     }
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _but_of_terminals(mask: str) -> str:
+    """A set of signals, as the kernel words it, without those that only a terminal sends."""
+    return f"{int(mask, 16) & ~sum(1 << number - 1 for number in _OF_A_TERMINAL):016x}"
 
 
 def import_path() -> list[str]:

@@ -20,6 +20,9 @@ from workloads.owned_directory import (
 )
 
 _PREFIX = "ng-"
+#: Beginning of the names of those of processes that keep imports for runs to come, and of those
+#: that a command has begun for itself.
+KEPT_IMPORTS, BEGUN_IMPORTS = "ng-imports-", "ng-begun-"
 _LONGEST_BASE = 23  # Ray's sockets lie below, and a socket's path has at most 107 characters
 
 

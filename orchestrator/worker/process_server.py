@@ -30,6 +30,7 @@ from importlib.util import find_spec
 
 from orchestrator.host import output
 from orchestrator.worker.child import adopt_orphans, die_with_parent, end_all
+from orchestrator.worker.import_structure import kept_import_structure
 from orchestrator.worker.later_compilation import compiling_when_called
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import ProcessServer, tell
@@ -48,8 +49,10 @@ def preload(modules: Sequence[str]) -> bool:
     all of them there that are not optional."""
     gc.disable()  # modules stay: the collector would look at them again and again
     try:
-        if not all(map(_preload_one, sorted(modules, key=lambda name: name.endswith(OPTIONAL)))):
-            return False
+        with kept_import_structure():
+            in_turn = sorted(modules, key=lambda name: name.endswith(OPTIONAL))
+            if not all(map(_preload_one, in_turn)):
+                return False
     finally:
         gc.freeze()  # shared pages stay shared
         gc.enable()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from patience import until
 from source_tree import ROOT
 
-from orchestrator.worker.host_server import end_server, start_server
+from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.host_server import end_server, start_server, wait_for_server
 from orchestrator.worker.process_table import processes
 from orchestrator.worker.served_process import end_process
 
@@ -111,3 +114,27 @@ def test_what_a_terminal_sends_its_programs_is_not_for_the_server(tmp_path: Path
         assert driver.stdout.readline() == "there\n"
         assert driver.stdout.readline() == "released 0\n"
     assert driver.returncode == 0
+
+
+@pytest.mark.slow
+def test_workers_are_forked_however_many_threads_they_may_have(tmp_path: Path) -> None:
+    """NumPy's OpenBLAS starts a thread for each of OpenMP's but the first; with it nothing could be
+    forked, and each worker would make the imports by itself."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        path = f"{short}/own/s"
+        os.mkdir(f"{short}/own")
+        server = start_server(path, ["numpy"], threads=4, log=tmp_path / "log")
+        try:
+            wait_for_server(path, server, tmp_path / "log")
+            launch = Launch(
+                name="w",
+                server=path,
+                factory="scripted_worker:ScriptedWorker",
+                config={"name": "w", "start": "import sys; assert 'numpy' in sys.modules"},
+                environments={"": {}},
+                log=str(tmp_path / "w.log"),
+            )
+            info = CardProcess(launch).start()
+            assert isinstance(info, WorkerInfo), (tmp_path / "w.log").read_text()
+        finally:
+            end_server(server)
