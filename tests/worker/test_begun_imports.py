@@ -19,7 +19,7 @@ from orchestrator.worker.leftovers import VARIABLE, Owner
 from orchestrator.worker.process_settings import NO_OWNER
 
 MODULES = ("json", "csv")
-RUN = Owner(run_id=f"begun{os.getpid()}", invocation_id="a")
+RUN = Owner(run_id="begun", invocation_id="a")
 #: A process that has begun to import the modules, as ``begin_imports`` does.
 BEGUN = """
 import os, sys
