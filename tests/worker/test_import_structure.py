@@ -1,4 +1,4 @@
-"""What transformers reads out of its own files at every import, kept on disk."""
+"""The facts that transformers reads out of its own files at every import, kept on disk."""
 
 from __future__ import annotations
 
