@@ -2,8 +2,8 @@
 
 To offer each model's classes by name, ``import transformers`` reads the source of all its models:
 2,500 files, a quarter of a second. What it finds depends on those files alone, so it is looked up
-by their names, sizes and times, and read anew where one has changed. It is kept in Python's own
-format for compiled code, among what else a node makes once (``workloads/cache.py``).
+by their names, sizes and times, and read anew where one has changed. It is kept as JSON, among what
+else a node makes once (``workloads/cache.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import hashlib
-import marshal
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -90,19 +90,54 @@ def structure_of(models: Path, reader: Path, reads: Callable[[Any], Any]) -> Any
     try:
         key = f"import-structure-{_state_of(models, reader)}"
         kept = cached_directory(key, lambda aside: _keep(reads(models), aside / _FILE))
-        return marshal.loads((kept / _FILE).read_bytes())
-    except (OSError, DataMissing, ValueError, TypeError, EOFError):
+        return of_json(json.loads((kept / _FILE).read_text()))
+    except (OSError, DataMissing, ValueError, TypeError, RecursionError):
         return reads(models)  # as without this module
 
 
 def _keep(structure: Any, file: Path) -> None:
-    file.write_bytes(marshal.dumps(structure))
+    file.write_text(json.dumps(as_json(structure)))
+
+
+def as_json(value: Any) -> Any:
+    """A structure of dictionaries, sets and strings as JSON, in which keys are strings only.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
+    if type(value) is str:
+        return value
+    if type(value) is dict:
+        return {"dict": [[as_json(key), as_json(item)] for key, item in value.items()]}
+    if type(value) in (set, frozenset):
+        return {type(value).__name__: [as_json(item) for item in value]}
+    raise TypeError(f"a {type(value).__name__} cannot be kept")
+
+
+def of_json(value: Any) -> Any:
+    """The structure that ``as_json`` made this of.
+
+    Raises:
+        ValueError: it made nothing like this.
+        TypeError: likewise.
+    """
+    if type(value) is str:
+        return value
+    if type(value) is not dict:
+        raise TypeError("neither a string nor a named collection")
+    ((kind, items),) = value.items()
+    if kind == "dict":
+        return {of_json(key): of_json(item) for key, item in items}
+    if kind in ("set", "frozenset"):
+        found = {of_json(item) for item in items}
+        return found if kind == "set" else frozenset(found)
+    raise ValueError(f"no collection is called {kind!r}")
 
 
 def _state_of(models: Path, reader: Path) -> str:
-    """A digest of the names, sizes and times of all files that are read, and of Python's format."""
+    """A digest of the names, sizes and times of all files that are read."""
     stat = reader.stat()
-    seen: list[object] = [sys.version, str(reader), stat.st_mtime_ns, stat.st_size]
+    seen: list[object] = [str(reader), stat.st_mtime_ns, stat.st_size]
     seen += sorted(_files_below(str(models)))
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.worker.import_structure import structure_of
+from orchestrator.worker.import_structure import as_json, of_json, structure_of
 
 STRUCTURE = {"glm": {frozenset({"torch"}): {"modeling_glm": {"GlmModel"}}}}
 
@@ -82,7 +85,10 @@ def test_compiled_files_beside_them_do_not_count(models: Path) -> None:
     assert structure_of(models, models / "reader.py", reads) == STRUCTURE and not reads.times
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[\x05\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[1]", b"{}", b'{"list": []}', b'{"set": [{"dict": []}]}', b"[" * 10**5],
+)
 def test_a_broken_cache_costs_only_the_reading(models: Path, cache: Path, content: bytes) -> None:
     """As does one that cannot be written."""
     structure_of(models, models / "reader.py", Reader())
@@ -98,6 +104,18 @@ def test_what_cannot_be_kept_is_read(models: Path) -> None:
     """A later version of transformers may find objects of its own."""
     found = {"glm": object()}
     assert structure_of(models, models / "reader.py", Reader(found)) == found
+
+
+@given(
+    st.recursive(
+        st.text() | st.sets(st.text()),
+        lambda inner: st.dictionaries(st.text() | st.frozensets(st.text()), inner),
+    )
+)
+def test_a_structure_comes_back_as_it_was(structure: object) -> None:
+    """With sets and frozen sets told apart, which JSON has not."""
+    back = of_json(json.loads(json.dumps(as_json(structure))))
+    assert back == structure and type(back) is type(structure)
 
 
 @pytest.mark.slow
