@@ -22,7 +22,7 @@ from pathlib import Path
 from orchestrator.worker.child import die_with_parent
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from orchestrator.worker.private_directory import BEGUN_IMPORTS, private_directories_in_use
-from orchestrator.worker.process_settings import NO_OWNER
+from orchestrator.worker.process_settings import start_without_owner
 from orchestrator.worker.process_table import processes
 
 
@@ -31,14 +31,7 @@ def begun_imports(address: str) -> Iterator[None]:
     """Have them begun within the block, where nodes of the cluster at an address will need them."""
     command = [sys.executable, "-m", __name__, str(os.getpid()), address]
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {VARIABLE: NO_OWNER},
-            start_new_session=True,  # Ctrl-C is for the driver
-        )
+        process = start_without_owner(command, os.environ, subprocess.DEVNULL)
     except OSError:  # the agent imports, then
         yield
         return

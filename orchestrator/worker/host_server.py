@@ -150,11 +150,10 @@ def start_server(
         os.close(logged)
 
 
-def _environment(threads: int, path: Sequence[str] | None = None) -> dict[str, str]:
-    """Variables of a process that imports for workers of so many threads, and looks for modules in
-    these places; None: where this process does."""
+def _environment(threads: int) -> dict[str, str]:
+    """Variables of a process that imports for workers of so many threads."""
     shown = environment_for(host_device().name, 0, threads=threads)
-    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(path or import_path())}
+    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(import_path())}
 
 
 def server_of_kept_imports(
@@ -189,15 +188,13 @@ def begin_imports(*, threads: int, first: Sequence[str]) -> None:
         threads: OpenMP threads of its workers. Whoever has another number makes its own imports.
         first: places in which an agent looks for modules before all others.
     """
-    path = list(dict.fromkeys((*first, *import_path())))
-    environment = _environment(threads, path)
-    modules = installed(PRELOAD)
-    key = key_of(modules, environment, path)
+    sys.path[:] = dict.fromkeys((*first, *import_path()))
+    environment, modules = _environment(threads), installed(PRELOAD)
+    key = key_of(modules, environment)
     if any(each.directory.owner == key for each in kept_imports()):
         return  # they are there already
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = path
     serve_imports(make_private_directory(key, BEGUN_IMPORTS), modules, idle_s=BEGUN_IDLE_S)
 
 

@@ -77,7 +77,6 @@ def _looking_up(reads: Callable[[Any], Any], reader: Path) -> Callable[[Any], An
         # Each caller may change what it gets, as it might after a call of the function itself.
         return copy.copy(look_up()) if Path(path) in all_models else reads(path)
 
-    vars(read)["kept"] = True
     return read
 
 

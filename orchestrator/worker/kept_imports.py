@@ -34,8 +34,8 @@ from orchestrator.worker.private_directory import (
     process_of,
 )
 from orchestrator.worker.process_settings import (
-    NO_OWNER,
     ProcessSettings,
+    start_without_owner,
     status_of_this_process,
 )
 from orchestrator.worker.process_table import Process
@@ -150,22 +150,25 @@ def forked_server(
         environment: in which this process would start a process server.
         log: of the process server, an open file.
     """
-    kept, begun = kept_imports(), begun_imports() if set(base) <= set(modules) else []
-    if not kept and not begun:
-        return None
-    try:
-        key, of_base = key_of(modules, environment), key_of(base, environment)
-    except (OSError, KeyError):
-        return None
-    more = [name for name in modules if name not in base]
-    alike: list[tuple[KeptImports, Sequence[str], float]]
-    alike = [(each, (), ANSWER_S) for each in kept if each.directory.owner == key]
-    alike += [(each, more, BEGUN_ANSWER_S) for each in begun if each.directory.owner == of_base]
-    for each, besides, answer_s in alike:
+    ways = [(kept_imports, modules, ANSWER_S)]
+    if set(base) <= set(modules):
+        ways.append((begun_imports, base, BEGUN_ANSWER_S))
+    for there, imported, answer_s in ways:
+        found = there()
+        if not found:
+            continue
         try:
-            return _ask(each.directory.path, path, environment, log, besides, answer_s)
-        except (OSError, ValueError) as error:
-            output.say_aside(f"kept imports of process {each.process.pid} not used: {error}")
+            key = key_of(imported, environment)
+        except (OSError, KeyError):
+            return None
+        more = [name for name in modules if name not in imported]
+        for each in found:
+            if each.directory.owner == key:
+                try:
+                    return _ask(each.directory.path, path, environment, log, more, answer_s)
+                except (OSError, ValueError) as error:
+                    pid = each.process.pid
+                    output.say_aside(f"kept imports of process {pid} not used: {error}")
     return None
 
 
@@ -231,14 +234,7 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
     if any(each.directory.owner == key for each in kept_imports()):
         return
     try:
-        started = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**environment, VARIABLE: NO_OWNER},
-            start_new_session=True,
-        )
+        started = start_without_owner(command, environment, subprocess.PIPE)
     except OSError as error:
         output.say_aside(f"imports cannot be kept: {error}")
         return
@@ -254,15 +250,10 @@ def _start(command: Sequence[str], key: str, environment: Mapping[str, str]) -> 
         started.wait(START_S)
 
 
-def key_of(
-    modules: Sequence[str], environment: Mapping[str, str], path: Sequence[str] | None = None
-) -> str:
+def key_of(modules: Sequence[str], environment: Mapping[str, str]) -> str:
     """The identity of what a process of this one's user and container would have after importing
     ``modules`` in an environment. Where packages are found, and whether their files have changed, a
     fork server checks itself.
-
-    Args:
-        path: places in which it looks for modules; None: those of this process.
 
     Raises:
         OSError: this host does not tell.
@@ -276,7 +267,7 @@ def key_of(
         "modules": list(modules),
         "python": [sys.executable, sys.prefix, sys.version],
         "packages": sorted(
-            name for entry in path or import_path() for name in _names_in(entry, _PACKAGE_SUFFIXES)
+            name for entry in import_path() for name in _names_in(entry, _PACKAGE_SUFFIXES)
         ),
         "environment": sorted(
             each

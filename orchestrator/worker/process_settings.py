@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import os
 import resource
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,25 @@ class ProcessSettings:
                     raise OSError(f"{name}: {error}") from error
         if ProcessSettings.of_this_process() != self:
             raise OSError("the kernel gave other settings than those asked for")
+
+
+def start_without_owner(
+    command: Sequence[str], environment: Mapping[str, str], stdout: int
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that Ctrl-C is not for it, with room for the
+    mark that whoever is forked from it takes.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        env={**environment, VARIABLE: NO_OWNER},
+        start_new_session=True,
+    )
 
 
 def take_mark(mark: str) -> None:

@@ -11,7 +11,7 @@ from orchestrator.on_ray.cluster import nodes_of
 from orchestrator.on_ray.raylets import raylet_of, raylets_here
 from orchestrator.worker.host_server import THREADS, threads_of_nodes
 
-#: A raylet's command line, as Ray 2.58 writes it, without what is not read.
+#: A raylet's command line, as Ray 2.60 writes it, without what is not read.
 COMMAND = (
     "/site-packages/ray/core/src/ray/raylet/raylet",
     "--node_id=be34",

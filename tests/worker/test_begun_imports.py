@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from patience import until
+from test_kept_imports import environment
 
 from orchestrator.runtime import begun_imports as begun
 from orchestrator.worker import kept_imports as kept
 from orchestrator.worker.leftovers import VARIABLE, Owner
-from orchestrator.worker.process_settings import NO_OWNER
+from orchestrator.worker.process_settings import start_without_owner
 
 MODULES = ("json", "csv")
 RUN = Owner(run_id="begun", invocation_id="a")
@@ -46,23 +47,11 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join(kept.import_path())
-    here = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    return {**here, "PYTHONPATH": path, VARIABLE: str(RUN), **more}
-
-
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process with imports that it has begun, and that are there."""
     command = [sys.executable, "-c", BEGUN, *MODULES]
-    with subprocess.Popen(
-        command,
-        env=environment() | {VARIABLE: NO_OWNER},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
+    with start_without_owner(command, environment(), subprocess.DEVNULL) as process:
         try:
             assert until(lambda: [each.ready for each in kept.begun_imports()] == [True], 10)
             yield process
