@@ -9,7 +9,8 @@ samples anew, would be another curve. In each step it also finds the entropy and
 tokens, which neither the Trainer nor ours does. Ours puts a batch into one row without padding,
 attends within each sample alone, and computes the logits of learned positions together with their
 loss. Where the processor multiplies bf16, both are also told to round the factors of fp32 products
-to it (``matmul_precision: medium``); compiling is not timed.
+to it (``matmul_precision: medium``); compiling is not timed, nor is anyone's first step. In it ours
+takes the memory of the longest, as a job does; the Trainer's process keeps that of the turn before.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ from workloads.collective import OneCard
 from workloads.devices import device_for
 
 ONCE = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=3600.0)
+#: Training: the first optimizer step is the warm-up, as in a job, and takes the memory of the
+#: longest. A peer keeps the memory of its turn before; ours gives it back after each job.
+WARMED = replace(ONCE, warmup=1)
 
 
 def request(workload: str, *, parameters: dict[str, Any], **fields: Any) -> Request:

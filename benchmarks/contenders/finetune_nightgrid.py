@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.contender import serve
-from benchmarks.contenders.alone import Alone, request, timed
+from benchmarks.contenders.alone import WARMED, Alone, request, timed
 from workloads.isolation import ProcessState
 
 
@@ -20,9 +20,10 @@ def main() -> None:
         model=model,
         dataset=dataset,
         batch_size=int(batch_size),
+        measure=WARMED,
         parameters={
             "method": "lora",
-            "steps": int(samples) // int(batch_size),
+            "steps": int(samples) // int(batch_size) - 1,
             "samples": int(samples),
             **json.loads(parameters),
         },

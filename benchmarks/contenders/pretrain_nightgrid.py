@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.contender import serve
-from benchmarks.contenders.alone import Alone, request, timed
+from benchmarks.contenders.alone import WARMED, Alone, request, timed
 
 
 def main() -> None:
@@ -18,9 +18,10 @@ def main() -> None:
         model=model,
         dataset="english-corpus-synthetic",
         batch_size=int(batch_size),
+        measure=WARMED,
         parameters={
             "initial_weights": "checkpoint",
-            "steps": int(steps),
+            "steps": int(steps) - 1,
             "samples": int(steps) * int(batch_size),
             "max_length": int(max_length),
             "learning_rate": float(rate),
