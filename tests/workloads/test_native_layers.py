@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_formats import in_format
+from native_formats import KERNELS, format_for, in_format
 from test_packed_layers import continued, small
 
 from workloads import native_code
@@ -58,25 +58,32 @@ def over_slots(model: Any, steps: int = 3) -> torch.Tensor:
     return torch.stack(found).float()
 
 
-@pytest.mark.parametrize(("name", "most"), [("fp32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
+#: How far layers in each format may be off, as a share of what they compute.
+_MOST = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.05}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Glm"])
-def test_machine_code_computes_the_same(kind: str, name: str, most: float) -> None:
+def test_machine_code_computes_the_same(
+    kind: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Halves turned and neighbours turned, all of a head or a part of it, biases or none; prompts
     read together, and texts continued in slots of any order."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
+    name = format_for(kernel, monkeypatch)
     plain, packed = in_format(small(kind), name), in_format(small(kind), name)
     told = pack(packed, continuous=True)
     assert f"2 in one call of machine code in {name} in continuous batches" in told
+    assert ("multiplied by pairs" in told) is (kernel == "bf16_pairs")
     expected, got = over_slots(plain), over_slots(packed)
-    assert (got - expected).norm() < most * expected.norm()
+    assert (got - expected).norm() < _MOST[name] * expected.norm()
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
-def test_embeddings_read_the_output_layers_panels(name: str) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_embeddings_read_the_output_layers_panels(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A matrix that both need is there once, and both get its numbers."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
+    name = format_for(kernel, monkeypatch)
     plain, packed = (in_format(small("Llama", tie_word_embeddings=True), name) for _ in range(2))
     matrix = packed.lm_head.weight
     assert matrix is packed.get_input_embeddings().weight
@@ -109,20 +116,19 @@ def test_heads_of_any_size_attend(width: int, heads: tuple[int, int]) -> None:
     torch.testing.assert_close(over_slots(packed), over_slots(plain), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "most"), [("bf16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize("kernel", ["bf16", "bf16_pairs", "int8"])
 @pytest.mark.parametrize(("width", "heads"), [(16, (16, 2)), (64, (3, 1)), (128, (4, 1))])
 def test_heads_of_any_size_attend_in_16_bits(
-    width: int, heads: tuple[int, int], name: str, most: float
+    width: int, heads: tuple[int, int], kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over keys and values of half the size."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
+    name = format_for(kernel, monkeypatch)
     sizes = {"head_dim": width, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     sizes["hidden_size"] = 96
     plain, packed = (in_format(small("Llama", **sizes), name) for _ in range(2))
     assert "2 in one call of machine code" in pack(packed, continuous=True)
     expected, got = over_slots(plain), over_slots(packed)
-    assert (got - expected).norm() < most * expected.norm()
+    assert (got - expected).norm() < _MOST[name] * expected.norm()
 
 
 def read_prompts(model: Any, lengths: list[int]) -> torch.Tensor:
@@ -144,15 +150,18 @@ def read_prompts(model: Any, lengths: list[int]) -> torch.Tensor:
     return found[0].float()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("name", "most"), [("fp32", 1e-5), ("bf16", 0.04)])
+@pytest.mark.parametrize(("kernel", "most"), [("fp32", 1e-5), ("bf16", 0.04), ("bf16_pairs", 0.04)])
 @pytest.mark.parametrize(("width", "heads"), [(16, (6, 2)), (48, (16, 1)), (64, (2, 2))])
 def test_prompts_are_attended_to_in_blocks(
-    width: int, heads: tuple[int, int], name: str, most: float
+    width: int,
+    heads: tuple[int, int],
+    kernel: str,
+    most: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of one row up to more than are attended to at a time; each token sees those before it, and
     none of another prompt."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
+    name = format_for(kernel, monkeypatch)
     sizes = {"head_dim": width, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     sizes |= {"hidden_size": 96, "max_position_embeddings": 512}
     plain, packed = (in_format(small("Llama", **sizes), name) for _ in range(2))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from native_formats import in_format
+from native_formats import KERNELS, format_for, in_format
 
 from workloads.generation.native.products import (
     NativeLinear,
+    by_pairs,
     code,
     computes,
     format_of,
@@ -18,12 +19,13 @@ from workloads.generation.native.products import (
 pytestmark = pytest.mark.skipif(not computes("fp32"), reason=code().lacking or "needs AVX-512")
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rows", [1, 13, 14, 15, 64, 300])
-def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
+def test_products_of_any_number_of_rows(
+    kernel: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of rows meet without a gap, in parts of a cache's size, too."""
-    if not computes(name):
-        pytest.skip(f"{name} is left to oneDNN here")
+    name = format_for(kernel, monkeypatch)
     torch.manual_seed(rows)
     linear = torch.nn.Linear(1000, 96)
     model = torch.nn.ModuleDict({"model": linear})
@@ -31,9 +33,20 @@ def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
     inputs = torch.randn(rows, 1000).to(linear.bias.dtype)
     with torch.no_grad():
         expected = linear(inputs).float()
-        got = NativeLinear([linear])(inputs).float()
+        product = NativeLinear([linear])
+        got = product(inputs).float()
+    assert product.kernel == kernel
     most = {"fp32": 1e-6, "bf16": 4e-3, "int8": 0.02}[name]
     assert (got - expected).norm() < most * expected.norm()
+
+
+def test_pairs_are_for_layers_whose_inputs_have_pairs() -> None:
+    """And only where the processor multiplies them as fast as single numbers."""
+    even, odd = (torch.nn.Linear(inputs, 32, dtype=torch.bfloat16) for inputs in (64, 63))
+    library = code().library
+    assert library is not None
+    assert by_pairs([even]) is bool(library.pairs_are_fast()) and not by_pairs([even, odd])
+    assert library.has_pairs() or not library.pairs_are_fast()
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])

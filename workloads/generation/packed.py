@@ -88,11 +88,14 @@ def pack(model: torch.nn.Module, *, continuous: bool = False) -> str:
 
 def _told_of_code(fused: Sequence[packed_layer.PackedLayer], lacking: str) -> Iterator[str]:
     """The words of a row on machine code."""
-    in_code = [layer.native.format for layer in fused if layer.native is not None]
+    in_code = [layer.native for layer in fused if layer.native is not None]
     if not in_code:
         yield f"none in machine code ({lacking or 'it computed something else'})"
         return
-    yield f"{len(in_code)} in one call of machine code in {in_code[0]} in continuous batches"
+    name, kernel = in_code[0].format, in_code[0].kernel
+    yield f"{len(in_code)} in one call of machine code in {name} in continuous batches"
+    if kernel == "bf16_pairs":
+        yield "multiplied by pairs (VDPBF16PS)"
     if compile_s := code().compile_s:
         yield f"compiled once in this process in {compile_s:.1f} s"
 

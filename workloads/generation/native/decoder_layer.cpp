@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "memory.h"
 #include "norms.h"
+#include "pairs.h"
 #include "products.h"
 #include "slots.h"
 
@@ -190,6 +191,13 @@ int computes(int format) {
     return 0;
 }
 
+// Tell if products of pairs in bf16 are here, and if they are the faster ones.
+int has_pairs() { return HAS_PAIRS; }
+int pairs_are_fast() {
+    static const bool fast = pairs_take_as_long_as_numbers();
+    return fast;
+}
+
 int most_width() { return MOST_WIDTH; }
 int most_shared() { return MOST_SHARED; }
 
@@ -199,6 +207,9 @@ int layer_fp32(const Layer *layer, const Pass *pass, const void *from, void *to)
 }
 int layer_bf16(const Layer *layer, const Pass *pass, const void *from, void *to) {
     return run(InBf16(), *layer, *pass, from, to);
+}
+int layer_bf16_pairs(const Layer *layer, const Pass *pass, const void *from, void *to) {
+    return run(InPairs(), *layer, *pass, from, to);
 }
 int layer_int8(const Layer *layer, const Pass *pass, const void *from, void *to) {
     return run(Int8(), *layer, *pass, from, to);
@@ -211,6 +222,10 @@ int linear_fp32(const Weights *weights, int rows, int depth, int outputs, int th
 int linear_bf16(const Weights *weights, int rows, int depth, int outputs, int threads,
                 const void *from, void *to) {
     return linear(InBf16(), *weights, rows, depth, outputs, threads, from, to);
+}
+int linear_bf16_pairs(const Weights *weights, int rows, int depth, int outputs, int threads,
+                      const void *from, void *to) {
+    return linear(InPairs(), *weights, rows, depth, outputs, threads, from, to);
 }
 int linear_int8(const Weights *weights, int rows, int depth, int outputs, int threads,
                 const void *from, void *to) {

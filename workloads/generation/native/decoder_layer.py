@@ -114,14 +114,16 @@ class NativeLayer:
         self.qkv, self.out = NativeLinear(projections), NativeLinear([attention.o_proj])
         self.unit = NativeGated(gated[:-1], gated[-1])
         self.format = self.qkv.format
-        self._run = getattr(code().library, f"layer_{self.format}")
+        parts = self.qkv, self.out, self.unit.gates, self.unit.down
+        (self.kernel,) = {each.kernel for each in parts}
+        self._run = getattr(code().library, f"layer_{self.kernel}")
         self._index, self._passes = int(attention.layer_idx), passes
         width = int(attention.head_dim)
         heads, kept = (each.out_features // width for each in projections[:2])
         self._cached = (1, kept, 1, width)  # one position's keys
         self._gains = gains
         self._layer = _Layer(
-            *(each.weights for each in (self.qkv, self.out, self.unit.gates, self.unit.down)),
+            *(each.weights for each in parts),
             *(gain.data_ptr() for gain, _ in gains),
             *(None, None, 0),
             *(self.out.out_features, self.unit.down.in_features, heads, kept, width),

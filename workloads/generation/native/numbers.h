@@ -32,6 +32,11 @@ inline void put(Bf16 *to, float value) {  // to the nearest, ties to even; no nu
     to->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : near);
 }
 
+// A weight in bf16 where two inputs of each output lie side by side.
+struct PairedBf16 {
+    uint16_t bits;
+};
+
 // Sixteen numbers in fp32, which a register holds.
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t Whole __attribute__((vector_size(64), aligned(4), may_alias));
@@ -91,26 +96,34 @@ struct InBf16 {
     using In = float;  // that bf16 has as well
     using W = Bf16;
 };
+struct InPairs {
+    using T = Bf16;
+    using In = Bf16;
+    using W = PairedBf16;
+};
 struct Int8 {
     using T = Bf16;
     using In = uint8_t;  // 128 more than the number
     using W = int8_t;
 };
 
-// A number as a product reads it; in int8, where that takes the whole row, as it is.
-inline float as_read(Fp32, float value) { return value; }
+// A number as a product reads it; as it is where a whole row is rounded at a time.
+template <class Format> float as_read(Format, float value) { return value; }
 inline float as_read(InBf16, float value) {
     Bf16 near;
     put(&near, value);
     return number(near);
 }
-inline float as_read(Int8, float value) { return value; }
 
 // What a product reads of one row [count]; in int8 the row's scale, too.
 template <class Format>
 void rounded(Format format, const float *from, int count, float *to, float *) {
 #pragma omp simd
     for (int i = 0; i < count; i++) to[i] = as_read(format, from[i]);
+}
+inline void rounded(InPairs, const float *from, int count, Bf16 *to, float *) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) put(to + i, from[i]);
 }
 inline void rounded(Int8, const float *from, int count, uint8_t *to, float *scale) {
     uint32_t most = 0;  // as bits, among which what is no number is the greatest

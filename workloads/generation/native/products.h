@@ -3,7 +3,7 @@
 //
 // Multiplication is the limit as long as numbers are near: a part of the rows and a panel stay in
 // the second cache, and while the rows are multiplied, block by block, the next panel is read from
-// memory. A panel in bf16 is widened once for all blocks.
+// memory. A panel in bf16 is widened once for all blocks, unless the processor multiplies pairs.
 
 #pragma once
 
@@ -29,6 +29,9 @@ constexpr int PANEL = 32, HALF = 16;
 constexpr int MOST_ROWS = 14;           // of a block: 28 sums of the 32 registers
 constexpr size_t PART_BYTES = 1 << 20;  // of rows, in the second cache
 constexpr size_t NEAR = 4096;           // bytes of a panel, read into the first cache before their use
+
+// Inputs of an output that lie side by side, as one instruction multiplies them.
+template <class In> constexpr int together = std::is_same_v<In, float> ? 1 : 4 / sizeof(In);
 
 // What is read into the second cache during a block: from `at` on, `step` bytes at each input.
 struct Ahead {
@@ -80,6 +83,38 @@ void block(const float *x, size_t stride, const W *panel, int depth, float *to, 
     }
 }
 
+// The same in bf16, two inputs of each output side by side.
+template <int M>
+void block(const Bf16 *x, size_t stride, const PairedBf16 *panel, int depth, float *to,
+           size_t apart, Ahead ahead) {
+#ifdef __AVX512BF16__
+    __m512 sums[M][2];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm512_setzero_ps();
+    for (int k = 0; k < depth; k += 2, panel += 2 * PANEL) {
+        const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
+        const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
+        read_ahead(ahead, panel);
+        __builtin_prefetch(reinterpret_cast<const char *>(panel) + NEAR + 64);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+            int32_t two;
+            std::memcpy(&two, x + m * stride + k, 4);
+            const __m512bh one = (__m512bh)_mm512_set1_epi32(two);
+            sums[m][0] = _mm512_dpbf16_ps(sums[m][0], one, left);
+            sums[m][1] = _mm512_dpbf16_ps(sums[m][1], one, right);
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+        _mm512_storeu_ps(to + m * apart, sums[m][0]);
+        _mm512_storeu_ps(to + m * apart + HALF, sums[m][1]);
+    }
+#else
+    std::abort();  // `HAS_PAIRS` has said so
+#endif
+}
+
 // The same of bytes, four inputs of each output side by side; whole numbers in `to`'s place.
 template <int M>
 void block(const uint8_t *x, size_t stride, const int8_t *panel, int depth, float *to, size_t apart,
@@ -118,6 +153,11 @@ void block_of(const float *x, size_t s, const float *p, int d, float *to, size_t
 template <int M>
 void block_of(const float *x, size_t s, const Bf16 *p, int d, float *to, size_t apart, Ahead a) {
     block<M, Bf16>(x, s, p, d, to, apart, a);
+}
+template <int M>
+void block_of(const Bf16 *x, size_t s, const PairedBf16 *p, int d, float *to, size_t apart,
+              Ahead a) {
+    block<M>(x, s, p, d, to, apart, a);
 }
 template <int M>
 void block_of(const uint8_t *x, size_t s, const int8_t *p, int d, float *to, size_t apart,
@@ -179,7 +219,7 @@ void product(const In *x, const float *row_scales, int rows, int depth, const We
     parts = parts < for_all ? for_all : parts;
     parts = parts > size_t(rows) ? size_t(rows) : parts;
     const size_t bytes = size_t(depth) * PANEL * sizeof(W);  // of a panel
-        float *wide = reinterpret_cast<float *>(own);
+    float *wide = reinterpret_cast<float *>(own);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < int64_t(parts) * panels; task++) {
         const int part = int(task / panels), panel = int(task % panels);
@@ -199,7 +239,7 @@ void product(const In *x, const float *row_scales, int rows, int depth, const We
             const int here = first + int(int64_t(count) * (b + 1) / blocks) - row;
             const Ahead ahead =
                 reads_ahead ? Ahead{own_bytes + bytes + bytes * b / blocks,
-                                    (PANEL * sizeof(W) + blocks - 1) / blocks}
+                                    (PANEL * sizeof(W) * together<In> + blocks - 1) / blocks}
                             : Ahead{own_bytes, 0};
             const auto times = [&](const auto *numbers) {
                 block_of_rows(here, x + size_t(row) * depth, depth, numbers, depth, sums, PANEL,

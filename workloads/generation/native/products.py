@@ -1,8 +1,10 @@
 """Products by machine code of our own: weights in panels of 32 outputs, input by input.
 
-fp32 and bf16 multiply by vectors in fp32; of bf16 memory has half. int8 multiplies bytes, with a
-scale for each row of activations and each output. On a processor with tiles for bf16 and int8
-(AMX) oneDNN's products are faster than vectors, and these two formats are left to it.
+fp32 and bf16 multiply by vectors in fp32; of bf16 memory has half. Where the processor adds the
+products of two pairs in bf16 as fast as one in fp32, it multiplies those, twice as fast. int8
+multiplies bytes, with a scale for each row of activations and each output. On a processor with
+tiles for bf16 and int8 (AMX) oneDNN's products are faster than vectors, and these two formats are
+left to it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ PANEL, HALF = 32, 16
 MOST_INT8_INPUTS = 1 << 16
 #: Formats by their number in the source.
 FORMATS = ("fp32", "bf16", "int8")
+#: Inputs of an output that lie side by side in a panel, where that is more than one.
+_TOGETHER = {"bf16_pairs": 2, "int8": 4}
 _OF = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -60,6 +64,14 @@ def computes(name: str) -> bool:
     return not lacking(name)
 
 
+def by_pairs(linear: Sequence[torch.nn.Linear]) -> bool:
+    """Tell if these layers' bf16 is multiplied by pairs of inputs: where the instruction for it is
+    fast, which its name does not say, so that it is timed once in a process."""
+    library = code().library
+    even = all(each.in_features % 2 == 0 for each in linear)
+    return even and library is not None and bool(library.pairs_are_fast())
+
+
 def kept_in(linear: Sequence[torch.nn.Linear]) -> str | None:
     """The format in which these layers keep their weights; None if it is none of ``FORMATS``."""
     if all(map(is_int8, linear)):
@@ -92,7 +104,9 @@ class NativeLinear:
         self.format = found
         #: Of inputs and outputs.
         self.dtype = torch.float32 if found == "fp32" else torch.bfloat16
-        self._linear = getattr(code().library, f"linear_{found}")
+        #: Name of the product in the source.
+        self.kernel = "bf16_pairs" if found == "bf16" and by_pairs(linear) else found
+        self._linear = getattr(code().library, f"linear_{self.kernel}")
         self.in_features = linear[0].in_features
         self.out_features = sum(each.out_features for each in linear)
         weights: list[Any] = [each.weight.detach() for each in linear]
@@ -105,7 +119,7 @@ class NativeLinear:
             return halves.transpose(0, 1).reshape(both.shape)
 
         numbers = ordered([each.qdata if found == "int8" else each for each in weights])
-        together = 4 if found == "int8" else 1  # inputs of an output that lie side by side
+        together = _TOGETHER.get(self.kernel, 1)
         shape = self.out_features // PANEL, PANEL, self.in_features // together, together
         scales = offsets = bias = None
         if found == "int8":
@@ -114,7 +128,7 @@ class NativeLinear:
         if (biases := joined_biases(linear)) is not None:
             bias = ordered([biases.float()])
         panels = numbers.view(shape).transpose(1, 2)
-        if found == "bf16":  # a number of each half in 32 bits
+        if self.kernel == "bf16":  # a number of each half in 32 bits
             panels = panels.unflatten(2, (2, HALF)).transpose(2, 3)
         panels = panels.contiguous()
         self.panels = panels
@@ -188,10 +202,11 @@ class NativeHead(torch.nn.Module):
             raise IndexError(f"ids from {ids.min()} to {ids.max()} of {self.out_features} rows")
         panels = self._product.panels
         outputs = torch.arange(PANEL)
-        if self._product.format == "bf16":
+        if self._product.kernel == "bf16":
             outputs = outputs % HALF * 2 + outputs // HALF  # where each lies in a panel
-        panels = panels.flatten(2)
-        return panels[ids // PANEL, :, outputs[ids % PANEL]]
+            panels = panels.flatten(2)[..., None]
+        # [panels, groups of inputs, outputs, inputs of a group]
+        return panels[ids // PANEL, :, outputs[ids % PANEL]].flatten(-2)
 
 
 class NativeEmbedding(torch.nn.Module):
