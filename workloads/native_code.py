@@ -27,6 +27,8 @@ from pathlib import Path
 
 from workloads.compiled_code import compiled_directory
 
+#: Where the sources lie.
+SOURCES = Path(__file__).with_name("native")
 #: Names a compiler, as for make; with arguments, if need be.
 COMPILER = "CXX"
 _FLAGS = (

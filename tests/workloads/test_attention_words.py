@@ -35,18 +35,27 @@ def test_a_word_that_would_change_the_result_is_refused(name: str) -> None:
             attend(module, one, one, one, None, **{word: 4.0}, **own)
 
 
-@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5), groups=st.sampled_from((1, 2)))
-@settings(max_examples=10, deadline=None)
-def test_apart_is_causal_attention_of_each_sample(lengths: list[int], groups: int) -> None:
-    """Output and gradients are those of the samples alone, in fp32 whatever the products' bits."""
+@given(
+    native=st.booleans(),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5),
+    groups=st.sampled_from((1, 2)),
+    width=st.sampled_from((8, 32, 72)),
+)
+@settings(max_examples=20, deadline=None)
+def test_apart_is_causal_attention_of_each_sample(
+    native: bool, lengths: list[int], groups: int, width: int
+) -> None:
+    """Output and gradients are those of the samples alone, in fp32 whatever the products' bits, by
+    machine code and by torch."""
+    apart.register(native=native)
     whole = sum(lengths)
     generator = torch.Generator().manual_seed(whole)
     heads = [
-        torch.randn(1, whole, count, 8, generator=generator).transpose(1, 2).requires_grad_()
+        torch.randn(1, whole, count, width, generator=generator).transpose(1, 2).requires_grad_()
         for count in (2 * groups, groups, groups)
     ]
     places = torch.cat([torch.arange(length) for length in lengths])[None]
-    weights = torch.randn(1, whole, 2 * groups, 8, generator=generator)
+    weights = torch.randn(1, whole, 2 * groups, width, generator=generator)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:

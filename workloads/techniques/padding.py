@@ -141,7 +141,8 @@ class Padding(Technique):
         if self.packed_attention == "apart":
             from workloads.training import apart
 
-            apart.register()
+            native = training.device.spec.can("native_code")
+            training.details["packed_attention"] = apart.register(native=native)
             training.model.config._attn_implementation = apart.NAME
         if self.padding == "packing":
             training.task.function("check_packing")(training.model, training.device)

@@ -3,7 +3,8 @@
 A row of packed samples under one mask computes every pair of positions and throws away those of
 different samples. Here each sample is a call of its own, causal and without a mask: as many
 products as the samples alone would need. That is many small calls, which suit a CPU. There they
-are one operation for autograd and ``torch.compile``, whatever the samples' number and lengths.
+are one operation for autograd and ``torch.compile``, whatever the samples' number and lengths; in
+fp32 by machine code of ours, where the node has it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,41 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from workloads.attention_words import refuse_unknown
 from workloads.errors import Unsupported
+from workloads.training.sample_attention import SampleAttention, code
 
 #: Of the attention function, for transformers.
 NAME = "nightgrid_apart"
 
 _aten: Any = torch.ops.aten
 
+#: Whether there is machine code for attention in fp32 here, once ``register`` has looked. A name of
+#: this module, since ``torch.compile`` reads those.
+_in_code = False
+#: How much faster a thread of it is, at least, than one of torch's.
+_FASTER = 4
 
-def register() -> None:
-    """Make the function known to transformers under its name."""
+
+def register(*, native: bool) -> str:
+    """Make the function known to transformers under its name.
+
+    Args:
+        native: the device's work may be done by machine code that the node compiles.
+
+    Returns:
+        What computes it, for the row.
+    """
+    global _in_code
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
+    found = code() if native else None
+    _in_code = found is not None and found.library is not None
+    if found is None:
+        return "apart"
+    if not _in_code:
+        return f"apart, without machine code ({found.lacking})"
+    made = f", compiled once in this process in {found.compile_s:.1f} s" if found.compile_s else ""
+    return f"apart, in fp32 by machine code{made}"
 
 
 def attend(
@@ -68,7 +92,8 @@ def attend(
     if query.device.type == "cpu" and not dropout and value.shape[3] == width:
         if torch.is_autocast_enabled("cpu"):  # knows torch's own operators only
             flat = [each.to(torch.get_autocast_dtype("cpu")) for each in flat]
-        flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
+        if not (_in_code and flat[0].dtype == torch.float32):
+            flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
         whole = _attended(*flat, places, width**-0.5 if scaling is None else scaling)[0]
     else:
         lengths = _lengths(places)
@@ -98,9 +123,13 @@ def _attended(
     places: torch.Tensor,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of [1, heads, positions, width] each: what is attended to, [1, positions, heads, width], and
-    the logarithms of the scores' sums, [1, positions, heads]."""
+    """Of [1, heads, positions, width] each, where keys and values may have fewer heads: what is
+    attended to, [1, positions, heads, width], and the logarithms of the scores' sums, [1, positions,
+    heads]."""
+    if ours := _ours(query, key, places, scaling):
+        return ours.forward(query, key, value)
     _, heads, positions, width = query.shape
+    key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
     attended = query.new_empty(1, positions, heads, width)
     sums = query.new_empty(1, positions, heads, dtype=torch.float32)
     with _in_fp32():
@@ -127,7 +156,12 @@ def _attended_backward(
     of_inputs = tuple(
         each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key, value)
     )
+    if ours := _ours(query, key, places, scaling):
+        ours.backward(gradient, query, key, value, attended, sums, of_inputs)
+        return of_inputs  # type: ignore[return-value]
     by_heads = [each.transpose(1, 2) for each in (gradient, attended, sums)]
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
     with _in_fp32():
         for own in _samples(places):
             of_output, output, own_sums = (each[:, :, own] for each in by_heads)
@@ -138,7 +172,7 @@ def _attended_backward(
                 scale=scaling,
             )
             for into, made in zip(of_inputs, found, strict=True):
-                into[:, :, own] = made
+                into[:, :, own] = made.unflatten(1, (into.shape[1], -1)).sum(2)
     return of_inputs  # type: ignore[return-value]
 
 
@@ -168,6 +202,20 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, .
 
 
 _attended.register_autograd(_backward, setup_context=_remember)
+
+
+def _ours(
+    query: torch.Tensor, key: torch.Tensor, places: torch.Tensor, scaling: float
+) -> SampleAttention | None:
+    """Machine code for these heads; None where there is none, or torch is faster: it shares out
+    all heads of a sample among threads, ours the samples and the heads that are kept."""
+    if not _in_code or query.dtype != torch.float32:
+        return None
+    lengths, (heads, kept) = _lengths(places), (each.shape[1] for each in (query, key))
+    pieces = _FASTER * len(lengths) * kept
+    if pieces < min(heads, torch.get_num_threads()):
+        return None
+    return SampleAttention(lengths, scaling)
 
 
 @contextlib.contextmanager

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from workloads.generation.packed_products import is_int8, is_plain, joined_biases
-from workloads.native_code import NativeCode, native_code
+from workloads.native_code import SOURCES, NativeCode, native_code
 
-_SOURCE = Path(__file__).with_name("decoder_layer.cpp")
+_SOURCE = SOURCES / "decoder_layer.cpp"
 #: Outputs of a panel, and of a gate and what it is multiplied by, of which each panel has one half.
 PANEL, HALF = 32, 16
 #: Most inputs of a product in int8, whose sums have 32 bits: each input adds at most 255 * 128.
