@@ -9,8 +9,11 @@ samples anew, would be another curve. In each step it also finds the entropy and
 tokens, which neither the Trainer nor ours does. Ours puts a batch into one row without padding,
 attends within each sample alone, and computes the logits of learned positions together with their
 loss. Where the processor multiplies bf16, both are also told to round the factors of fp32 products
-to it (``matmul_precision: medium``); compiling is not timed, nor is anyone's first step. In it ours
-takes the memory of the longest, as a job does; the Trainer's process keeps that of the turn before.
+to it (``matmul_precision: medium``). Where it does not, that switch has oneDNN multiply in fp32,
+and on processors on which that is faster than PyTorch's own choice, MKL, ours is also told to
+(``matmul_backend: onednn``), and so is the Trainer. Compiling is not timed, nor is anyone's first
+step. In it ours takes the memory of the longest, as a job does; the Trainer's process keeps that of
+the turn before.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +58,7 @@ class Comparison:
     ours: Way
     others: Mapping[Way, float | None]  # with the ratio that is wanted
     same_curve: str  # the name of the other whose losses are to be ours
-    bf16: bool = False  # ours multiplies in bf16, which not every processor does
+    products: str = "fp32"  # of ours, as ``_products`` finds them on a processor
 
 
 _TRL = Way("TRL without padding, length-sorted", True, padding="none")
@@ -69,6 +73,16 @@ _COMPILED = Way(
     True,
     _BF16 | {"torch_compile": True, "compile_scope": "layers"},
 )
+_ONEDNN = _ONE_ROW | {"matmul_backend": "onednn", "adapter_products": "together"}
+_SORTED_ONEDNN = Way("Trainer, length-sorted, oneDNN", True, products="medium")
+_MINE_ONEDNN = Way("nightgrid, one row, length-sorted, oneDNN", True, _ONEDNN)
+_COMPILED_ONEDNN = Way(
+    "nightgrid, one row, length-sorted, oneDNN, compiled layers",
+    True,
+    _ONEDNN | {"torch_compile": True, "compile_scope": "layers"},
+)
+#: How much faster oneDNN has to be to be compared.
+_FASTER = 1.2
 COMPARISONS = (
     Comparison(
         "tiny-chatglm3",
@@ -95,7 +109,7 @@ COMPARISONS = (
         _COMPILED,
         {_SORTED: 2.0, _SORTED_BF16: None, _MINE_BF16: None},
         _SORTED.name,
-        bf16=True,
+        "bf16",
     ),
     Comparison(
         "smollm2-135m-instruct",
@@ -104,7 +118,25 @@ COMPARISONS = (
         _MINE_BF16,
         {_SORTED: 2.0, _SORTED_BF16: None},
         _SORTED.name,
-        bf16=True,
+        "bf16",
+    ),
+    Comparison(
+        "tiny-chatglm3",
+        100,
+        10,
+        _COMPILED_ONEDNN,
+        {_SORTED: 2.0, _SORTED_ONEDNN: None, _MINE_ONEDNN: None},
+        _SORTED.name,
+        "onednn",
+    ),
+    Comparison(
+        "smollm2-135m-instruct",
+        12,
+        4,
+        _MINE_ONEDNN,
+        {_SORTED: 2.0, _SORTED_ONEDNN: None},
+        _SORTED.name,
+        "onednn",
     ),
 )
 
@@ -113,12 +145,12 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     lines: list[Line] = []
     facts: dict[str, Any] = {}
-    in_bf16 = _multiplies_in_bf16()
-    facts["fp32 products in bf16 on this processor"] = in_bf16
+    products = {"fp32", _products()}
+    facts["ways to multiply fp32 on this processor"] = sorted(products)
     for number, comparison in enumerate(
         setting.sized(COMPARISONS, COMPARISONS[1:2], COMPARISONS[:1])
     ):
-        if comparison.bf16 and not in_bf16:
+        if comparison.products not in products:
             continue
         turns, told = _compare(setting, comparison, setting.scratch / f"samples-{number}")
         lines += _lines(comparison, turns)
@@ -127,22 +159,32 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     return lines, facts
 
 
-def _multiplies_in_bf16() -> bool:
-    """Tell if this processor multiplies fp32 numbers as bf16 where it is told to."""
+def _products() -> str:
+    """How fp32 numbers are multiplied here where PyTorch's switch for bf16 is on: ``bf16``;
+    ``onednn`` in fp32, by another library that is faster; ``fp32`` as otherwise."""
     import torch
 
-    from workloads.devices import device_for
     from workloads.errors import Unsupported
-    from workloads.techniques.matmul_precision import in_force
+    from workloads.techniques.matmul_backend import multiply_by_onednn
 
-    before = torch.get_float32_matmul_precision()
+    left, right = torch.randn(1024, 512), torch.randn(512, 512)
+
+    def seconds() -> float:
+        turns = []
+        for _ in range(20):
+            began = time.perf_counter()
+            left @ right
+            turns.append(time.perf_counter() - began)
+        return min(turns)
+
+    before, usual_s = torch.get_float32_matmul_precision(), seconds()
     try:
-        in_force("medium", device_for("cpu"))
+        multiply_by_onednn()
+        return "onednn" if _FASTER * seconds() < usual_s else "fp32"
     except Unsupported:
-        return False
+        return "bf16"
     finally:
         torch.set_float32_matmul_precision(before)
-    return True
 
 
 def _compare(

@@ -32,6 +32,12 @@ TOGETHER = {"method": "lora", "adapter_products": "together"}
             "matmul_precision",
             "none is left in fp32",
         ),
+        ({"matmul_backend": "onednn"}, "matmul_backend", "of which this job has none"),
+        (
+            FP32 | {"matmul_backend": "onednn", "matmul_precision": "high"},
+            "matmul_backend",
+            "one switch for both",
+        ),
         ({"prefetch_batches": 4}, "prefetch_batches", "only data loading workers prefetch batches"),
         ({"non_blocking_copies": True}, "non_blocking_copies", "waited for in any case"),
         ({"padding": "packing", "length_window": 4}, "length_window", "does not sort"),
@@ -91,6 +97,7 @@ def test_a_contradiction_is_wrong_on_every_device(
         (TOGETHER | {"cards": 2, "strategy": "zero3"}, "cuda", "whole weights"),
         (TOGETHER | {"cards": 2, "strategy": "fsdp2"}, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
+        (FP32 | {"matmul_backend": "onednn"}, "cuda", "oneDNN is for CPUs"),
         ({"pin_memory": True}, "cpu", "not copied"),
         ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),
         (

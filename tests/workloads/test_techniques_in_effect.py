@@ -33,6 +33,7 @@ from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Trai
 from workloads.techniques.compilation import Compilation, compiled_graphs
 from workloads.techniques.data_loading import DataLoading
 from workloads.techniques.freezing import Freezing
+from workloads.techniques.matmul_backend import MatmulBackend
 from workloads.techniques.matmul_precision import MatmulPrecision
 from workloads.techniques.memory_release import MemoryRelease
 from workloads.techniques.optimizers import OptimizerChoice, state_bytes
@@ -145,6 +146,27 @@ def test_products_in_bf16_stay_near_the_exact_curve(seed: int, kind: str) -> Non
             torch.set_float32_matmul_precision(before)
     assert curves[0] != curves[1]
     assert curves[1] == pytest.approx(curves[0], abs=1e-3)
+
+
+def test_onednn_multiplies_in_fp32_or_the_job_is_unsupported() -> None:
+    """Losses are those of PyTorch's BLAS; where oneDNN would round factors to bf16 it says so, and
+    products are as before."""
+    curves, told = [], "not tried"
+    before = torch.get_float32_matmul_precision()
+    for wanted in ("default", "onednn"):
+        training = training_of(model())
+        try:
+            MatmulBackend(matmul_backend=wanted).on_model(training)  # type: ignore[arg-type]
+            told = training.details.get("matmul_backend", "")
+            curves.append([step(training, number) for number in range(3)])
+        except Unsupported as error:
+            assert "would multiply in bf16" in str(error)
+            assert torch.get_float32_matmul_precision() == before
+            return
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert told.startswith("onednn, relative error ")
+    assert curves[1] == pytest.approx(curves[0], rel=SAME)
 
 
 # ------------------------------------------------------------------ attention

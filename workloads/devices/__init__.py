@@ -43,6 +43,7 @@ CAPABILITIES: Mapping[str, str] = {
     "fp8_products": "products in fp8; else fp8 is a format of weights alone",
     "nf4_any_width": "NF4 kernels take rows that are not whole blocks",
     "packed_linear": "oneDNN's packed layout of linear layers",
+    "onednn": "fp32 products by oneDNN instead of PyTorch's BLAS",
     "native_code": "machine code of ours, compiled on the node for its processor",
     "sparse_2_4": "kernels that skip two zeros of every four inputs",
     "overlapped_exchange": "DeepSpeed exchanges gradients while they are computed",
