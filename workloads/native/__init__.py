@@ -1,1 +1,1 @@
-"""C++ sources of machine code that is compiled on the node (``workloads.native_code``); no Python."""
+"""C++ of ours, which ``workloads.native_code`` has compiled on the node; no Python."""

@@ -123,9 +123,9 @@ def _attended(
     places: torch.Tensor,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of [1, heads, positions, width] each, where keys and values may have fewer heads: what is
-    attended to, [1, positions, heads, width], and the logarithms of the scores' sums, [1, positions,
-    heads]."""
+    """Of [1, heads, positions, width] each, of which keys and values may have fewer heads: what is
+    attended to, [1, positions, heads, width], and the logarithms of the scores' sums,
+    [1, positions, heads]."""
     if ours := _ours(query, key, places, scaling):
         return ours.forward(query, key, value)
     _, heads, positions, width = query.shape
