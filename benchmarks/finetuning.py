@@ -164,8 +164,10 @@ def _products() -> str:
     ``onednn`` in fp32, by another library that is faster; ``fp32`` as otherwise."""
     import torch
 
+    from workloads.devices import device_for
     from workloads.errors import Unsupported
     from workloads.techniques.matmul_backend import multiply_by_onednn
+    from workloads.techniques.matmul_precision import in_force
 
     left, right = torch.randn(1024, 512), torch.randn(512, 512)
 
@@ -179,10 +181,13 @@ def _products() -> str:
 
     before, usual_s = torch.get_float32_matmul_precision(), seconds()
     try:
-        multiply_by_onednn()
-        return "onednn" if _FASTER * seconds() < usual_s else "fp32"
-    except Unsupported:
-        return "bf16"
+        with contextlib.suppress(Unsupported):
+            multiply_by_onednn()
+            return "onednn" if _FASTER * seconds() < usual_s else "fp32"
+        with contextlib.suppress(Unsupported):
+            in_force("medium", device_for("cpu"))
+            return "bf16"
+        return "fp32"
     finally:
         torch.set_float32_matmul_precision(before)
 

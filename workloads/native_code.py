@@ -80,6 +80,15 @@ def native_code(source: Path) -> NativeCode:
         return NativeCode(lacking=f"{command[0]}: {error}")
 
 
+def vector_code(source: Path) -> NativeCode:
+    """As ``native_code``, of a file that is written for vectors of 512 bits."""
+    import torch
+
+    if not torch.cpu.get_capabilities().get("avx512_f"):
+        return NativeCode(lacking="this processor has no AVX-512")
+    return native_code(source)
+
+
 def _text(source: Path) -> bytes:
     """Contents of a file and of the headers beside it."""
     files = [source, *sorted(source.parent.glob("*.h"))]

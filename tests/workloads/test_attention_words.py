@@ -39,7 +39,7 @@ def test_a_word_that_would_change_the_result_is_refused(name: str) -> None:
     native=st.booleans(),
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5),
     groups=st.sampled_from((1, 2)),
-    width=st.sampled_from((8, 32, 72)),
+    width=st.sampled_from((8, 20)),
 )
 @settings(max_examples=20, deadline=None)
 def test_apart_is_causal_attention_of_each_sample(

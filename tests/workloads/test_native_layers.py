@@ -20,7 +20,7 @@ from workloads.generation.native import decoder_layer
 from workloads.generation.native.products import code, computes
 from workloads.generation.packed import pack
 
-_MADE = "workloads.generation.native.products.native_code"
+_MADE = "workloads.native_code.native_code"
 pytestmark = pytest.mark.skipif(not computes("fp32"), reason=code().lacking or "needs AVX-512")
 _PROMPTS = [[1, 5, 3, 2, 9, 4, 7], [6], [7, 8, 9]]
 

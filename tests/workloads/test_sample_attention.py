@@ -10,11 +10,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from workloads import native_code
+from workloads.errors import Unsupported
 from workloads.training import apart
 from workloads.training.sample_attention import SampleAttention, code
 
 pytestmark = pytest.mark.skipif(code().library is None, reason=code().lacking)
-_MADE = "workloads.training.sample_attention.native_code"
+_MADE = "workloads.native_code.native_code"
 
 
 def heads_of(positions: int, width: int, *counts: int) -> list[torch.Tensor]:
@@ -87,7 +88,7 @@ def test_few_samples_on_many_threads_are_left_to_torch(monkeypatch: pytest.Monke
     found: list[Any] = []
     for threads in (4, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda given=threads: given)
-        ours = apart._ours(query, key, places.flatten(), 0.5)
+        ours = apart._ours(query, key, value, places.flatten(), 0.5)
         assert (ours is not None) is (threads == 4)
         attended, _ = apart.attend(
             torch.nn.Module(), leaf, key, value, None, position_ids=places, scaling=0.5
@@ -115,3 +116,31 @@ def test_a_row_says_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_MADE, lambda _: lacking)
     assert "without machine code (no compiler" in apart.register(native=True)
     assert apart._in_code is False
+
+
+def test_code_that_computes_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the node's compiler made is compared with torch's attention first."""
+
+    def wrong(_: Any, *heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return heads[0].transpose(1, 2).contiguous(), torch.zeros(1, heads[0].shape[2], 4)
+
+    monkeypatch.setattr(SampleAttention, "forward", wrong)
+    assert "it computed something else" in apart.register(native=True)
+    assert apart._in_code is False
+
+
+def test_heads_of_unlike_formats_are_torchs_matter() -> None:
+    """Which refuses them; they would be read as numbers of another size."""
+    apart.register(native=True)
+    query, key, value = heads_of(20, 8, 2, 2, 2)
+    places = torch.arange(20)[None]
+    with pytest.raises(RuntimeError):
+        apart.attend(torch.nn.Module(), query, key.bfloat16(), value, None, position_ids=places)
+
+
+@pytest.mark.parametrize("places", [[1, 2, 0, 1], [2, 3, 4]])
+def test_positions_within_a_sample_are_refused(places: list[int]) -> None:
+    """Nothing would be known of the first ones."""
+    heads = heads_of(len(places), 8, 2, 2, 2)
+    with pytest.raises(Unsupported, match="do not begin with 0"):
+        apart.attend(torch.nn.Module(), *heads, None, position_ids=torch.tensor([places]))

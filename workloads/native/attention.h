@@ -15,8 +15,6 @@ constexpr int MOST_RUN = 128;            // rows of a prompt that are attended t
 constexpr int LEAST_RUN = 2;             // for which panels are made
 constexpr size_t KEYS_AHEAD = 1024;      // bytes, read ahead of their use
 
-inline int in_panels(int count) { return (count + PANEL - 1) / PANEL * PANEL; }
-
 // Shares of attention from scores [rows, apart], of which each row's are finite up to a count and
 // lead on to whole vectors by -inf. They become exponentials, still to be multiplied by `shares`.
 inline void to_shares(float *scores, int apart, int rows, float *shares) {
@@ -130,7 +128,7 @@ struct RunSizes {
 template <class T>
 void in_panels_of(const T *keys, const T *values, int longest, int width, float *turned_keys,
                   float *panels) {
-    for (int p = 0; p < in_panels(longest); p++) {
+    for (int p = 0; p < int(in_panels(longest)); p++) {
         float *to = turned_keys + size_t(p / PANEL) * PANEL * width + p % PANEL;
         if (p < longest)
             for (int i = 0; i < width; i++) to[i * PANEL] = number(keys[size_t(p) * width + i]);
@@ -163,13 +161,13 @@ void attend_together(const Layer &layer, const Pass &pass, Run run, const float 
     const size_t at = slot_of(layer, pass, run.first, run.head);
     in_panels_of(static_cast<const T *>(layer.keys) + at, static_cast<const T *>(layer.values) + at,
                  longest, width, keys, values);
-    const int all = run.count * shared, blocks = (all + MOST_ROWS - 1) / MOST_ROWS, wide = in_panels(width);
+    const int all = run.count * shared, blocks = (all + MOST_ROWS - 1) / MOST_ROWS, wide = int(in_panels(width));
     const auto row_of = [=](int query) { return run.first + query / shared; };
     const auto head_of = [=](int query) { return run.head * shared + query % shared; };
     for (int b = 0; b < blocks; b++) {
         const int first = int(int64_t(all) * b / blocks);
         const int here = int(int64_t(all) * (b + 1) / blocks) - first;
-        const int limit = past + (first + here - 1) / shared + 1, apart = in_panels(limit);
+        const int limit = past + (first + here - 1) / shared + 1, apart = int(in_panels(limit));
         for (int q = 0; q < here; q++)
             std::memcpy(queries + q * width,
                         qkv + size_t(row_of(first + q)) * three + head_of(first + q) * width,

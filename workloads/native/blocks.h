@@ -13,6 +13,8 @@ constexpr int PANEL = 32, HALF = 16;
 constexpr int MOST_ROWS = 14;           // of a block: 28 sums of the 32 registers
 constexpr size_t NEAR = 4096;           // bytes of a panel, read into the first cache before their use
 
+inline size_t in_panels(size_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
+
 // Inputs of an output that lie side by side, as one instruction multiplies them.
 template <class In> constexpr int together = std::is_same_v<In, float> ? 1 : 4 / sizeof(In);
 
@@ -132,21 +134,15 @@ void block(const uint8_t *x, size_t stride, const int8_t *panel, int depth, floa
 #endif
 }
 
-template <int M, bool ADDED, class W>
-void block_of(const float *x, size_t s, const W *p, int d, float *to, size_t apart, Ahead a) {
-    block<M, ADDED>(x, s, p, d, to, apart, a);
-}
-template <int M, bool ADDED>
-void block_of(const Bf16 *x, size_t s, const PairedBf16 *p, int d, float *to, size_t apart,
-              Ahead a) {
-    static_assert(!ADDED);
-    block<M>(x, s, p, d, to, apart, a);
-}
-template <int M, bool ADDED>
-void block_of(const uint8_t *x, size_t s, const int8_t *p, int d, float *to, size_t apart,
-              Ahead a) {
-    static_assert(!ADDED);
-    block<M>(x, s, p, d, to, apart, a);
+// A block in any format; only in fp32 may it be added.
+template <int M, bool ADDED, class In, class W>
+void block_of(const In *x, size_t stride, const W *panel, int depth, float *to, size_t apart,
+              Ahead ahead) {
+    if constexpr (std::is_same_v<In, float>) block<M, ADDED>(x, stride, panel, depth, to, apart, ahead);
+    else {
+        static_assert(!ADDED);
+        block<M>(x, stride, panel, depth, to, apart, ahead);
+    }
 }
 
 template <bool ADDED = false, class In, class W>

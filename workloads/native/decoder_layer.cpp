@@ -19,8 +19,6 @@
 
 namespace {
 
-enum Outcome { DONE, NO_MEMORY };
-
 // One layer of rows [rows, hidden], to [rows, hidden].
 template <class Format>
 Outcome run(Format format, const Layer &layer, const Pass &pass, const void *hidden_from,

@@ -8,6 +8,8 @@
 
 namespace {
 
+enum Outcome { DONE, NO_MEMORY };
+
 // Memory of one thread that calls; null where there is none.
 class Kept {
   public:
@@ -30,9 +32,12 @@ inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 inline size_t larger(size_t one, size_t other) { return one > other ? one : other; }
 
-// The bytes at `at`, which goes on to those behind them.
+// The bytes at `at`, which goes on to those behind them; likewise numbers.
 template <class Number> Number *taken(char *&at, size_t bytes) {
     return reinterpret_cast<Number *>(std::exchange(at, at + bytes));
+}
+template <class Number> Number *taken(Number *&at, size_t count) {
+    return std::exchange(at, at + count);
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ inline float total(Vector of) {
 #endif
 }
 
-inline float exponential(float of) {  // of what is not above 80; within two units in the last place
+// Of what is not above 80, within two units in the last place; 0 below -87, of -inf as well.
+inline float exponential(float of) {
     const float x = of < -87.0f ? -87.0f : of;
     const float n = std::rint(x * 1.44269504088896341f);
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -80,7 +81,8 @@ inline float exponential(float of) {  // of what is not above 80; within two uni
     const int32_t bits = (int32_t(n) + 127) << 23;
     float power;
     std::memcpy(&power, &bits, 4);
-    return of != of ? of : p * power;
+    const float found = of < -87.0f ? 0.0f : p * power;
+    return of != of ? of : found;
 }
 
 inline float silu(float of) { return of / (1.0f + exponential(of < -80.0f ? 80.0f : -of)); }

@@ -29,8 +29,6 @@ struct Samples {
 
 namespace {
 
-enum Outcome { DONE, NO_MEMORY };
-
 constexpr int VECTORS = PANEL / LANES;
 
 inline int64_t longest_of(const Samples &samples) {
@@ -41,14 +39,10 @@ inline int64_t longest_of(const Samples &samples) {
 }
 
 inline size_t in_lanes(size_t count) { return (count + LANES - 1) / LANES * LANES; }
-inline size_t in_panels(size_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
 
 inline float *of(const Heads &heads, int head, int64_t position) {
     return heads.at + head * heads.head + position * heads.position;
 }
-
-// The numbers at `own`, which goes on to those behind them.
-inline float *numbers_of(float *&own, size_t count) { return std::exchange(own, own + count); }
 
 // Rows of any number by a panel.
 template <bool ADDED = false>
@@ -62,10 +56,10 @@ void rows_by_panel(int64_t rows, const float *x, size_t stride, const float *pan
     }
 }
 
-// Put a number where a key lies behind its query; scores [keys, 32] begin with a panel's first.
-inline void put_behind(float *scores, int queries, float value) {
+// Leave out keys that lie behind their query; scores [keys, 32] begin with a panel's first key.
+inline void leave_out(float *scores, int queries) {
     for (int key = 1; key < queries; key++)
-        for (int query = 0; query < key; query++) scores[size_t(key) * PANEL + query] = value;
+        for (int query = 0; query < key; query++) scores[size_t(key) * PANEL + query] = -INFINITY;
 }
 
 // Queries [queries, width] of a panel, times a factor, turned about to [width, 32]; zeros beyond.
@@ -89,7 +83,7 @@ inline void queries_in_panels(const float *from, int64_t step, int queries, int 
 }
 
 // Scores [keys, 32] as exponentials, still to be divided by `sums`; the greatest to `most`.
-inline void exponentials(float *scores, int64_t keys, int queries, float *most, float *sums) {
+inline void exponentials(float *scores, int64_t keys, float *most, float *sums) {
     Vector greatest[VECTORS];
     for (int v = 0; v < VECTORS; v++) greatest[v] = sixteen(scores + v * LANES);
     for (int64_t key = 1; key < keys; key++)
@@ -102,11 +96,7 @@ inline void exponentials(float *scores, int64_t keys, int queries, float *most, 
     for (int64_t key = 0; key < keys; key++)
 #pragma omp simd
         for (int q = 0; q < PANEL; q++)
-            scores[key * PANEL + q] = exponential(scores[key * PANEL + q] - most[q]);
-    put_behind(scores + (keys - queries) * PANEL, queries, 0);
-    for (int64_t key = 0; key < keys; key++)
-#pragma omp simd
-        for (int q = 0; q < PANEL; q++) sums[q] += scores[key * PANEL + q];
+            sums[q] += scores[key * PANEL + q] = exponential(scores[key * PANEL + q] - most[q]);
 }
 
 // Forward of one head of one sample.
@@ -115,9 +105,9 @@ inline void attend_head(const Samples &samples, int64_t start, int64_t length, i
                         float *logarithms, float *own) {
     const int width = samples.width, kept = head / (samples.heads / samples.kept);
     const size_t step = in_lanes(length);
-    float *values = numbers_of(own, width * step);
-    float *queries = numbers_of(own, size_t(width) * PANEL);
-    float *found = numbers_of(own, size_t(width) * PANEL);
+    float *values = taken(own, width * step);
+    float *queries = taken(own, size_t(width) * PANEL);
+    float *found = taken(own, size_t(width) * PANEL);
     float *scores = own;
     alignas(64) float most[PANEL], sums[PANEL];
     turned_about(of(value, kept, start), value.position, length, width, values, step, step);
@@ -127,8 +117,8 @@ inline void attend_head(const Samples &samples, int64_t start, int64_t length, i
         queries_turned(of(query, head, start + first), query.position, here, width, samples.scaling,
                        queries);
         rows_by_panel(keys, of(key, kept, start), key.position, queries, width, scores, PANEL);
-        put_behind(scores + first * PANEL, here, -INFINITY);
-        exponentials(scores, keys, here, most, sums);
+        leave_out(scores + first * PANEL, here);
+        exponentials(scores, keys, most, sums);
         rows_by_panel(width, values, step, scores, int(keys), found, PANEL);
         for (int d = 0; d < width; d++)
 #pragma omp simd
@@ -146,21 +136,22 @@ inline size_t forward_numbers(const Samples &samples) {
 
 // Backward of one kept head of one sample, and of all heads that share it.
 inline void attend_back(const Samples &samples, int64_t start, int64_t length, int kept,
-                        const Heads &gradient, const Heads &query, const Heads &key,
-                        const Heads &value, const Heads &attended, const float *logarithms,
+                        const Heads &query, const Heads &key, const Heads &value,
+                        const Heads &gradient, const Heads &attended, const float *logarithms,
                         const Heads &to_query, const Heads &to_key, const Heads &to_value,
                         float *own) {
     const int width = samples.width, shared = samples.heads / samples.kept;
     const size_t step = in_lanes(length), wide = in_panels(width);
-    float *keys_turned = numbers_of(own, width * step);
-    float *of_keys = numbers_of(own, length * wide), *of_values = numbers_of(own, length * wide);
-    float *queries = numbers_of(own, size_t(width) * PANEL);
-    float *gradients = numbers_of(own, size_t(width) * PANEL);
-    float *query_panels = numbers_of(own, wide * PANEL);
-    float *gradient_panels = numbers_of(own, wide * PANEL);
-    float *found = numbers_of(own, size_t(width) * PANEL);
-    float *shares = numbers_of(own, in_panels(length) * PANEL), *changes = own;
-    alignas(64) float sums[PANEL], products[PANEL];
+    float *keys_turned = taken(own, width * step);
+    float *of_keys = taken(own, length * wide), *of_values = taken(own, length * wide);
+    float *queries = taken(own, size_t(width) * PANEL);
+    float *gradients = taken(own, size_t(width) * PANEL);
+    float *query_panels = taken(own, wide * PANEL);
+    float *gradient_panels = taken(own, wide * PANEL);
+    float *found = taken(own, size_t(width) * PANEL);
+    float *shares = taken(own, in_panels(length) * PANEL), *changes = own;
+    alignas(64) float of_sums[PANEL];  // logarithms
+    alignas(64) float means[PANEL];    // of changes, by shares
     turned_about(of(key, kept, start), key.position, length, width, keys_turned, step, step);
     std::memset(of_keys, 0, length * wide * sizeof(float));
     std::memset(of_values, 0, length * wide * sizeof(float));
@@ -168,36 +159,34 @@ inline void attend_back(const Samples &samples, int64_t start, int64_t length, i
         for (int64_t first = 0; first < length; first += PANEL) {
             const int here = int(length - first < PANEL ? length - first : PANEL);
             const int64_t keys = first + here;
-            const float *asked = of(query, head, start + first);
-            const float *wanted = of(gradient, head, start + first);
-            const float *made = of(attended, head, start + first);
-            queries_turned(asked, query.position, here, width, samples.scaling, queries);
-            queries_in_panels(asked, query.position, here, width, samples.scaling, query_panels);
-            turned_about(wanted, gradient.position, here, width, gradients, PANEL, PANEL);
-            queries_in_panels(wanted, gradient.position, here, width, 1, gradient_panels);
+            const float *own_query = of(query, head, start + first);
+            const float *own_gradient = of(gradient, head, start + first);
+            const float *own_attended = of(attended, head, start + first);
+            queries_turned(own_query, query.position, here, width, samples.scaling, queries);
+            queries_in_panels(own_query, query.position, here, width, samples.scaling, query_panels);
+            turned_about(own_gradient, gradient.position, here, width, gradients, PANEL, PANEL);
+            queries_in_panels(own_gradient, gradient.position, here, width, 1, gradient_panels);
             for (int q = 0; q < PANEL; q++) {
                 float sum = 0;
                 if (q < here)
 #pragma omp simd reduction(+ : sum)
                     for (int i = 0; i < width; i++)
-                        sum += wanted[q * gradient.position + i] * made[q * attended.position + i];
-                products[q] = sum;
-                sums[q] = q < here ? logarithms[(start + first + q) * samples.heads + head] : 0;
+                        sum += own_gradient[q * gradient.position + i] *
+                               own_attended[q * attended.position + i];
+                means[q] = sum;
+                of_sums[q] = q < here ? logarithms[(start + first + q) * samples.heads + head] : 0;
             }
             rows_by_panel(keys, of(key, kept, start), key.position, queries, width, shares, PANEL);
             rows_by_panel(keys, of(value, kept, start), value.position, gradients, width, changes,
                           PANEL);
-            put_behind(shares + first * PANEL, here, -INFINITY);
+            leave_out(shares + first * PANEL, here);
             for (int64_t k = 0; k < keys; k++)
 #pragma omp simd
-                for (int q = 0; q < PANEL; q++)
-                    shares[k * PANEL + q] = exponential(shares[k * PANEL + q] - sums[q]);
-            put_behind(shares + first * PANEL, here, 0);
-            for (int64_t k = 0; k < keys; k++)
-#pragma omp simd
-                for (int q = 0; q < PANEL; q++)
-                    changes[k * PANEL + q] =
-                        shares[k * PANEL + q] * (changes[k * PANEL + q] - products[q]);
+                for (int q = 0; q < PANEL; q++) {
+                    const float share = exponential(shares[k * PANEL + q] - of_sums[q]);
+                    shares[k * PANEL + q] = share;
+                    changes[k * PANEL + q] = share * (changes[k * PANEL + q] - means[q]);
+                }
             for (size_t at = 0; at < wide; at += PANEL) {
                 rows_by_panel<true>(keys, shares, PANEL, gradient_panels + at * PANEL, PANEL,
                                     of_values + at, wide);
@@ -246,7 +235,7 @@ extern "C" {
 // Attend to each sample's own positions up to one's own; also the logarithms [positions, heads] of
 // the scores' sums. 0 when it is done, else `NO_MEMORY`, and nothing is.
 int attend(const Samples *samples, const Heads *query, const Heads *key, const Heads *value,
-           const Heads *to, float *logarithms) {
+           float *logarithms, const Heads *to) {
     return for_each_head(*samples, samples->heads, forward_numbers(*samples),
                          [&](int64_t first, int64_t length, int head, float *own) {
                              attend_head(*samples, first, length, head, *query, *key, *value, *to,
@@ -255,14 +244,14 @@ int attend(const Samples *samples, const Heads *query, const Heads *key, const H
 }
 
 // The gradients of queries, keys and values from that of what was attended to.
-int attend_backward(const Samples *samples, const Heads *gradient, const Heads *query,
-                    const Heads *key, const Heads *value, const Heads *attended,
+int attend_backward(const Samples *samples, const Heads *query, const Heads *key,
+                    const Heads *value, const Heads *gradient, const Heads *attended,
                     const float *logarithms, const Heads *to_query, const Heads *to_key,
                     const Heads *to_value) {
     return for_each_head(*samples, samples->kept, backward_numbers(*samples),
                          [&](int64_t first, int64_t length, int kept, float *own) {
-                             attend_back(*samples, first, length, kept, *gradient, *query, *key,
-                                         *value, *attended, logarithms, *to_query, *to_key,
+                             attend_back(*samples, first, length, kept, *query, *key, *value,
+                                         *gradient, *attended, logarithms, *to_query, *to_key,
                                          *to_value, own);
                          });
 }

@@ -2,9 +2,12 @@
 
 PyTorch gives them to the BLAS that it was built with, on x86 MKL, which uses half of the width of
 AMD's vectors: on a Zen 5 core 110 of 270 GFLOP/s. oneDNN, which PyTorch brings along as well, uses
-all of it (250). The switch that has PyTorch ask oneDNN is the one for products in bf16, and where
-the processor has no units that oneDNN would take for those it multiplies in fp32, as before. That
-is tried out on the spot; the sums are the same ones in another order.
+all of it (250). The switch that has PyTorch ask oneDNN is the one for products in bf16; on a
+processor that has AVX-512 but no units for those, it multiplies in fp32, in another order. What
+the switch does is tried out on the spot.
+
+It holds for all products. Those of PyTorch's attention over short samples become slower, so this
+goes with ``packed_attention: apart``, whose products are its own.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class MatmulBackend(Technique):
         "default",
         role="choice",
         description="Which library multiplies fp32 matrices on a CPU: PyTorch's own choice (MKL on "
-        "x86), or oneDNN, in fp32 as well; on AMD's processors oneDNN is twice as fast.",
+        "x86), or oneDNN, in fp32 as well, which is twice as fast on AMD's processors. PyTorch's "
+        "attention over short samples is slower with it; packed_attention: apart is not.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
@@ -67,23 +71,27 @@ def multiply_by_onednn() -> str:
     """Have oneDNN multiply fp32 matrices until the job ends; what it does here, for the row.
 
     Raises:
-        Unsupported: there is no oneDNN here, or it would round factors to bf16.
+        Unsupported: it multiplies nothing here, or would round factors to bf16.
     """
     import torch
 
-    if not torch.backends.mkldnn.is_available():
-        raise Unsupported("matmul_backend onednn: this build of PyTorch comes without oneDNN")
     numbers = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
-    exact = left.double() @ right.double()
+    usual, exact = left @ right, left.double() @ right.double()
     torch.set_float32_matmul_precision("medium")  # undone after the job
-    error = float((left @ right - exact).abs().max() / exact.abs().max())
+    found = left @ right
+    error = float((found - exact).abs().max() / exact.abs().max())
+    reason = ""
     if error > _ROUNDING:
-        torch.set_float32_matmul_precision("highest")
-        raise Unsupported(
-            f"matmul_backend onednn: oneDNN would multiply in bf16 on this processor (relative "
-            f"error {error:.1e}); matmul_precision: medium asks for that"
+        reason = (
+            f"oneDNN would multiply in bf16 on this processor (relative error {error:.1e}); "
+            "matmul_precision: medium asks for that"
         )
+    elif found.equal(usual):
+        reason = "PyTorch does not ask oneDNN for products on this processor"
+    if reason:
+        torch.set_float32_matmul_precision("highest")
+        raise Unsupported(f"matmul_backend onednn: {reason}")
     return f"onednn, relative error {error:.1e}"
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from workloads.attention_words import refuse_unknown
 from workloads.errors import Unsupported
+from workloads.training.kernels import near
 from workloads.training.sample_attention import SampleAttention, code
 
 #: Of the attention function, for transformers.
@@ -25,11 +26,10 @@ NAME = "nightgrid_apart"
 
 _aten: Any = torch.ops.aten
 
-#: Whether there is machine code for attention in fp32 here, once ``register`` has looked. A name of
-#: this module, since ``torch.compile`` reads those.
+#: Whether there is machine code for attention in fp32 here, once ``register`` has looked.
 _in_code = False
-#: How much faster a thread of it is, at least, than one of torch's.
-_FASTER = 4
+#: How many threads of torch's one of it stands for, at least.
+_THREADS_OF_TORCH = 4
 
 
 def register(*, native: bool) -> str:
@@ -45,12 +45,16 @@ def register(*, native: bool) -> str:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
-    found = code() if native else None
-    _in_code = found is not None and found.library is not None
-    if found is None:
+    _in_code = False
+    if not native:
         return "apart"
-    if not _in_code:
+    found = code()
+    if found.library is None:
         return f"apart, without machine code ({found.lacking})"
+    by_torch, _in_code = _sample_results(), True
+    if not all(map(near, _sample_results(), by_torch)):
+        _in_code = False
+        return "apart, without machine code (it computed something else)"
     made = f", compiled once in this process in {found.compile_s:.1f} s" if found.compile_s else ""
     return f"apart, in fp32 by machine code{made}"
 
@@ -92,8 +96,6 @@ def attend(
     if query.device.type == "cpu" and not dropout and value.shape[3] == width:
         if torch.is_autocast_enabled("cpu"):  # knows torch's own operators only
             flat = [each.to(torch.get_autocast_dtype("cpu")) for each in flat]
-        if not (_in_code and flat[0].dtype == torch.float32):
-            flat[1:] = [each.repeat_interleave(heads // key.shape[1], 1) for each in flat[1:]]
         whole = _attended(*flat, places, width**-0.5 if scaling is None else scaling)[0]
     else:
         lengths = _lengths(places)
@@ -126,7 +128,7 @@ def _attended(
     """Of [1, heads, positions, width] each, of which keys and values may have fewer heads: what is
     attended to, [1, positions, heads, width], and the logarithms of the scores' sums,
     [1, positions, heads]."""
-    if ours := _ours(query, key, places, scaling):
+    if ours := _ours(query, key, value, places, scaling):
         return ours.forward(query, key, value)
     _, heads, positions, width = query.shape
     key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
@@ -156,7 +158,7 @@ def _attended_backward(
     of_inputs = tuple(
         each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key, value)
     )
-    if ours := _ours(query, key, places, scaling):
+    if ours := _ours(query, key, value, places, scaling):
         ours.backward(gradient, query, key, value, attended, sums, of_inputs)
         return of_inputs  # type: ignore[return-value]
     by_heads = [each.transpose(1, 2) for each in (gradient, attended, sums)]
@@ -204,16 +206,28 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, .
 _attended.register_autograd(_backward, setup_context=_remember)
 
 
+def _sample_results() -> list[torch.Tensor]:
+    """What two samples attend to and its gradients, as they are computed now."""
+    numbers = torch.arange(1, 1 + 8 * 45 * 16).sin().view(1, 45, 8, 16).transpose(1, 2)
+    heads, places = numbers.split((4, 2, 2), dim=1), torch.arange(45) % 40
+    attended, sums = _attended(*heads, places, 0.25)
+    return [attended, *_attended_backward(attended.cos(), *heads, attended, sums, places, 0.25)]
+
+
 def _ours(
-    query: torch.Tensor, key: torch.Tensor, places: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    places: torch.Tensor,
+    scaling: float,
 ) -> SampleAttention | None:
     """Machine code for these heads; None where there is none, or torch is faster: it shares out
     all heads of a sample among threads, ours the samples and the heads that are kept."""
-    if not _in_code or query.dtype != torch.float32:
+    if not _in_code or any(each.dtype != torch.float32 for each in (query, key, value)):
         return None
     lengths, (heads, kept) = _lengths(places), (each.shape[1] for each in (query, key))
-    pieces = _FASTER * len(lengths) * kept
-    if pieces < min(heads, torch.get_num_threads()):
+    pieces = len(lengths) * kept
+    if _THREADS_OF_TORCH * pieces < min(heads, torch.get_num_threads()):
         return None
     return SampleAttention(lengths, scaling)
 
@@ -241,8 +255,14 @@ def _samples(places: torch.Tensor) -> Iterator[slice]:
 
 
 def _lengths(places: torch.Tensor) -> list[int]:
-    """Tokens of each sample, row after row."""
+    """Tokens of each sample, row after row.
+
+    Raises:
+        Unsupported: the first of them is within a sample.
+    """
     starts: list[int] = (places == 0).nonzero().flatten().tolist()
+    if starts[:1] != [0]:
+        raise Unsupported("packed_attention apart: positions do not begin with 0")
     ends = [*starts[1:], places.numel()]
     return [end - start for start, end in zip(starts, ends, strict=True)]
 

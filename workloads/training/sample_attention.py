@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from workloads.native_code import SOURCES, NativeCode, native_code
+from workloads.native_code import SOURCES, NativeCode, vector_code
 
 _SOURCE = SOURCES / "sample_attention.cpp"
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -32,9 +33,7 @@ class _Samples(ctypes.Structure):
 
 def code() -> NativeCode:
     """The machine code for this node; compiles it where need be."""
-    if not torch.cpu.get_capabilities().get("avx512_f"):
-        return NativeCode(lacking="this processor has no AVX-512")
-    return native_code(_SOURCE)
+    return vector_code(_SOURCE)
 
 
 class SampleAttention:
@@ -46,11 +45,11 @@ class SampleAttention:
     """
 
     def __init__(self, lengths: Sequence[int], scaling: float) -> None:
-        ends = torch.tensor(lengths).cumsum(0)
-        firsts = ends - torch.tensor(lengths)
+        firsts = [0, *accumulate(lengths)]
         # The longest first: what is left over at the end is then short.
-        order = torch.tensor(lengths).argsort(descending=True)
-        self._firsts, self._lengths = firsts[order], torch.tensor(lengths)[order]
+        order = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
+        self._firsts = torch.tensor([firsts[sample] for sample in order])
+        self._lengths = torch.tensor([lengths[sample] for sample in order])
         self._scaling = scaling
         self._library: Any = code().library
 
@@ -73,7 +72,7 @@ class SampleAttention:
         _, heads, positions, width = query.shape
         attended = query.new_empty(1, positions, heads, width)
         sums = query.new_empty(1, positions, heads)
-        self._run("attend", query, key, [query, key, value], [attended.transpose(1, 2), sums])
+        self._run("attend", [query, key, value], sums, [attended.transpose(1, 2)])
         return attended, sums
 
     def backward(
@@ -100,30 +99,33 @@ class SampleAttention:
         Raises:
             MemoryError: there is none for what lies between.
         """
-        read = [gradient.transpose(1, 2), query, key, value, attended.transpose(1, 2)]
-        self._run("attend_backward", query, key, read, [sums, *into])
+        read = [query, key, value, gradient.transpose(1, 2), attended.transpose(1, 2)]
+        self._run("attend_backward", read, sums.contiguous(), into)
 
     def _run(
         self,
         name: str,
-        query: torch.Tensor,
-        key: torch.Tensor,
         read: Sequence[torch.Tensor],
-        more: Sequence[torch.Tensor],
+        sums: torch.Tensor,
+        written: Sequence[torch.Tensor],
     ) -> None:
-        """Call the machine code with heads that are read, and further arguments."""
+        """Call the machine code with heads that are read, query and key first, and written."""
+        query, key = read[:2]
         samples = _Samples(
             *(self._firsts.data_ptr(), self._lengths.data_ptr(), len(self._lengths)),
             *(query.shape[1], key.shape[1], query.shape[3], torch.get_num_threads()),
             self._scaling,
         )
-        # Kept until the call is over: heads that had to be copied.
+        # In a variable until the call is over: heads that had to be copied.
         read = [each if each.stride(3) == 1 else each.contiguous() for each in read]
-        given = [
-            ctypes.byref(_Heads(each.data_ptr(), each.stride(1), each.stride(2)))
-            if each.dim() == 4
-            else _pointer(each.data_ptr())
-            for each in (*read, *more)
-        ]
-        if getattr(self._library, name)(ctypes.byref(samples), *given):
+        if getattr(self._library, name)(
+            ctypes.byref(samples),
+            *map(_heads, read),
+            _pointer(sums.data_ptr()),
+            *map(_heads, written),
+        ):
             raise MemoryError(f"no memory for attention of {query.shape[2]} positions")
+
+
+def _heads(of: torch.Tensor) -> Any:
+    return ctypes.byref(_Heads(of.data_ptr(), of.stride(1), of.stride(2)))

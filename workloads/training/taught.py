@@ -100,7 +100,9 @@ class Taught:
             mixed = torch.is_autocast_enabled(kind)
             autocast = str(torch.get_autocast_dtype(kind)) if mixed else "none"
         attention = getattr(self.teacher.config, "_attn_implementation", None)
-        products = torch.get_float32_matmul_precision()
+        # oneDNN in fp32 has the switch of products in bf16.
+        by_onednn = "matmul_backend" in self.training.details
+        products = "onednn" if by_onednn else torch.get_float32_matmul_precision()
         return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
 
     def end_step(self) -> None:

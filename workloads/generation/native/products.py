@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from workloads.generation.packed_products import is_int8, is_plain, joined_biases
-from workloads.native_code import SOURCES, NativeCode, native_code
+from workloads.native_code import SOURCES, NativeCode, vector_code
 
 _SOURCE = SOURCES / "decoder_layer.cpp"
 #: Outputs of a panel, and of a gate and what it is multiplied by, of which each panel has one half.
@@ -38,9 +38,7 @@ class Weights(ctypes.Structure):
 
 def code() -> NativeCode:
     """Our machine code for this node; compiles it where need be."""
-    if not torch.cpu.get_capabilities().get("avx512_f"):
-        return NativeCode(lacking="this processor has no AVX-512")
-    return native_code(_SOURCE)
+    return vector_code(_SOURCE)
 
 
 def lacking(name: str) -> str:
