@@ -30,7 +30,7 @@ def quickly_made(kind: type[T]) -> type[T]:
     known: dict[str, Any] = {
         "_unsaid": object(),
         "_set": object.__setattr__,
-        "_opened": type(kind.__name__, (), {"__slots__": slots}),
+        "_opened": type(kind.__name__, kind.__bases__, {"__slots__": slots}),
     }
     given, steps = [], ["kind = self.__class__", "_set(self, '__class__', _opened)"]
     for each in declared:

@@ -42,6 +42,7 @@ class _Written:
     _text: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(_Written):
     """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
