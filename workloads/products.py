@@ -25,35 +25,39 @@ _ROOTS: dict[str, Callable[[], Path]] = {
 }
 
 
-class _Roots:
-    """The directories by kind, as text. They follow from the environment, so as long as that stays
+_MOST_KNOWN = 1024
+
+
+class _Places:
+    """The directories of names, as text. They follow from the environment, so as long as that stays
     they are found once: every job asks, and a short one takes no longer than they do."""
 
     def __init__(self) -> None:
         self._environment: dict[bytes, bytes] = {}
-        self._known: dict[str, str] = {}
+        self._known: dict[tuple[str, str], str] = {}
 
-    def of(self, kind: str) -> str:
+    def of(self, kind: str, name: str) -> str:
         """
         Raises:
             DataMissing: the cache directory cannot be made.
         """
         now = environment_bytes()
-        if now != self._environment:
+        if now != self._environment or len(self._known) >= _MOST_KNOWN:
             self._environment, self._known = now, {}
-        known = self._known.get(kind)
+        known = self._known.get((kind, name))
         if known is None:
-            known = self._known[kind] = os.fspath(_ROOTS[kind]())
+            place = os.path.join(_ROOTS[kind](), os.path.expanduser(name))
+            known = self._known[kind, name] = os.fspath(place)
         return known
 
 
-_roots = _Roots()
+_places = _Places()
 
 
 def saving_of(kind: str, name: object) -> Saving:
     """The saving of what has a name now, as far as anything of it is known on this machine."""
     if kind not in _ROOTS or not isinstance(name, str):
         return Saving()
-    note = origin_of(os.path.join(_roots.of(kind), os.path.expanduser(name)))
+    note = origin_of(_places.of(kind, name))
     attempt = note.get(ATTEMPT)
     return Saving(str(note.get(SAVED_BY, "")), attempt if isinstance(attempt, int) else 0)

@@ -330,7 +330,16 @@ def _texts_of_column(values: _Values) -> _Values:
 
 
 def _each(convert: Callable[[Any], Any]) -> _Convert:
-    return lambda values: [convert(value) for value in values]
+    """One value at a time; of an object that several rows have, once."""
+
+    def converted(values: _Values) -> _Values:
+        known = {id(value): value for value in values}
+        if len(known) == len(values):
+            return [convert(value) for value in values]
+        made = {number: convert(value) for number, value in known.items()}
+        return [made[id(value)] for value in values]
+
+    return converted
 
 
 def _measure(settings: MeasureSettings) -> dict[str, Any]:

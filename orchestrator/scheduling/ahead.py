@@ -9,7 +9,8 @@ longer than it should (``worker/card_process.py``).
 
 A job that is given early may end late. So only jobs that are expected to be short are, by what the
 last of their bucket took; all that wait behind one job together take no longer than the run allows
-(``ScheduleSettings.ahead_s``), and no worker gets more than its share of what is left.
+(``ScheduleSettings.ahead_s``), and no worker gets more than its share of what is left, unless that
+is over before another worker could be told of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from orchestrator.domain.job import State
 MOST_AHEAD = 31
 #: Jobs that are expected to last longer are never given ahead, in a run that allows it at all.
 AHEAD_S = 0.1
+#: Jobs that take no longer together may be more than a worker's share of what is left: a response
+#: and its answer take as long (``worker/messages.py``), so shared out they would end no sooner.
+ANSWER_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,18 @@ def pace_after(before: Pace | None, outcome: Outcome, estimated_s: float) -> Pac
     return Pace(max(took_s, before.took_s / 2 if before is not None else 0.0), estimated_s)
 
 
-def may_have_more(given: int, *, left: int, workers: int) -> bool:
+def may_have_more(ahead_s: Sequence[float], pace: Pace, *, left: int, workers: int) -> bool:
     """Return whether a busy worker may be given one more job, as far as their number goes.
 
     Args:
-        given: jobs that wait behind the worker's own already.
+        ahead_s: estimates of those that wait behind the worker's own already.
         left: jobs of the bucket that no worker has, this one included.
         workers: that serve the bucket.
     """
-    return given < MOST_AHEAD and left > given * workers
+    given = len(ahead_s)
+    if given >= MOST_AHEAD or not left:
+        return False
+    return left > given * workers or pace.expected_together_s(ahead_s) < ANSWER_S
 
 
 def may_wait_behind(

@@ -234,16 +234,16 @@ class Assigner:
     def _next_behind(self, worker: Worker, held_s: Sequence[float], now: float) -> JobRecord | None:
         """The job that a busy worker may be given behind those that it holds, if there is one."""
         bucket, lease, slot = worker.bucket, worker.slot.lease, worker.slot
-        if bucket is None or bucket.pace is None or not len(bucket.queue):
+        if bucket is None or (pace := bucket.pace) is None:
             return None
         left, workers = len(bucket.queue), len(bucket.workers)
-        if not may_have_more(len(held_s), left=left, workers=workers):
+        if not may_have_more(held_s, pace, left=left, workers=workers):
             return None
         if lease is None or worker.state is not WorkerState.BUSY or worker.key != bucket.key:
             return None
         if slot.reservation is not None or not slot.usable or worker.spoiled:
             return None
-        pace, most_s = bucket.pace, self.settings.ahead_s
+        most_s = self.settings.ahead_s
         if lease.attempt.purpose != "measure" or pace.expected_s(lease.record.duration) > most_s:
             return None
         left_s = self.gangs.left_s(now) - lease.record.duration - sum(held_s)

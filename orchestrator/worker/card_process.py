@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,7 +143,7 @@ class CardProcess:
         return attempt_id in self._sent
 
     def run(
-        self, order: Order, ahead: Iterable[Order] = (), late: Callable[[], None] = _nothing
+        self, order: Order, ahead: Sequence[Order] = (), late: Callable[[], None] = _nothing
     ) -> bytes | RankOutcome | None:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
         the process pickled it, or one of our own when the process could not make any.
@@ -240,14 +240,16 @@ class CardProcess:
         started = self.start()
         return started if isinstance(started, Failure) else None
 
-    def _give_ahead(self, order: Order, ahead: Iterable[Order]) -> None:
+    def _give_ahead(self, order: Order, ahead: Sequence[Order]) -> None:
         """Send orders that follow upon one, together and as far as the pipe has room: were it full,
         process and owner would wait for each other."""
         if self._channel is None:
             raise EOFError("the process was never started")
+        self._look_at = deadline = time.monotonic() + KEEP_S
+        if not ahead:
+            return
         messages = []
         room = _MOST_SENT_BYTES - sum(self._sent.values())
-        deadline = time.monotonic() + KEEP_S
         for each in ahead:
             if each.attempt_id in self._sent:
                 continue
@@ -262,7 +264,6 @@ class CardProcess:
         except OSError:  # it has died; what it answered before can still be read
             for _ in messages:
                 self._sent.popitem()
-        self._look_at = deadline
 
     def _begin(self, order: Order) -> None:
         """Send an order that follows upon nothing."""

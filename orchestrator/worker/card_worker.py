@@ -14,7 +14,8 @@ import dataclasses
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from workloads.isolation import ProcessState
 
 SEED = 0  # every job starts from it
+_ONE_CARD = OneCard()
+_NO_TURN, _NO_LIMIT = contextlib.nullcontext(), contextlib.nullcontext()
 
 
 class CardWorker(CardHolder):
@@ -180,8 +183,9 @@ class CardWorker(CardHolder):
         threads = self._set_threads(request.parameters.get("threads"))
         with (
             self._collective(attempt, rank, rendezvous) as collective,
-            self._in_turn(attempt, rank, collective, threads),
+            self._in_turn(attempt, rank, collective, threads) as self._turn,
         ):
+            self._enter(attempt.attempt_id, "start")
             if self.config.passport and not self._jobs_before:
                 self._take_passport(attempt)
             from workloads import registry
@@ -198,7 +202,7 @@ class CardWorker(CardHolder):
                 cpu_clock=time.process_time,
             )
             known = self.device.compilations()
-            with self._limit.in_force() if self._limit else contextlib.nullcontext():
+            with self._limit.in_force() if self._limit else _NO_LIMIT:
                 result = workload(request, context)
             compiled = self.device.compilations().since(known)
         if not isinstance(result, Result):
@@ -262,14 +266,12 @@ class CardWorker(CardHolder):
         limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
         return {} if limit is None else {"card_memory_bytes": str(limit)}
 
-    @contextlib.contextmanager
     def _collective(
         self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None
-    ) -> Iterator[Collective]:
+    ) -> AbstractContextManager[Collective]:
         world_size = len(attempt.cards)
         if world_size == 1:
-            yield OneCard()
-            return
+            return contextlib.nullcontext(_ONE_CARD)
         assert self.device is not None
         if rendezvous is None or world_size != self.config.world_size:
             raise BadConfiguration(
@@ -277,38 +279,33 @@ class CardWorker(CardHolder):
                 f"{self.config.worker_id} was made for {self.config.world_size}"
                 f"{'' if rendezvous else ' and got no rendezvous'}"
             )
-        with joined(
+        return joined(
             rendezvous=rendezvous,
             rank=rank,
             world_size=world_size,
             device=self.device,
             listener=self._listener if rank == 0 else None,
-        ) as collective:
-            yield collective
+        )
 
-    @contextlib.contextmanager
     def _in_turn(
         self, attempt: Attempt, rank: int, collective: Collective, threads: int
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[Turn | None]:
         """Keep the job's turn within the block, on a device that shares its host's cores."""
         assert self.device is not None
         if not self.device.spec.can("host_cores"):
-            yield
-            return
+            return _NO_TURN
         self._enter(attempt.attempt_id, "queued")
         alone = len(attempt.cards) == 1
         if not alone:
             self._kept_turn.end()
-        with turn(
+        return turn(
             collective,
             rank,
             threads,
             self._cores,
             kept=self._kept_turn if alone else None,
             another_waits=self.another_waits,
-        ) as self._turn:
-            self._enter(attempt.attempt_id, "start")
-            yield
+        )
 
     def _enter(self, attempt_id: str, phase: Phase) -> None:
         if phase == "measure":

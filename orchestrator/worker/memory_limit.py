@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,19 +63,29 @@ class MemoryLimit:
         _return_freed_memory()
         return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
 
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
+    def in_force(self) -> AbstractContextManager[None]:
         """Enforce the limit within the block; afterwards the process may allocate freely again,
         since reporting an exhausted memory needs memory."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = self.baseline_bytes + self.memory_bytes
+        return _InForce(self.baseline_bytes + self.memory_bytes)
+
+
+class _InForce:
+    """A limit of so many bytes, and the one before it."""
+
+    __slots__ = ("_before", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def __enter__(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        limit, hard = self._limit, self._before[1]
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
 
 def share_of_host(cards: int) -> int:

@@ -162,7 +162,7 @@ class NodeWorkers:
         worker.rank_of = request.order.attempt_id if request.order.rendezvous is not None else ""
         worker.runs = attempt_id
         try:
-            ahead = list(_given_ahead(request, behind))
+            ahead = [] if _is_sent(behind, process) else list(_given_ahead(request, behind))
             outcome = process.run(request.order, ahead, lambda: self._give_back(worker, behind))
         finally:
             worker.rank_of = ""
@@ -220,6 +220,15 @@ def _given_ahead(request: Run, behind: Iterable[Listen | Run | None]) -> Iterato
             return
         last = each.order
         yield last
+
+
+def _is_sent(behind: deque[Listen | Run | None], process: CardProcess) -> bool:
+    """Return whether the process has all that waits, as it mostly has: it was sent in order, so
+    that the last of it tells."""
+    if not behind:
+        return True
+    last = behind[-1]
+    return isinstance(last, Run) and process.sent(last.order.attempt_id)
 
 
 def _halt(stat: ProcessStat | None) -> str:

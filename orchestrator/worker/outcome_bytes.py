@@ -46,24 +46,29 @@ class _Values(Generic[T]):
 _OUTCOME, _RESULT = _Values(RankOutcome), _Values(Result)
 _SAMPLE, _ITEM = _Values(Sample), _Values(Item)
 _USE, _TURN = _Values(ProcessorUse), _Values(Turn)
+#: Where values stand that do not travel as they are.
+_STATE, _PROCESSOR, _ITS_TURN, _WORKER, _ITS_RESULT = map(
+    _OUTCOME.names.index, ("state", "processor", "turn", "worker", "result")
+)
+_SAMPLES, _ITEMS = map(_RESULT.names.index, ("samples", "items"))
 
 
 def packed(outcome: RankOutcome, told: WorkerInfo | None = None) -> bytes:
     """The bytes of an outcome; ``told`` is the worker's info that its last outcome had."""
-    values = dict(zip(_OUTCOME.names, _OUTCOME.of(outcome), strict=True))
-    values["state"] = outcome.state.value
-    values["processor"] = _USE.of(outcome.processor)
-    values["turn"] = _TURN.of(outcome.turn)
+    values = list(_OUTCOME.of(outcome))
+    values[_STATE] = outcome.state.value
+    values[_PROCESSOR] = _USE.of(outcome.processor)
+    values[_ITS_TURN] = _TURN.of(outcome.turn)
     if told is not None and outcome.worker is told:
-        values["worker"] = _AS_BEFORE
+        values[_WORKER] = _AS_BEFORE
     result = _RESULT.of(outcome.result)
     if type(result) is tuple:
-        result = dict(zip(_RESULT.names, result, strict=True))
-        result["samples"] = [_SAMPLE.of(each) for each in result["samples"]]
-        result["items"] = [_ITEM.of(each) for each in result["items"]]
-        result = tuple(result.values())
-    values["result"] = pickled(result)
-    return pickled(tuple(values.values()))
+        parts = list(result)
+        parts[_SAMPLES] = [_SAMPLE.of(each) for each in result[_SAMPLES]]
+        parts[_ITEMS] = [_ITEM.of(each) for each in result[_ITEMS]]
+        result = tuple(parts)
+    values[_ITS_RESULT] = pickled(result)
+    return pickled(tuple(values))
 
 
 def unpacked(data: bytes, before: WorkerInfo | None = None) -> RankOutcome:

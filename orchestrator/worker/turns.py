@@ -34,6 +34,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -274,7 +275,21 @@ def _nobody() -> bool:
     return False
 
 
-@contextlib.contextmanager
+class _Again:
+    """A turn that a job has kept for this one: short jobs notice the cost of a generator."""
+
+    __slots__ = ("_another_waits", "_kept", "_turn")
+
+    def __init__(self, kept: KeptTurn, had: Turn, another_waits: Callable[[], bool]) -> None:
+        self._kept, self._turn, self._another_waits = kept, had, another_waits
+
+    def __enter__(self) -> Turn:
+        return self._turn
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.end_unless(self._another_waits)
+
+
 def turn(
     collective: Collective,
     rank: int,
@@ -284,7 +299,7 @@ def turn(
     paths: Sequence[Path] = (),
     kept: KeptTurn | None = None,
     another_waits: Callable[[], bool] = _nobody,
-) -> Iterator[Turn | None]:
+) -> AbstractContextManager[Turn | None]:
     """Wait for the turn of a job and keep it within the block; None where there are no turns.
 
     A gang takes its turn as one: on each host its lowest rank takes the cores of all. A gang of
@@ -301,11 +316,21 @@ def turn(
         another_waits: asked at the job's end, whether the next one is there.
     """
     if kept is not None and kept.holds(threads):
-        try:
-            yield Turn(waited_s=0.0, oversubscribed=threads > len(cores))
-        finally:
-            kept.end_unless(another_waits)
-        return
+        had = Turn(waited_s=0.0, oversubscribed=threads > len(cores))
+        return _Again(kept, had, another_waits)
+    return _new_turn(collective, rank, threads, cores, paths, kept, another_waits)
+
+
+@contextlib.contextmanager
+def _new_turn(
+    collective: Collective,
+    rank: int,
+    threads: int,
+    cores: Sequence[int],
+    paths: Sequence[Path],
+    kept: KeptTurn | None,
+    another_waits: Callable[[], bool],
+) -> Iterator[Turn | None]:
     began = time.monotonic()
     locks = _locks(paths or own_paths())
     own = locks.identity if locks else ""

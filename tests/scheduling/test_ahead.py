@@ -13,7 +13,13 @@ from orchestrator.domain.attempt import Outcome
 from orchestrator.domain.events import AttemptEnded, RecordRow, RunAttempt, StopWorker
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import State
-from orchestrator.scheduling.ahead import MOST_AHEAD, Pace, may_have_more, may_wait_behind
+from orchestrator.scheduling.ahead import (
+    ANSWER_S,
+    MOST_AHEAD,
+    Pace,
+    may_have_more,
+    may_wait_behind,
+)
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
@@ -31,7 +37,7 @@ seconds = st.floats(0, 1e4)
     left=st.integers(1, 500),
     workers=st.integers(1, 64),
 )
-def test_what_waits_is_short_few_and_no_more_than_a_share(
+def test_what_waits_is_short_few_and_no_more_than_a_share_or_a_moment(
     next_s: float,
     ahead_s: Sequence[float],
     took_s: float,
@@ -41,14 +47,26 @@ def test_what_waits_is_short_few_and_no_more_than_a_share(
 ) -> None:
     """Given one after the other for as long as the rule allows."""
     given_s, pace = list(ahead_s), Pace(took_s, 1.0)
-    while may_have_more(len(given_s), left=left, workers=workers) and may_wait_behind(
+    while may_have_more(given_s, pace, left=left, workers=workers) and may_wait_behind(
         next_s, given_s, pace, most_s=most_s
     ):
         left -= 1
+        before_s = pace.expected_together_s(given_s)
         given_s.append(next_s)
         expected_s = sum(map(pace.expected_s, given_s))
-        assert expected_s <= most_s * (1 + 1e-9) and len(given_s) <= MOST_AHEAD
-        assert left >= (len(given_s) - 1) * workers
+        assert expected_s <= most_s * (1 + 1e-9) and len(given_s) <= MOST_AHEAD and left >= 0
+        assert left >= (len(given_s) - 1) * workers or before_s < ANSWER_S
+
+
+def test_the_last_short_jobs_are_not_shared_out_one_by_one() -> None:
+    """An answer of the driver takes as long as many of them; of longer ones each worker has its
+    share."""
+    for took_s, most in ((ANSWER_S / 100, MOST_AHEAD), (ANSWER_S / 4, 4), (ANSWER_S, 2)):
+        given_s: list[float] = []
+        while may_have_more(given_s, Pace(took_s, 1.0), left=40 - len(given_s), workers=32):
+            given_s.append(1.0)
+        assert len(given_s) == most
+    assert not may_have_more([], Pace(0.0, 1.0), left=0, workers=32)
 
 
 @given(took_s=seconds, estimated_s=st.floats(1e-6, 1e4), next_s=seconds)

@@ -1,0 +1,38 @@
+"""The saving of what has a name now, as the environment and the disk have it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workloads.models.saved import ATTEMPT, ORIGIN, SAVED_BY
+from workloads.products import saving_of
+from workloads.saving import Saving
+
+
+def save(root: Path, name: str, saved_by: str, attempt: int) -> None:
+    """Leave the note of a model that was saved under this name."""
+    directory = root / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / ORIGIN).write_text(json.dumps({SAVED_BY: saved_by, ATTEMPT: attempt}))
+
+
+def test_a_name_is_looked_up_anew_wherever_models_are_kept_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory is known from the last time, what lies there is not."""
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
+    assert saving_of("model", "mine") == Saving()
+    save(tmp_path / "one", "mine", "run-job", 1)
+    assert saving_of("model", "mine") == Saving("run-job", 1)
+    save(tmp_path / "one", "mine", "run-job", 2)
+    assert saving_of("model", "mine") == Saving("run-job", 2)
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "other"))
+    assert saving_of("model", "mine") == Saving()
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
+    assert saving_of("model", "mine") == Saving("run-job", 2)
+    save(tmp_path, "elsewhere", "run-other", 3)
+    assert saving_of("model", str(tmp_path / "elsewhere")) == Saving("run-other", 3)
+    assert saving_of("adapter", "mine") == Saving()
