@@ -160,7 +160,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
 
 def _products() -> str:
-    """How fp32 numbers are multiplied here where PyTorch's switch for bf16 is on: ``bf16``;
+    """Name the products of fp32 numbers here where PyTorch's switch for bf16 is on: ``bf16``;
     ``onednn`` in fp32, by another library that is faster; ``fp32`` as otherwise."""
     import torch
 

@@ -24,10 +24,16 @@ def heads_of(positions: int, width: int, *counts: int) -> list[torch.Tensor]:
     return [torch.randn(1, positions, count, width).transpose(1, 2) for count in counts]
 
 
+def in_machine_code() -> bool:
+    """Tell if attention in fp32 is machine code now."""
+    heads = heads_of(9, 8, 2, 2, 2)
+    return apart.machine_code_for(*heads, places=torch.arange(9), scaling=1.0) is not None
+
+
 def in_double(
     heads: list[torch.Tensor], lengths: list[int], scaling: float, gradient: torch.Tensor
 ) -> list[torch.Tensor]:
-    """What is attended to, and the gradients of query, key and value, in double precision."""
+    """Attention, and the gradients of query, key and value, in double precision."""
     exact = [each.double().requires_grad_() for each in heads]
     alone = [
         scaled_dot_product_attention(*own, is_causal=True, scale=scaling, enable_gqa=True)
@@ -88,7 +94,7 @@ def test_few_samples_on_many_threads_are_left_to_torch(monkeypatch: pytest.Monke
     found: list[Any] = []
     for threads in (4, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda given=threads: given)
-        ours = apart._ours(query, key, value, places.flatten(), 0.5)
+        ours = apart.machine_code_for(query, key, value, places.flatten(), 0.5)
         assert (ours is not None) is (threads == 4)
         attended, _ = apart.attend(
             torch.nn.Module(), leaf, key, value, None, position_ids=places, scaling=0.5
@@ -115,7 +121,7 @@ def test_a_row_says_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(_MADE, lambda _: lacking)
     assert "without machine code (no compiler" in apart.register(native=True)
-    assert apart._in_code is False
+    assert not in_machine_code()
 
 
 def test_code_that_computes_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +132,7 @@ def test_code_that_computes_something_else_is_left_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SampleAttention, "forward", wrong)
     assert "it computed something else" in apart.register(native=True)
-    assert apart._in_code is False
+    assert not in_machine_code()
 
 
 def test_heads_of_unlike_formats_are_torchs_matter() -> None:

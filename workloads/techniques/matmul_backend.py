@@ -1,4 +1,4 @@
-"""Which library multiplies fp32 matrices on a CPU.
+"""The library that multiplies fp32 matrices on a CPU.
 
 PyTorch gives them to the BLAS that it was built with, on x86 MKL, which uses half of the width of
 AMD's vectors: on a Zen 5 core 110 of 270 GFLOP/s. oneDNN, which PyTorch brings along as well, uses

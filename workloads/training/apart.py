@@ -128,7 +128,7 @@ def _attended(
     """Of [1, heads, positions, width] each, of which keys and values may have fewer heads: what is
     attended to, [1, positions, heads, width], and the logarithms of the scores' sums,
     [1, positions, heads]."""
-    if ours := _ours(query, key, value, places, scaling):
+    if ours := machine_code_for(query, key, value, places, scaling):
         return ours.forward(query, key, value)
     _, heads, positions, width = query.shape
     key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
@@ -158,7 +158,7 @@ def _attended_backward(
     of_inputs = tuple(
         each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key, value)
     )
-    if ours := _ours(query, key, value, places, scaling):
+    if ours := machine_code_for(query, key, value, places, scaling):
         ours.backward(gradient, query, key, value, attended, sums, of_inputs)
         return of_inputs  # type: ignore[return-value]
     by_heads = [each.transpose(1, 2) for each in (gradient, attended, sums)]
@@ -207,14 +207,14 @@ _attended.register_autograd(_backward, setup_context=_remember)
 
 
 def _sample_results() -> list[torch.Tensor]:
-    """What two samples attend to and its gradients, as they are computed now."""
+    """Attention of two samples and its gradients, as they are computed now."""
     numbers = torch.arange(1, 1 + 8 * 45 * 16).sin().view(1, 45, 8, 16).transpose(1, 2)
     heads, places = numbers.split((4, 2, 2), dim=1), torch.arange(45) % 40
     attended, sums = _attended(*heads, places, 0.25)
     return [attended, *_attended_backward(attended.cos(), *heads, attended, sums, places, 0.25)]
 
 
-def _ours(
+def machine_code_for(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

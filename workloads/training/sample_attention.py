@@ -56,7 +56,7 @@ class SampleAttention:
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is attended to, and the logarithms of the scores' sums.
+        """Attend to each sample, and find the logarithms of the scores' sums.
 
         Args:
             query: [1, heads, positions, width] in fp32.
