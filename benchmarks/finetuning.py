@@ -31,7 +31,7 @@ from benchmarks.figures import Goal, Line, cpu_ratio, distances, rates
 from benchmarks.setting import Setting, Takes
 
 TITLE = "LoRA on samples of mixed length"
-TAKES_S = Takes(whole=180, quick=30)
+TAKES_S = Takes(whole=480, quick=30)
 ADAPTER = {"rank": 8, "alpha": 16, "targets": "q_proj,k_proj,v_proj", "learning_rate": 2e-4}
 MAX_LENGTH = 512
 _ONE_ROW = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
