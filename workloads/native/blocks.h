@@ -71,57 +71,45 @@ void block(const float *x, size_t stride, const W *panel, int depth, float *to, 
     }
 }
 
-// The same in bf16, two inputs of each output side by side.
-template <int M>
-void block(const Bf16 *x, size_t stride, const PairedBf16 *panel, int depth, float *to,
-           size_t apart, Ahead ahead) {
+#ifdef __AVX512F__
+// Sums of sixteen outputs and the products of inputs that lie side by side, 32 bits of each.
+inline __m512i plus_products(__m512i sums, __m512i inputs, __m512i weights, Bf16) {
 #ifdef __AVX512BF16__
-    __m512 sums[M][2];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm512_setzero_ps();
-    for (int k = 0; k < depth; k += 2, panel += 2 * PANEL) {
-        const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
-        const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
-        read_ahead(ahead, panel);
-        __builtin_prefetch(reinterpret_cast<const char *>(panel) + NEAR + 64);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++) {
-            int32_t two;
-            std::memcpy(&two, x + m * stride + k, 4);
-            const __m512bh one = (__m512bh)_mm512_set1_epi32(two);
-            sums[m][0] = _mm512_dpbf16_ps(sums[m][0], one, left);
-            sums[m][1] = _mm512_dpbf16_ps(sums[m][1], one, right);
-        }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++) {
-        _mm512_storeu_ps(to + m * apart, sums[m][0]);
-        _mm512_storeu_ps(to + m * apart + HALF, sums[m][1]);
-    }
+    return (__m512i)_mm512_dpbf16_ps((__m512)sums, (__m512bh)inputs, (__m512bh)weights);
 #else
     std::abort();  // `HAS_PAIRS` has said so
 #endif
 }
-
-// The same of bytes, four inputs of each output side by side; whole numbers in `to`'s place.
-template <int M>
-void block(const uint8_t *x, size_t stride, const int8_t *panel, int depth, float *to, size_t apart,
-           Ahead ahead) {
+inline __m512i plus_products(__m512i sums, __m512i inputs, __m512i weights, uint8_t) {
 #ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(sums, inputs, weights);
+#else
+    std::abort();  // `computes` has said so
+#endif
+}
+#endif
+
+// The same of two inputs in bf16, or four bytes, of each output side by side; of bytes whole
+// numbers in `to`'s place.
+template <int M, class In, class W>
+void block_of_groups(const In *x, size_t stride, const W *panel, int depth, float *to, size_t apart,
+                     Ahead ahead) {
+#ifdef __AVX512F__
     __m512i sums[M][2];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm512_setzero_si512();
-    for (int k = 0; k < depth; k += 4, panel += 4 * PANEL) {
-        const __m512i left = _mm512_loadu_si512(panel), right = _mm512_loadu_si512(panel + 64);
-        read_ahead(ahead, panel);
-        __builtin_prefetch(panel + NEAR + 64);
+    for (int k = 0; k < depth; k += together<In>, panel += together<In> * PANEL) {
+        const char *at = reinterpret_cast<const char *>(panel);
+        const __m512i left = _mm512_loadu_si512(at), right = _mm512_loadu_si512(at + 64);
+        read_ahead(ahead, at);
+        __builtin_prefetch(at + NEAR + 64);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
-            int32_t four;
-            std::memcpy(&four, x + m * stride + k, 4);
-            const __m512i one = _mm512_set1_epi32(four);
-            sums[m][0] = _mm512_dpbusd_epi32(sums[m][0], one, left);
-            sums[m][1] = _mm512_dpbusd_epi32(sums[m][1], one, right);
+            int32_t group;
+            std::memcpy(&group, x + m * stride + k, 4);
+            const __m512i one = _mm512_set1_epi32(group);
+            sums[m][0] = plus_products(sums[m][0], one, left, In());
+            sums[m][1] = plus_products(sums[m][1], one, right, In());
         }
     }
 #pragma GCC unroll 16
@@ -130,7 +118,7 @@ void block(const uint8_t *x, size_t stride, const int8_t *panel, int depth, floa
         _mm512_storeu_si512(to + m * apart + HALF, sums[m][1]);
     }
 #else
-    std::abort();  // `computes` has said so
+    std::abort();  // nobody asks without AVX-512
 #endif
 }
 
@@ -141,7 +129,7 @@ void block_of(const In *x, size_t stride, const W *panel, int depth, float *to, 
     if constexpr (std::is_same_v<In, float>) block<M, ADDED>(x, stride, panel, depth, to, apart, ahead);
     else {
         static_assert(!ADDED);
-        block<M>(x, stride, panel, depth, to, apart, ahead);
+        block_of_groups<M>(x, stride, panel, depth, to, apart, ahead);
     }
 }
 
