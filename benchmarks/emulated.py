@@ -26,7 +26,7 @@ from orchestrator.report.flags import barred, raised_on
 from orchestrator.results.store import Store
 
 TITLE = "The demonstration on emulated cards, beside one card alone"
-TAKES_S = Takes(whole=90, quick=None)
+TAKES_S = Takes(whole=60, quick=None)
 GRID = ROOT / "grids" / "smoke.yaml"
 SIDES = {"emulated": "2x8", "alone": "1x1:CPU"}
 _WITHIN = Goal(kind="within", value=0.15)

@@ -30,7 +30,7 @@ from benchmarks.night import THREADS, night, timed
 from benchmarks.setting import PROGRAMS, Setting, Takes
 
 TITLE = "A real grid: 24 precision × batch-size cells of text generation"
-TAKES_S = Takes(whole=180, quick=45)
+TAKES_S = Takes(whole=100, quick=45)
 MODEL = "tiny-chatglm3"
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 #: A fresh process costs the peer seven seconds a cell, so fewer cells have one.

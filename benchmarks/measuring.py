@@ -27,7 +27,7 @@ from benchmarks.night import THREADS, environment
 from benchmarks.setting import Setting, Takes
 
 TITLE = "Measuring inside the grid and outside"
-TAKES_S = Takes(whole=150, quick=None)
+TAKES_S = Takes(whole=120, quick=None)
 PROMPTS = 2
 _AS_MUCH = Goal(kind="at most", value=1.05)
 _THE_SAME = Goal(kind="within", value=0.02)

@@ -37,7 +37,7 @@ from orchestrator.results.store import Store
 from orchestrator.worker.kept_imports import kept_imports
 
 TITLE = "From the command to the first row"
-TAKES_S = Takes(whole=175, quick=62)
+TAKES_S = Takes(whole=100, quick=62)
 NAME = "startup"
 CARDS = 8
 _MOST_S = 4.0
