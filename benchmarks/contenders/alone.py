@@ -11,6 +11,7 @@ from workloads import registry
 from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
 from workloads.collective import OneCard
 from workloads.devices import device_for
+from workloads.devices.base import Device
 
 ONCE = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=3600.0)
 #: Training: the first optimizer step is the warm-up, as in a job, and takes the memory of the
@@ -43,9 +44,10 @@ def timed(steps: Sequence[Sample]) -> dict[str, float]:
 
 
 class Alone:
-    """One card, and the models that it has loaded."""
+    """One card, of a CPU unless it is given, and the models that it has loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device_for("cpu") if device is None else device
         self._loaded: dict[str, Any] = {}
 
     def run(self, asked: Request) -> Result:
@@ -64,7 +66,7 @@ class Alone:
 
     def _context(self) -> JobContext:
         return JobContext(
-            device=device_for("cpu"),
+            device=self._device,
             rank=0,
             world_size=1,
             collective=OneCard(),
