@@ -77,7 +77,8 @@ def main(
             for name, way in chosen.items()
         ]
         name, way = next(iter(chosen.items()))
-        cells.append((name, way, "qlora", int(batches.split(",")[0])))
+        plain = {key: value for key, value in way.items() if key != "adapter_products"}  # LoRA's
+        cells.append((name, plain, "qlora", int(batches.split(",")[0])))
         for name, way, method, batch in cells:
             if time.perf_counter() - began > float(seconds):
                 return

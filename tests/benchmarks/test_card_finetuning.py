@@ -21,7 +21,7 @@ def test_each_way_has_a_row_with_figures_or_the_reason(tmp_path: Path) -> None:
     lora, liger, qlora = rows
     assert lora["samples_per_s"] > 0 and lora["tflop_per_s"] > 0 and len(lora["step_s"]) == 6
     assert "failed" in liger and "liger" in liger["failed"].lower()
-    assert qlora["method"] == "qlora" and (qlora.get("samples_per_s") or qlora["failed"])
+    assert qlora["method"] == "qlora" and qlora["samples_per_s"] > 0
 
 
 def test_nothing_begins_after_the_time_that_is_left(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
     assert result.weight_bytes < 0.8 * 2 * lora.parameter_count
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", [{"padding": "packing"}, {"logits": "chunked"}])
+def test_a_4_bit_base_learns_after_a_trial_in_evaluation(trial: dict[str, Any]) -> None:
+    """In which bitsandbytes would leave its weights in a layout without a backward pass."""
+    result = trained(method="qlora", precision="bf16", learning_rate=1e-2, samples=4, **trial)
+    assert losses(result) == pytest.approx(losses(learned("qlora", "bf16")), abs=0.02)
+
+
 def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
     """Embeddings, norms and output layer stay in the job's 16 bits, and only the adapter learns:
     QLoRA's weights take less memory than LoRA's."""

@@ -90,6 +90,7 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         # All stays as loaded. peft's prepare_model_for_kbit_training would turn embeddings and
         # output layer to fp32, with which QLoRA takes more memory than LoRA.
         model.requires_grad_(False)
+        _keep_layout(model)
     if method.startswith("qat"):
         _fake_quantize(model)
         detail += f", rounded to int4 in groups of {QAT_GROUP} under int8 activations"
@@ -101,6 +102,15 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         adapter = f"rank {rank(parameters)}{alpha} on {', '.join(chosen)}"
         detail += f"; {method} adapter in {_trained_formats(model)}"
     return Applied(model=model, weights=base, detail=detail, adapter=adapter)
+
+
+def _keep_layout(model: Any) -> None:
+    """Keep 4-bit weights as they were loaded. On CPUs with bf16 products bitsandbytes brings them
+    into another layout at the first pass of evaluation, which a trial before the first step is;
+    that layout has no backward pass."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _layer_names(model: Any) -> list[str]:
