@@ -65,13 +65,14 @@ _TRL = Way("TRL without padding, length-sorted", True, padding="none")
 _TRAINER, _SORTED = Way("Trainer, dynamic padding"), Way("Trainer, length-sorted", True)
 _MINE = Way("nightgrid, one row", asked=_ONE_ROW)
 _MINE_SORTED = Way("nightgrid, one row, length-sorted", True, _ONE_ROW)
+_LAYERS = {"torch_compile": True, "compile_scope": "layers"}
 _BF16 = _ONE_ROW | {"matmul_precision": "medium", "adapter_products": "together"}
 _SORTED_BF16 = Way("Trainer, length-sorted, bf16 products", True, products="medium")
 _MINE_BF16 = Way("nightgrid, one row, length-sorted, bf16 products", True, _BF16)
 _COMPILED = Way(
     "nightgrid, one row, length-sorted, bf16 products, compiled layers",
     True,
-    _BF16 | {"torch_compile": True, "compile_scope": "layers"},
+    _BF16 | _LAYERS,
 )
 _ONEDNN = _ONE_ROW | {"matmul_backend": "onednn", "adapter_products": "together"}
 _SORTED_ONEDNN = Way("Trainer, length-sorted, oneDNN", True, products="medium")
@@ -79,7 +80,7 @@ _MINE_ONEDNN = Way("nightgrid, one row, length-sorted, oneDNN", True, _ONEDNN)
 _COMPILED_ONEDNN = Way(
     "nightgrid, one row, length-sorted, oneDNN, compiled layers",
     True,
-    _ONEDNN | {"torch_compile": True, "compile_scope": "layers"},
+    _ONEDNN | _LAYERS,
 )
 #: How much faster oneDNN has to be to be compared.
 _FASTER = 1.2
@@ -169,7 +170,7 @@ def _products() -> str:
     from workloads.techniques.matmul_backend import multiply_by_onednn
     from workloads.techniques.matmul_precision import in_force
 
-    left, right = torch.randn(1024, 512), torch.randn(512, 512)
+    device, left, right = device_for("cpu"), torch.randn(1024, 512), torch.randn(512, 512)
 
     def seconds() -> float:
         turns = []
@@ -182,10 +183,10 @@ def _products() -> str:
     before, usual_s = torch.get_float32_matmul_precision(), seconds()
     try:
         with contextlib.suppress(Unsupported):
-            multiply_by_onednn()
+            multiply_by_onednn(device)
             return "onednn" if _FASTER * seconds() < usual_s else "fp32"
         with contextlib.suppress(Unsupported):
-            in_force("medium", device_for("cpu"))
+            in_force("medium", device)
             return "bf16"
         return "fp32"
     finally:

@@ -49,6 +49,13 @@ class NativeCode:
     compile_s: float = 0.0  # 0: it was there
     lacking: str = ""
 
+    @property
+    def compiled(self) -> str:
+        """The words of a row on compiling; empty where the code was there."""
+        if not self.compile_s:
+            return ""
+        return f"compiled once in this process in {self.compile_s:.1f} s"
+
 
 @cache
 def native_code(source: Path) -> NativeCode:

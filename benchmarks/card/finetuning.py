@@ -26,19 +26,19 @@ from workloads.api import MeasureSettings
 from workloads.devices import device_for
 from workloads.errors import WorkloadError
 
-_FLAT = {"padding": "packing", "packed_attention": "apart", "packed_length": "longest"}
-_WHOLE = {"torch_compile": True}
+_ONE_ROW = {"padding": "packing", "packed_attention": "apart"}
+_COMPILED = {"torch_compile": True}
 _TOGETHER = {"adapter_products": "together", "logits": "chunked"}
 #: Likely the best first, since time on a card is short.
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "one row of one length, compiled": _FLAT | _WHOLE | _TOGETHER,
-    "one row, layers compiled": _FLAT
-    | _WHOLE
+    "one row of one length, compiled": _ONE_ROW
+    | _COMPILED
     | _TOGETHER
-    | {"packed_length": "exact", "compile_scope": "layers"},
-    "one row": _FLAT | _TOGETHER | {"packed_length": "exact"},
-    "fixed length, compiled": _WHOLE | {"padding": "fixed"},
-    "one row, Liger": _FLAT | {"packed_length": "exact", "fused_kernels": "liger"},
+    | {"packed_length": "longest"},
+    "one row, layers compiled": _ONE_ROW | _COMPILED | _TOGETHER | {"compile_scope": "layers"},
+    "one row": _ONE_ROW | _TOGETHER,
+    "fixed length, compiled": _COMPILED | {"padding": "fixed"},
+    "one row, Liger": _ONE_ROW | {"fused_kernels": "liger"},
     "packed, masked": {"padding": "packing"},
     "dynamic padding": {},
 }

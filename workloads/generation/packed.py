@@ -96,8 +96,8 @@ def _told_of_code(fused: Sequence[packed_layer.PackedLayer], lacking: str) -> It
     yield f"{len(in_code)} in one call of machine code in {name} in continuous batches"
     if kernel == "bf16_pairs":
         yield "multiplied by pairs (VDPBF16PS)"
-    if compile_s := code().compile_s:
-        yield f"compiled once in this process in {compile_s:.1f} s"
+    if compiled := code().compiled:
+        yield compiled
 
 
 def multiplies_int8(capabilities: Mapping[str, Any]) -> bool:

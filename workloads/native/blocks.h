@@ -10,8 +10,8 @@
 namespace {
 
 constexpr int PANEL = 32, HALF = 16;
-constexpr int MOST_ROWS = 14;           // of a block: 28 sums of the 32 registers
-constexpr size_t NEAR = 4096;           // bytes of a panel, read into the first cache before their use
+constexpr int MOST_ROWS = 14;  // of a block: 28 sums of the 32 registers
+constexpr size_t NEAR = 4096;  // bytes of a panel, read into the first cache before their use
 
 inline size_t in_panels(size_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
 

@@ -119,13 +119,9 @@ inline float as_read(InBf16, float value) {
 
 // What a product reads of one row [count]; in int8 the row's scale, too.
 template <class Format>
-void rounded(Format format, const float *from, int count, float *to, float *) {
+void rounded(Format format, const float *from, int count, typename Format::In *to, float *) {
 #pragma omp simd
-    for (int i = 0; i < count; i++) to[i] = as_read(format, from[i]);
-}
-inline void rounded(InPairs, const float *from, int count, Bf16 *to, float *) {
-#pragma omp simd
-    for (int i = 0; i < count; i++) put(to + i, from[i]);
+    for (int i = 0; i < count; i++) put(to + i, as_read(format, from[i]));
 }
 inline void rounded(Int8, const float *from, int count, uint8_t *to, float *scale) {
     uint32_t most = 0;  // as bits, among which what is no number is the greatest

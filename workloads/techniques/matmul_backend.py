@@ -13,15 +13,16 @@ goes with ``packed_attention: apart``, whose products are its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workloads.errors import Unsupported
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
+from workloads.techniques.matmul_precision import ROUNDING, error_with
 
-#: Of sums in fp32 in another order; a factor in bf16 is off by some thousandths.
-_ROUNDING = 1e-5
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
 
 
 class MatmulBackend(Technique):
@@ -64,10 +65,10 @@ class MatmulBackend(Technique):
 
     def on_model(self, training: Training) -> None:
         if self.matmul_backend != "default":
-            training.details["matmul_backend"] = multiply_by_onednn()
+            training.details["matmul_backend"] = multiply_by_onednn(training.device)
 
 
-def multiply_by_onednn() -> str:
+def multiply_by_onednn(device: Device) -> str:
     """Have oneDNN multiply fp32 matrices until the job ends; what it does here, for the row.
 
     Raises:
@@ -75,19 +76,13 @@ def multiply_by_onednn() -> str:
     """
     import torch
 
-    numbers = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=numbers) for _ in range(2))
-    usual, exact = left @ right, left.double() @ right.double()
-    torch.set_float32_matmul_precision("medium")  # undone after the job
-    found = left @ right
-    error = float((found - exact).abs().max() / exact.abs().max())
-    reason = ""
-    if error > _ROUNDING:
+    error, reason = error_with("medium", device), ""
+    if error > ROUNDING:
         reason = (
             f"oneDNN would multiply in bf16 on this processor (relative error {error:.1e}); "
             "matmul_precision: medium asks for that"
         )
-    elif found.equal(usual):
+    elif not error:
         reason = "PyTorch does not ask oneDNN for products on this processor"
     if reason:
         torch.set_float32_matmul_precision("highest")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
 
 #: Of sums in fp32 in another order; TF32 and bf16 lie far above.
-_ROUNDING = 1e-5
+ROUNDING = 1e-5
 
 
 def refusals(asked: Asked, otherwise: str) -> Iterator[Refusal]:
@@ -81,6 +81,18 @@ def in_force(precision: str, device: Device) -> str:
     Raises:
         Unsupported: the card computes as before.
     """
+    error = error_with(precision, device)
+    if error < ROUNDING:
+        raise Unsupported(
+            f"matmul_precision {precision} changes nothing on {device.device_name()}: its fp32 "
+            f"products stay as exact as they were (relative error {error:.1e})"
+        )
+    return f"{precision}, relative error {error:.1e}"
+
+
+def error_with(precision: str, device: Device) -> float:
+    """Put a precision in force until the job ends; how far products then are from those before, as
+    a share of the greatest: 0 where they are the same ones."""
     import torch
 
     numbers = torch.Generator().manual_seed(0)
@@ -89,13 +101,7 @@ def in_force(precision: str, device: Device) -> str:
     left, right = left.to(card), right.to(card)
     exact = left @ right
     torch.set_float32_matmul_precision(precision)  # undone after the job
-    error = float((left @ right - exact).abs().max() / exact.abs().max())
-    if error < _ROUNDING:
-        raise Unsupported(
-            f"matmul_precision {precision} changes nothing on {device.device_name()}: its fp32 "
-            f"products stay as exact as they were (relative error {error:.1e})"
-        )
-    return f"{precision}, relative error {error:.1e}"
+    return float((left @ right - exact).abs().max() / exact.abs().max())
 
 
 SPEC = MatmulPrecision

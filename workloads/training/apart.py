@@ -55,8 +55,7 @@ def register(*, native: bool) -> str:
     if not all(map(near, _sample_results(), by_torch)):
         _in_code = False
         return "apart, without machine code (it computed something else)"
-    made = f", compiled once in this process in {found.compile_s:.1f} s" if found.compile_s else ""
-    return f"apart, in fp32 by machine code{made}"
+    return ", ".join(filter(None, ("apart", "in fp32 by machine code", found.compiled)))
 
 
 def attend(
