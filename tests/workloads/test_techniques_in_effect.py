@@ -498,7 +498,7 @@ def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache_directory")
-def test_rows_of_one_length_need_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_one_length_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole model, compiled at the first step, serves all later mixes of lengths; logits in
     chunks go with it, and the losses are those of rows as they come."""
     monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
@@ -507,7 +507,7 @@ def test_rows_of_one_length_need_one_graph(monkeypatch: pytest.MonkeyPatch) -> N
     assert not refuse(asked(**told))
     result = train(**told)
     assert result.details["graphs_compiled_in_steps"] == "0"
-    assert result.details["compiled_graphs"] == "1"
+    assert result.details["packed_attention"] == "apart, one call a sample"
     assert {s.computed_tokens for s in result.samples} == {int(result.details["packed_length"])}
     assert len({s.input_tokens for s in result.samples}) > 1
     assert losses(result) == pytest.approx(losses(trained(learning_rate=1e-2)), rel=SAME)

@@ -4,10 +4,8 @@ PyTorch gives them to the BLAS that it was built with, on x86 MKL, which uses ha
 AMD's vectors: on a Zen 5 core 110 of 270 GFLOP/s. oneDNN, which PyTorch brings along as well, uses
 all of it (250). The switch that has PyTorch ask oneDNN is the one for products in bf16; on a
 processor that has AVX-512 but no units for those, it multiplies in fp32, in another order. What
-the switch does is tried out on the spot.
-
-It holds for all products. Those of PyTorch's attention over short samples become slower, so this
-goes with ``packed_attention: apart``, whose products are its own.
+the switch does is tried out on the spot. It holds for all products, and those of PyTorch's
+attention over short samples become slower.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class MatmulBackend(Technique):
         role="choice",
         description="Which library multiplies fp32 matrices on a CPU: PyTorch's own choice (MKL on "
         "x86), or oneDNN, in fp32 as well, which is twice as fast on AMD's processors. PyTorch's "
-        "attention over short samples is slower with it; packed_attention: apart is not.",
+        "attention over short samples is slower with it.",
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:

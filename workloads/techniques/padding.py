@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from pydantic import PrivateAttr
+
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique, Training
@@ -50,8 +52,8 @@ class Padding(Technique):
         role="choice",
         always_in_id=True,
         description="For packing: masked computes attention over whole rows under a mask, apart "
-        "over each packed sample by itself, in as many calls as there are samples; these then lie "
-        "in one row, however long, so that nothing is padded.",
+        "over each packed sample by itself (varlen attention on CUDA cards, else one call a "
+        "sample); these then lie in one row, however long, so that nothing is padded.",
     )
 
     packed_length: Literal["exact", "longest"] = setting(
@@ -61,6 +63,8 @@ class Padding(Technique):
         "is filled up to that of the longest step, so that all have one shape and torch_compile "
         "compiles the whole model once.",
     )
+
+    _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
         if self.packed_attention == "apart":
@@ -139,13 +143,16 @@ class Padding(Technique):
 
     def on_model(self, training: Training) -> None:
         if self.packed_attention == "apart":
-            from workloads.training import apart
+            from workloads.training import sample_attention
 
-            native = training.device.spec.can("native_code")
-            training.details["packed_attention"] = apart.register(native=native)
-            training.model.config._attn_implementation = apart.NAME
+            self._attention.append(sample_attention.register())
+            training.model.config._attn_implementation = sample_attention.NAME
         if self.padding == "packing":
             training.task.function("check_packing")(training.model, training.device)
+
+    def after_steps(self, training: Training) -> None:
+        for attention in self._attention:
+            training.details["packed_attention"] = attention.method
 
 
 def one_shape(parameters: Mapping[str, Any]) -> bool:

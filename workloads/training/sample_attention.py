@@ -1,131 +1,151 @@
-"""Causal attention of packed samples by machine code of our own, for training on a CPU in fp32.
+"""Attention of packed samples, sample by sample (``packed_attention: apart``).
 
-Torch's attention multiplies small tiles one by one, which for samples of a few hundred positions
-leaves most of a processor idle.
+A row of packed samples under one mask computes every pair of positions and throws away those of
+different samples. Here no such pair is computed. On CUDA cards one call of varlen (flash) attention
+takes all samples, in bf16 or fp16; elsewhere each sample is one causal call of PyTorch's
+``scaled_dot_product_attention``, which is exact and, for many short samples, slower.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from itertools import accumulate
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from workloads.native_code import SOURCES, NativeCode, vector_code
+from workloads.attention_words import refuse_unknown
+from workloads.errors import Unsupported
 
-_SOURCE = SOURCES / "sample_attention.cpp"
-_int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-
-
-class _Heads(ctypes.Structure):
-    _fields_ = [("at", _pointer), ("head", _long), ("position", _long)]
+#: Name of the attention function in transformers.
+NAME = "nightgrid_apart"
 
 
-class _Samples(ctypes.Structure):
-    _fields_ = [
-        *((name, _pointer) for name in ("firsts", "lengths")),
-        *((name, _int) for name in ("count", "heads", "kept", "width", "threads")),
-        ("scaling", ctypes.c_float),
-    ]
+def register() -> SampleAttention:
+    """Make a new attention function known to transformers under its name."""
+    from transformers import AttentionInterface
 
-
-def code() -> NativeCode:
-    """The machine code for this node; compiles it where need be."""
-    return vector_code(_SOURCE)
+    attention = SampleAttention()
+    AttentionInterface.register(NAME, attention)
+    return attention
 
 
 class SampleAttention:
-    """Attention of samples that lie one behind the other.
+    """Attention function of a model's layers; samples begin where ``position_ids`` is 0."""
 
-    Args:
-        lengths: positions of each sample.
-        scaling: of the scores.
-    """
+    def __init__(self) -> None:
+        self.method = "apart"  # for the row: how the samples were computed
+        self._varlen = _varlen_function()
 
-    def __init__(self, lengths: Sequence[int], scaling: float) -> None:
-        firsts = [0, *accumulate(lengths)]
-        # The longest first: what is left over at the end is then short.
-        order = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
-        self._firsts = torch.tensor([firsts[sample] for sample in order])
-        self._lengths = torch.tensor([lengths[sample] for sample in order])
-        self._scaling = scaling
-        self._library: Any = code().library
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend to each sample, and find the logarithms of the scores' sums.
-
-        Args:
-            query: [1, heads, positions, width] in fp32.
-            key: as ``query``, with as many heads as the model keeps.
-            value: as ``key``.
-
-        Returns:
-            [1, positions, heads, width] and [1, positions, heads].
-
-        Raises:
-            MemoryError: there is none for what lies between.
-        """
-        _, heads, positions, width = query.shape
-        attended = query.new_empty(1, positions, heads, width)
-        sums = query.new_empty(1, positions, heads)
-        self._run("attend", [query, key, value], sums, [attended.transpose(1, 2)])
-        return attended, sums
-
-    def backward(
+    @torch.compiler.disable
+    def __call__(
         self,
-        gradient: torch.Tensor,
+        module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attended: torch.Tensor,
-        sums: torch.Tensor,
-        into: Sequence[torch.Tensor],
-    ) -> None:
-        """Put the gradients of query, key and value ``into`` tensors like them.
+        attention_mask: torch.Tensor | None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        position_ids: torch.Tensor | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Called by the model's layers.
 
         Args:
-            gradient: of what was attended to.
-            query: as in ``forward``.
-            key: likewise.
-            value: likewise.
-            attended: what ``forward`` gave.
-            sums: likewise.
-            into: [1, heads or kept heads, positions, width] each.
+            module: the layer.
+            query: [rows, heads, positions, width].
+            key: as ``query``, with as many heads as the model keeps.
+            value: as ``key``.
+            attention_mask: none; positions say which sample a token is of.
+            scaling: of the scores.
+            dropout: of the weights.
+            position_ids: [rows, positions], handed through by the model.
+            others: further arguments, refused where they would change the result.
 
-        Raises:
-            MemoryError: there is none for what lies between.
+        Returns:
+            [rows, positions, heads, width], and None for the weights.
         """
-        read = [query, key, value, gradient.transpose(1, 2), attended.transpose(1, 2)]
-        self._run("attend_backward", read, sums.contiguous(), into)
-
-    def _run(
-        self,
-        name: str,
-        read: Sequence[torch.Tensor],
-        sums: torch.Tensor,
-        written: Sequence[torch.Tensor],
-    ) -> None:
-        """Call the machine code with heads that are read, query and key first, and written."""
-        query, key = read[:2]
-        samples = _Samples(
-            *(self._firsts.data_ptr(), self._lengths.data_ptr(), len(self._lengths)),
-            *(query.shape[1], key.shape[1], query.shape[3], torch.get_num_threads()),
-            self._scaling,
-        )
-        # In a variable until the call is over: heads that had to be copied.
-        read = [each if each.stride(3) == 1 else each.contiguous() for each in read]
-        if getattr(self._library, name)(
-            ctypes.byref(samples),
-            *map(_heads, read),
-            _pointer(sums.data_ptr()),
-            *map(_heads, written),
-        ):
-            raise MemoryError(f"no memory for attention of {query.shape[2]} positions")
+        if position_ids is None or attention_mask is not None:
+            raise Unsupported("packed_attention apart: this model tells its attention no positions")
+        refuse_unknown("packed_attention apart", others)
+        rows, heads, positions, _ = query.shape
+        lengths = sample_lengths(position_ids.expand(rows, -1).flatten())
+        query, key, value = (_in_one_row(tensor) for tensor in (query, key, value))
+        if torch.is_autocast_enabled(query.device.type):  # rotary embeddings come in fp32
+            kind = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (tensor.to(kind) for tensor in (query, key, value))
+        key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
+        in_half = query.dtype in (torch.float16, torch.bfloat16)
+        if self._varlen is not None and query.is_cuda and in_half and not dropout:
+            self.method = "apart, by varlen attention"
+            attended = _by_varlen(self._varlen, query, key, value, lengths, scaling)
+        else:
+            self.method = "apart, one call a sample"
+            attended = _by_calls(query, key, value, lengths, scaling, dropout)
+        return attended.view(rows, positions, heads, -1), None
 
 
-def _heads(of: torch.Tensor) -> Any:
-    return ctypes.byref(_Heads(of.data_ptr(), of.stride(1), of.stride(2)))
+def sample_lengths(places: torch.Tensor) -> list[int]:
+    """Tokens of each sample, by the positions of all tokens in turn.
+
+    Raises:
+        Unsupported: the first token is within a sample.
+    """
+    starts: list[int] = (places == 0).nonzero().flatten().tolist()
+    if starts[:1] != [0]:
+        raise Unsupported("packed_attention apart: positions do not begin with 0")
+    ends = [*starts[1:], places.numel()]
+    return [end - start for start, end in zip(starts, ends, strict=True)]
+
+
+def _varlen_function() -> Callable[..., Any] | None:
+    """PyTorch's varlen attention; None where this version has none that can be causal."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"window_size", "scale"} <= known.keys() else None
+
+
+def _by_varlen(
+    varlen: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    scaling: float | None,
+) -> torch.Tensor:
+    """All samples in one call; [positions, heads, width]."""
+    ends = torch.tensor([0, *lengths], dtype=torch.int32, device=query.device).cumsum(0).int()
+    longest = max(lengths)
+    flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    attended: torch.Tensor = varlen(
+        *flat, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0)
+    )
+    return attended
+
+
+def _by_calls(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """One causal call for each sample; [positions, heads, width]."""
+    samples = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    attended = [
+        scaled_dot_product_attention(*sample, is_causal=True, scale=scaling, dropout_p=dropout)
+        for sample in samples
+    ]
+    return torch.cat(attended, dim=2)[0].transpose(0, 1).contiguous()
+
+
+def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, positions, width] as [1, heads, rows * positions, width]."""
+    return tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0)
