@@ -1,0 +1,1 @@
+"""Golden figures of what must not change: ids, reports, simulated nights, schema, codes, plans."""
