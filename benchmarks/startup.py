@@ -2,12 +2,11 @@
 
 Once on a cluster that runs already, started by `ray start` with a node of eight emulated cards,
 and once with `--emulate 2x8`, where a cluster has to be started first. On the cluster that runs
-already it is measured cold and with the imports that the run before kept (`--keep-imports`). What
-Ray needs by itself is measured in the same turn, until one actor answers: the cluster that runs
-joined by `ray.init`, a cluster of its own by `ray.init`, and the same nodes as Nightgrid starts
-them, without what nobody uses there. The jobs are three of the
-demonstration's grid; how long the first of them took on its card is told as well. A row counts once
-it is in a file; the disk may need some milliseconds more.
+already it is measured cold. What Ray needs by itself is measured in the same turn, until one actor
+answers: the cluster that runs joined by `ray.init`, a cluster of its own by `ray.init`, and the
+same nodes as Nightgrid starts them. The jobs are three of the demonstration's grid; how long the
+first of them took on its card is told as well. A row counts once it is in a file; the disk may need
+some milliseconds more.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from benchmarks.night import environment
 from benchmarks.setting import PROGRAMS, Setting, Takes
 from orchestrator.results import paths
 from orchestrator.results.store import Store
-from orchestrator.worker.kept_imports import kept_imports
 
 TITLE = "From the command to the first row"
 TAKES_S = Takes(whole=100, quick=62)
@@ -59,7 +57,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     tokens = setting.scratch / "token"
     tokens.mkdir(exist_ok=True)
     variables = environment() | own_cluster_variables(tokens)
-    stock, bare, emulated, running, joined, kept = [], [], [], [], [], []
+    stock, bare, emulated, running, joined = [], [], [], [], []
     spec = f"2x{CARDS}"
     for number in range(turns):
         setting.say(f"  a cluster of its own, turn {number + 1}")
@@ -73,15 +71,6 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             joined.append(_bare_start_s(variables, address))
             results = setting.scratch / f"running-{number}"
             running.append(_start(grid, results, variables, "--address", address))
-        try:
-            for number in range(turns + 1):
-                results = setting.scratch / f"kept-{number}"
-                where = ("--address", address, "--keep-imports")
-                kept.append(_start(grid, results, variables, *where))
-                _wait_for_kept_imports()
-        finally:
-            for each in kept_imports():
-                each.end()
     least = Goal(kind="at most", value=_MOST_S)
     lines = [
         Line(
@@ -89,13 +78,6 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             against="",
             unit="s",
             ours=tuple(start.first_row_s for start in running),
-            goal=least,
-        ),
-        Line(
-            what="first row on a running cluster, imports kept by the run before",
-            against="",
-            unit="s",
-            ours=tuple(start.first_row_s for start in kept[1:]),
             goal=least,
         ),
         Line(
@@ -130,22 +112,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     ]
     return lines, {
         "seconds of a job that waited for no turn, running": [round(s.job_s, 2) for s in running],
-        "seconds of a job that waited for no turn, kept": [round(s.job_s, 2) for s in kept[1:]],
         "seconds of a job that waited for no turn, emulated": [round(s.job_s, 2) for s in emulated],
     }
-
-
-def _wait_for_kept_imports() -> None:
-    """Wait until the imports that a run has kept are there for the next.
-
-    Raises:
-        RuntimeError: nothing is kept.
-    """
-    until = time.monotonic() + _PATIENCE_S
-    while not any(each.ready for each in kept_imports()):
-        if time.monotonic() > until:
-            raise RuntimeError("no imports are kept")
-        time.sleep(0.1)
 
 
 def _grid(directory: Path) -> Path:

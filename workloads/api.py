@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workloads.measure_settings import MeasureSettings as MeasureSettings
-from workloads.quick_records import quickly_made
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
@@ -29,7 +28,6 @@ WarmupEnd = Literal["complete", "limit"]
 END_TOKEN_IDS = "end_token_ids"
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One job as a workload sees it."""
@@ -54,7 +52,6 @@ class Request:
     took: str = ""  # savings of what it takes by name (``workloads/products.py``), for its row
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One raw timed iteration: one batch of one repeat.
@@ -103,7 +100,6 @@ class Item:
     output_ids: tuple[int, ...] | None = None  # of that text: the tokens that were counted
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One rank's measurement. Raw samples only: statistics are derived from them elsewhere."""
@@ -149,7 +145,6 @@ class Collective(Protocol):
         """Every rank's value, in rank order, on every rank."""
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
     """Everything of the outside world that a workload may use."""

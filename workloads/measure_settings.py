@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.quick_records import quickly_made
 
-
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSettings:
     """Settings of a job's timing: when to stop, and what must be paid before timing starts."""

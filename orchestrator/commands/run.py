@@ -25,7 +25,6 @@ from orchestrator.commands.plan import add_grid_arguments
 from orchestrator.errors import ControlStoreLost, NightgridError
 from orchestrator.host import output
 from orchestrator.host.clock import CallAt, Interval
-from orchestrator.host.quick_end import end_quickly
 from orchestrator.results import paths
 
 if TYPE_CHECKING:
@@ -129,8 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-imports",
         action="store_true",
-        help="leave the imports of forked workers in memory for the next run, on each host, until "
-        "ten minutes after its end; nightgrid stop --kept-imports ends them",
+        help=argparse.SUPPRESS,  # accepted without effect: imports are not kept any more
     )
     add_verbose_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
@@ -157,29 +155,16 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.runtime.supervised import take_charge
 
     if args.keep_imports:
-        from orchestrator.worker.kept_imports import KEEP
-
-        os.environ[KEEP] = "1"
+        output.say_aside("--keep-imports has no effect any more: imports are not kept between runs")
     charge = take_charge()
     if charge is not None:
         return _drive_and_tell(args, charge)
     command = command_to_supervise(args)
-    with _imports_begun(args):
-        if command is None:
-            return _drive_and_tell(args, None)
-        from orchestrator.runtime.supervisor import Supervisor
+    if command is None:
+        return _drive_and_tell(args, None)
+    from orchestrator.runtime.supervisor import Supervisor
 
-        return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
-
-
-def _imports_begun(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """Have begun what workers on this host will import, if this process is there for the run."""
-    address = args.address or os.environ.get("RAY_ADDRESS")
-    if not address or args.emulate or args.in_process or args.typed != sys.argv[1:]:
-        return contextlib.nullcontext()
-    from orchestrator.runtime.begun_imports import begun_imports
-
-    return begun_imports(address)
+    return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
 
 
 def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
@@ -205,8 +190,6 @@ def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
             charge.tell(ended=code)
         if charge is not None or args.typed == sys.argv[1:]:  # else the process is another's
             _end_now_if_something_waits(code)
-        if charge is not None and sys.exc_info()[1] is None:  # its supervisor waits for its end
-            end_quickly(code)
 
 
 def _end_now_if_something_waits(code: int) -> None:

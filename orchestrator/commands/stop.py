@@ -11,35 +11,23 @@ EPILOG = """\
 examples:
   nightgrid stop smoke                                   a run here, or on storage seen from here
   nightgrid stop smoke --address http://127.0.0.1:8265   one on a cluster, by name or job id
-  nightgrid stop --kept-imports                          what --keep-imports left on this host
 
 What runs may end, nothing more is started, every job gets its row and the report is written. The
 same again (or --now) stops what runs, too. The same `nightgrid run` or `submit` goes on later.
-exit codes: 0 asked; 4 no such run, or no driver works on it, or kept imports do not end; 5 no such
-job, or not reachable
+exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or not reachable
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid stop`."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "id", metavar="RUN", nargs="?", help="name of a run, or id of a submitted job"
-    )
-    what.add_argument(
-        "--kept-imports",
-        action="store_true",
-        help="end the processes of this host that hold imports for the next run; runs go on",
-    )
+    parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     add_place_arguments(parser)
     parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the run's driver to end it, or end what holds imports."""
-    if args.kept_imports:
-        return _end_kept_imports(as_json=args.json)
+    """Ask the run's driver to end it."""
     run, count = _asked_there(args) if args.address else _asked_here(args)
     if args.json:
         output.say_json({"run": run, "requests": count})
@@ -50,21 +38,6 @@ def run(args: argparse.Namespace) -> int:
             f"{run}: asked to stop; what runs may end, nothing more is started. The same again "
             "stops what runs, too"
         )
-    return 0
-
-
-def _end_kept_imports(*, as_json: bool) -> int:
-    from orchestrator.errors import StoreError
-    from orchestrator.worker.kept_imports import kept_imports
-
-    there = kept_imports()
-    stuck = [each.process.pid for each in there if not each.end()]
-    if as_json:
-        output.say_json({"ended": len(there) - len(stuck)})
-    else:
-        output.say(f"ended {len(there) - len(stuck)} processes that held imports for the next run")
-    if stuck:
-        raise StoreError(f"processes {', '.join(map(str, stuck))} do not end")
     return 0
 
 

@@ -36,7 +36,6 @@ def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
         *node_checks.check_clock(node),
         *node_checks.check_limits(node, probe),
         *node_checks.check_space(node, probe),
-        *node_checks.check_kept_imports(node, probe),
     ]
 
 

@@ -64,7 +64,6 @@ class Probe:
     locked_bytes: int = 0  # soft limit; -1: none
     spaces: tuple[Space, ...] = ()
     shared: SharedFacts | None = None  # None: no directory was named
-    kept_imports: tuple[int, ...] = ()  # processes that hold imports for the next run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

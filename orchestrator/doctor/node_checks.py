@@ -226,19 +226,6 @@ def check_space(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             )
 
 
-def check_kept_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
-    """Name processes that runs have left behind as they were asked to: each holds memory."""
-    for pid in probe.kept_imports:
-        yield Finding(
-            check="kept-imports",
-            level=Level.NOTE,
-            where=node.name,
-            message=f"process {pid} holds imports for the next run (--keep-imports)",
-            remedy="none needed: it ends ten minutes after the last run that used it, or at once "
-            "by `nightgrid stop --kept-imports` there",
-        )
-
-
 def _release(version: str) -> tuple[int, int]:
     """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
     numbers = []

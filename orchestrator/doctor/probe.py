@@ -23,7 +23,6 @@ from pathlib import Path
 from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
 from orchestrator.domain.job import Accelerator
 from orchestrator.host.environment import driver_version, kernel, versions
-from orchestrator.worker.kept_imports import kept_imports
 
 #: Packages that every node imports for a job, by the name it imports them by.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
@@ -81,7 +80,6 @@ def examine(
             for purpose, path in places
         ),
         shared=None if shared is None else look_into(*shared),
-        kept_imports=tuple(kept.process.pid for kept in kept_imports()),
     )
 
 

@@ -14,7 +14,6 @@ from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.processor import ProcessorUse, Turn
 from orchestrator.domain.topology import Card, CardSet
 from workloads.api import MeasureSettings, Result
-from workloads.quick_records import quickly_made
 
 #: ``probe`` asks only whether a batch size fits (``batch_size: max``), ``trial`` times one roughly
 #: (``best``); ``measure`` is the real one.
@@ -42,7 +41,6 @@ class _Written:
     _text: str
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(_Written):
     """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
@@ -116,7 +114,6 @@ class WorkerInfo:
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, ray, habana, …
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
     """Outcome of one rank of an attempt. One-card attempts have one."""

@@ -12,7 +12,6 @@ from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devic
 from workloads.engines import default_engine, process_kind, runs_alone
 from workloads.errors import BadConfiguration
 from workloads.measure_settings import MeasureSettings
-from workloads.quick_records import quickly_made
 
 Scalar = str | int | float | bool | None
 #: A workload's own settings, sorted by name.
@@ -118,7 +117,6 @@ class _Identified:
     _job_id: str
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(_Identified):
     """One point of the grid. ``parameters`` are the workload's own, sorted by name."""

@@ -13,10 +13,8 @@ from orchestrator.domain.attempt import Purpose
 from orchestrator.domain.energy import Source
 from orchestrator.domain.job import Accelerator, Scalar, State
 from workloads.api import Item, MeasureSettings, Sample
-from workloads.quick_records import quickly_made
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """Figures derived from the samples of the steady state. None where one does not apply."""
@@ -58,7 +56,6 @@ class Metrics:
         return self.throughput / self.power_w
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One row. Field order is column order (``schema.py``)."""

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,13 +29,10 @@ from orchestrator.worker.host_server import (
     SharedServer,
     end_server,
     log_name,
-    server_of_kept_imports,
     start_server,
     threads_of_worker,
-    to_keep,
     wait_for_server,
 )
-from orchestrator.worker.kept_imports import ForkedServer
 from orchestrator.worker.leftovers import Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
@@ -62,9 +59,7 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
-        #: Instead, one that other agents use, too, or that was forked from kept imports.
-        self._held: HeldServer | ForkedServer | None = None
-        self._keep: Callable[[], None] = lambda: None
+        self._held: HeldServer | None = None  # instead, one that other agents use, too
         self._watching: threading.Thread | None = None
         self._server_gone = threading.Event()
         self._path = ""
@@ -118,11 +113,8 @@ class NodeAgent:
         if not self._hold(shared, threads):
             self._path = f"{_socket_dir(session_logs.parent)}/s"
             log = logs / log_name()
-            self._held = server_of_kept_imports(self._path, preload, threads=threads, log=log)
-            if self._held is None:
-                self._server = start_server(self._path, preload, threads=threads, log=log)
-                wait_for_server(self._path, self._server, log)
-            self._keep = to_keep(preload, threads=threads)
+            self._server = start_server(self._path, preload, threads=threads, log=log)
+            wait_for_server(self._path, self._server, log)
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._watching.start()
         cards = _cards_held(accelerator)
@@ -182,14 +174,12 @@ class NodeAgent:
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
-        """Kill every worker of the node and its own server; returns when they are gone. Imports are
-        left behind if they are to be kept."""
+        """Kill every worker of the node and its own server; returns when they are gone."""
         if self._server is not None:
             end_server(self._server)
         elif self._held is not None and self._watching is not None:
             self._held.release()
             self._watching.join(10)
-        self._keep()
 
     def _hold(self, shared: SharedServer | None, threads: int) -> bool:
         """Use this server, if it is there and as wanted; whether it is used."""

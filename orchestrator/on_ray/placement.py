@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from orchestrator.domain.topology import Node
 from orchestrator.on_ray.actors import NodeAgent
 from orchestrator.on_ray.bare_nodes import NICENESS, WORKERS, environment_of
 from orchestrator.on_ray.predecessors import owned
-from orchestrator.worker.kept_imports import KEEP
 from orchestrator.worker.leftovers import VARIABLE, Owner
 from workloads.devices import DeviceSpec
 
@@ -71,10 +69,9 @@ def end_agent(opened: Opened) -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Variables of an agent. What it starts can be told to be this driver's
-    (``worker/leftovers.py``), and may be kept (``worker/kept_imports.py``)."""
-    told = {VARIABLE: str(Owner.of_this_process() or ""), KEEP: os.environ.get(KEEP, "")}
-    return {name: value for name, value in told.items() if value}
+    """Variables of an agent: the mark by which orphans of this driver are recognised."""
+    owner = Owner.of_this_process()
+    return {VARIABLE: str(owner)} if owner is not None else {}
 
 
 def _agent_in(

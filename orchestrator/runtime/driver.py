@@ -42,7 +42,6 @@ from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
 from orchestrator.results.notes import Notes
 from orchestrator.runtime.board import Board
-from orchestrator.runtime.garbage import rare_collections
 from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.passports import PassportBook
 from orchestrator.runtime.patience import Patience
@@ -142,13 +141,10 @@ class Driver:
             StoreError: a row could not be written for longer than ``patience_s``, for another
                 reason than a full disk; at once if another driver took the run.
         """
-        # Without a thread for rows, jobs may run in this very process, and are not to notice.
-        apart = self.row_thread is not None
-        with rare_collections() if apart else contextlib.nullcontext():
-            try:
-                return self._drive()
-            finally:
-                self._rows.save()
+        try:
+            return self._drive()
+        finally:
+            self._rows.save()
 
     def _drive(self) -> DriveResult:
         # The first tick gets the rows of jobs that will not run, cluster or no cluster.

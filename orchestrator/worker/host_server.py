@@ -25,19 +25,9 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
 from orchestrator.host import output
 from orchestrator.host.processors import threads_of_card, usable_cores
-from orchestrator.worker.fork_server import serve_imports
 from orchestrator.worker.guard import guarded
-from orchestrator.worker.kept_imports import (
-    KEEP,
-    ForkedServer,
-    forked_server,
-    import_path,
-    keeper,
-    kept_imports,
-    key_of,
-)
 from orchestrator.worker.leftovers import VARIABLE
-from orchestrator.worker.private_directory import BEGUN_IMPORTS, make_private_directory
+from orchestrator.worker.private_directory import make_private_directory
 from orchestrator.worker.process_server import OPTIONAL, installed
 from orchestrator.worker.serving import open_log
 from workloads.devices import environment_for, host_device
@@ -50,15 +40,14 @@ PRELOAD = (
     "transformers.models.glm.modeling_glm",
     "transformers.models.llama.modeling_llama",
     "orchestrator.worker.card_worker",
-    "orchestrator.worker.preloaded" + OPTIONAL,
+    "workloads.text_generation" + OPTIONAL,
+    "workloads.generation.transformers_engine" + OPTIONAL,
 )
 #: Else the allocator of Arrow, which pandas imports, starts a thread, and NumPy's OpenBLAS one for
 #: each further thread of OpenMP, and nothing could be forked. Jobs compute with torch, not with it.
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 #: Threads of each worker of a node, in the environment in which its Ray was started.
 THREADS = "NIGHTGRID_THREADS"
-#: Imports that a command has begun wait so long for whoever needs them, first or again.
-BEGUN_IDLE_S = 60.0
 _END_S = 10.0
 
 
@@ -153,49 +142,9 @@ def start_server(
 def _environment(threads: int) -> dict[str, str]:
     """Variables of a process that imports for workers of so many threads."""
     shown = environment_for(host_device().name, 0, threads=threads)
-    return _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(import_path())}
-
-
-def server_of_kept_imports(
-    path: str, preload: Sequence[str], *, threads: int, log: Path
-) -> ForkedServer | None:
-    """A process server like ``start_server``'s, forked from what an earlier run has imported; None
-    where there is nothing of this kind."""
-    if not preload:
-        return None
-    logged = open_log(str(log))
-    try:
-        base = installed(PRELOAD)
-        return forked_server(path, installed(preload), _environment(threads), logged, base)
-    finally:
-        os.close(logged)
-
-
-def to_keep(preload: Sequence[str], *, threads: int) -> Callable[[], None]:
-    """Leave the imports of a process server behind for the next run, if this one is to, by the call
-    of what is returned. They are those that it would make now, as the next one will: this process
-    may look for modules elsewhere by then, as Ray makes it."""
-    if not preload or os.environ.get(KEEP, "0") in ("", "0"):
-        return lambda: None
-    return keeper(installed(preload), _environment(threads))
-
-
-def begin_imports(*, threads: int, first: Sequence[str]) -> None:
-    """Import in this process what every process server of this host does, and serve an agent that
-    starts here meanwhile (``fork_server.py``). Returns once nobody needs it.
-
-    Args:
-        threads: OpenMP threads of its workers. Whoever has another number makes its own imports.
-        first: places in which an agent looks for modules before all others.
-    """
-    sys.path[:] = dict.fromkeys((*first, *import_path()))
-    environment, modules = _environment(threads), installed(PRELOAD)
-    key = key_of(modules, environment)
-    if any(each.directory.owner == key for each in kept_imports()):
-        return  # they are there already
-    os.environ.clear()
-    os.environ.update(environment)
-    serve_imports(make_private_directory(key, BEGUN_IMPORTS), modules, idle_s=BEGUN_IDLE_S)
+    return (
+        _NO_THREADS | os.environ | shown | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    )
 
 
 def log_name() -> str:
@@ -216,20 +165,14 @@ def shared_server(
             stack.enter_context(guarded(directory))
             log_dir.mkdir(parents=True, exist_ok=True)
             path, log = str(directory.path / "s"), log_dir / log_name()
-            stack.callback(to_keep(preload, threads=threads))
-            forked = server_of_kept_imports(path, preload, threads=threads, log=log)
-            if forked is not None:
-                release = forked.release
-                stack.callback(forked.end, _END_S)
-            else:
-                started = start_server(path, preload, threads=threads, log=log)
-                release = partial(release_server, started)
-                stack.callback(end_server, started)
+            started = start_server(path, preload, threads=threads, log=log)
+            stack.callback(end_server, started)
         except OSError as error:
             output.say_aside(f"no process server for all nodes: {error}")
             yield None
             return
-        yield OwnServer(shared=SharedServer(path=path, threads=threads), release=release)
+        shared = SharedServer(path=path, threads=threads)
+        yield OwnServer(shared=shared, release=partial(release_server, started))
 
 
 def release_server(server: subprocess.Popen[bytes]) -> None:

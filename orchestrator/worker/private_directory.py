@@ -6,23 +6,16 @@ driver can tell it from everything else that lies beside it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 from pathlib import Path
 
-from orchestrator.worker.process_table import Process
 from workloads.owned_directory import (
     OwnedDirectory,
     abandoned_directories,
     make_owned_directory,
-    owned_directory,
 )
 
 _PREFIX = "ng-"
-#: Beginning of the names of those of processes that keep imports for runs to come, and of those
-#: that a command has begun for itself.
-KEPT_IMPORTS, BEGUN_IMPORTS = "ng-imports-", "ng-begun-"
 _LONGEST_BASE = 23  # Ray's sockets lie below, and a socket's path has at most 107 characters
 
 
@@ -39,24 +32,6 @@ def make_private_directory(owner: str, prefix: str = _PREFIX) -> OwnedDirectory:
 def abandoned_private_directories() -> list[OwnedDirectory]:
     """Directories of this user's drivers that were killed, on this boot, in this pid namespace."""
     return [found for base in base_directories() for found in abandoned_directories(_PREFIX, base)]
-
-
-def private_directories_in_use(prefix: str) -> list[OwnedDirectory]:
-    """Directories of this user's processes of one kind that run on this host."""
-    found = []
-    for base in base_directories():
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(base)):
-                directory = owned_directory(base / name) if name.startswith(prefix) else None
-                if directory is not None and process_of(directory).runs():
-                    found.append(directory)
-    return found
-
-
-def process_of(directory: OwnedDirectory) -> Process:
-    """The process that made a directory."""
-    made_by = directory.process
-    return Process(pid=made_by.pid, parent=0, started_ticks=made_by.started_ticks)
 
 
 def base_directories() -> list[Path]:

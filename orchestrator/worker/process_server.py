@@ -30,8 +30,6 @@ from importlib.util import find_spec
 
 from orchestrator.host import output
 from orchestrator.worker.child import adopt_orphans, die_with_parent, end_all
-from orchestrator.worker.import_structure import kept_import_structure
-from orchestrator.worker.later_compilation import compiling_when_called
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.serving import ProcessServer, tell
 
@@ -47,15 +45,10 @@ def installed(modules: Sequence[str]) -> list[str]:
 def preload(modules: Sequence[str]) -> bool:
     """Import ``modules``, the optional ones last, and say whether forking is safe: one thread, and
     all of them there that are not optional."""
-    gc.disable()  # modules stay: the collector would look at them again and again
-    try:
-        with kept_import_structure():
-            in_turn = sorted(modules, key=lambda name: name.endswith(OPTIONAL))
-            if not all(map(_preload_one, in_turn)):
-                return False
-    finally:
-        gc.freeze()  # shared pages stay shared
-        gc.enable()
+    in_turn = sorted(modules, key=lambda name: name.endswith(OPTIONAL))
+    if not all(map(_preload_one, in_turn)):
+        return False
+    gc.freeze()  # shared pages stay shared
     return len(os.listdir("/proc/self/task")) == 1
 
 
@@ -64,8 +57,7 @@ def _preload_one(asked: str) -> bool:
     name = asked.removesuffix(OPTIONAL)
     started = time.monotonic()
     try:
-        with compiling_when_called() if asked != name else contextlib.nullcontext():
-            importlib.import_module(name)
+        importlib.import_module(name)
     except Exception as error:  # a broken library is the worker's to report
         text = redact(str(error), os.environ)
         if asked != name:

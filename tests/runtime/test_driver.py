@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
+from orchestrator.runtime.garbage import RARELY
 
 from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import (
@@ -47,7 +48,6 @@ from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.board import Board
 from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.garbage import RARELY
 from orchestrator.runtime.row_writer import ROWS_WAIT_S, row_thread
 from orchestrator.runtime.status import RunStatus
 from orchestrator.runtime.stop_signal import StopSignal
