@@ -18,7 +18,7 @@ from workloads.parallel.layout import model_parallel_size
 from workloads.precision import quantized, support
 from workloads.refusal import Asked, Refusal
 from workloads.seq2seq_settings import source_length, target_length
-from workloads.techniques import technique_refusals
+from workloads.techniques import chosen
 
 #: Precisions in which weights can be trained, or stand under an adapter, as they are.
 TRAINED_IN = ("fp32", "fp16", "bf16")
@@ -34,7 +34,9 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
         *_saving(asked, method),
         *_lengths(asked),
     ]
-    return (*found, *technique_refusals(asked))
+    for technique in chosen(asked.parameters):
+        found += technique.refusals(asked)
+    return tuple(found)
 
 
 def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:

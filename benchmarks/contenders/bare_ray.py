@@ -11,7 +11,7 @@ import ray
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import parse_emulation
-from orchestrator.on_ray.cluster import emulate
+from orchestrator.on_ray.local_cluster import emulate
 
 
 class Answering:

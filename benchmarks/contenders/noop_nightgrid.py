@@ -27,8 +27,8 @@ from orchestrator.domain.events import AttemptEnded, Event, RecordRow, WorkerRea
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import parse_emulation
-from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
+from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.planner import estimator_for
 from orchestrator.results.derive import measurement_of

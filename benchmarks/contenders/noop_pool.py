@@ -16,7 +16,7 @@ from ray.util import ActorPool
 from benchmarks.contender import serve
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import parse_emulation
-from orchestrator.on_ray.cluster import emulate
+from orchestrator.on_ray.local_cluster import emulate
 
 
 @ray.remote(num_cpus=0, resources={"HPU": 1})

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, judge, tell."""
-    from orchestrator.on_ray.job_address import is_job_address
+    from orchestrator.on_ray.jobs import is_job_address
 
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
@@ -128,8 +128,9 @@ def slow_card_findings(results: Path) -> list[Finding]:
 def _examine(args: argparse.Namespace) -> ClusterFacts:
     from orchestrator.doctor.probe import NEEDED
     from orchestrator.domain.topology import parse_emulation
-    from orchestrator.on_ray.cluster import connect, emulate, local_address
+    from orchestrator.on_ray.cluster import connect, local_address
     from orchestrator.on_ray.examination import Examination
+    from orchestrator.on_ray.local_cluster import emulate
     from orchestrator.runtime.own_cards import own_machine
 
     examination = Examination(
@@ -155,7 +156,7 @@ def _from_afar(args: argparse.Namespace) -> int:
     from orchestrator.doctor.facts import Versions
     from orchestrator.doctor.text import exit_code, finding_lines, finding_of
     from orchestrator.errors import SubmitError
-    from orchestrator.on_ray.submission import JobServer, versions_here
+    from orchestrator.on_ray.jobs import JobServer, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
     if args.shared:

@@ -13,7 +13,7 @@ from orchestrator.host import output
 from orchestrator.results.directory import is_address
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.submission import JobServer
+    from orchestrator.on_ray.jobs import JobServer
     from orchestrator.results.parcels import Receiver
 
 EPILOG = """\
@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
     from orchestrator.errors import SubmitError
-    from orchestrator.on_ray.from_afar import directory_there
-    from orchestrator.on_ray.submission import JobServer
+    from orchestrator.on_ray.jobs import JobServer, directory_there
     from orchestrator.results.fetched import fetched_directory
     from orchestrator.results.parcels import Receiver, what_is_there
 

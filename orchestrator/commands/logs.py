@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the log, once or as it grows."""
-    from orchestrator.on_ray.submission import JobServer, print_chunk
+    from orchestrator.on_ray.jobs import JobServer, print_chunk
 
     server = JobServer(args.address)
     sent = server.sent(args.id)

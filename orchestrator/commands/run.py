@@ -194,8 +194,8 @@ def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
 
 def _end_now_if_something_waits(code: int) -> None:
     """End this process without Ray's handlers, if Ray waits for a cluster that is gone."""
-    control_store = sys.modules.get("orchestrator.on_ray.control_store")
-    if control_store is None or not control_store.left_waiting:
+    gcs = sys.modules.get("orchestrator.on_ray.gcs")
+    if gcs is None or not gcs.left_waiting:
         return
     error = sys.exc_info()[1]
     if error is not None:

@@ -11,7 +11,7 @@ from orchestrator.commands.options import add_place_arguments, results_here
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.submission import JobInfo, JobServer
+    from orchestrator.on_ray.jobs import JobInfo, JobServer
     from orchestrator.results.store import Store
 
 EPILOG = """\
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.results.finding import find_run
 
     if args.address:
-        from orchestrator.on_ray.submission import JobServer
+        from orchestrator.on_ray.jobs import JobServer
 
         server = JobServer(args.address)
         if args.id:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _one_there(args: argparse.Namespace, server: JobServer) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
     from orchestrator.errors import SubmitError
-    from orchestrator.on_ray.from_afar import ask_json, ask_there
+    from orchestrator.on_ray.jobs import ask_json, ask_there
 
     job = server.sent(args.id)
     name = job.run if job is not None and job.run else args.id

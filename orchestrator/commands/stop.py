@@ -55,8 +55,7 @@ def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
 
 def _asked_there(args: argparse.Namespace) -> tuple[str, int]:
     from orchestrator.errors import SubmitError
-    from orchestrator.on_ray.from_afar import ask_json
-    from orchestrator.on_ray.submission import JobServer
+    from orchestrator.on_ray.jobs import JobServer, ask_json
 
     server = JobServer(args.address)
     job = server.sent(args.id)

@@ -22,7 +22,7 @@ from orchestrator.host import output
 from orchestrator.results.directory import is_address
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.submission import Submission
+    from orchestrator.on_ray.jobs import Submission
 
 EPILOG = """\
 examples:
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
-    from orchestrator.on_ray.submission import JobServer
+    from orchestrator.on_ray.jobs import JobServer
     from orchestrator.watching.notify import concealed
     from orchestrator.watching.notify import is_address as is_hook_address
 
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 def _submission(args: argparse.Namespace, path: Path) -> Submission:
     from orchestrator.errors import SubmitError
     from orchestrator.grid.reader import load_grid
-    from orchestrator.on_ray.submission import Submission, new_submission_id
+    from orchestrator.on_ray.jobs import Submission, new_submission_id
 
     grid = load_grid(path, overrides=args.overrides)
     if not args.results and grid.results and not _lasts(grid.results):

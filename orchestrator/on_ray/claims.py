@@ -6,9 +6,9 @@ gone too, and if the node itself lives, it is claimed anew. Of a node that other
 rest is claimed once it is free, as a node of its own that is part of the same server; until then
 the rest is reported as held, so that jobs which need all of the server wait for it.
 
-All that needs Ray's control store is asked beside the loop (``control_store.py``). While it is
-silent no node is found and none is declared dead, the nodes that are ours work on, and no patience
-with anything else runs out.
+All that needs Ray's control store is asked beside the loop (``gcs.py``). While it is silent no node
+is found and none is declared dead, the nodes that are ours work on, and no patience with anything
+else runs out.
 
 Runs of one cluster take turns (``run_queue.py``): nodes are claimed only in our turn, and until
 then, and while somebody else has their cards, they are reported as held and waited for.
@@ -20,27 +20,24 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.domain.failure import Failure
+from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError, ControlStoreLost
-from orchestrator.on_ray.agent_channel import AgentChannel
-from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claim import Claim, cards_on_host, unclaimed
+from orchestrator.on_ray.agent import PlacedAgent, end_agent, start_agent
+from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
-from orchestrator.on_ray.control_store import ControlStore, RayNode, is_absence
-from orchestrator.on_ray.failures import agent_failure, node_lost
-from orchestrator.on_ray.held_cards import HeldCards
-from orchestrator.on_ray.placement import end_agent, start_agent
+from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
 from orchestrator.on_ray.run_queue import RunQueue
+from orchestrator.scheduling.run_queue import Standing, listed
+from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import SharedServer
 from orchestrator.worker.messages import ResponseBatch
-from orchestrator.worker.process_settings import may_raise_priority
 from orchestrator.worker.redaction import redact
 
 CLAIM_PATIENCE_S = 60.0
@@ -60,6 +57,141 @@ AGENT_PATIENCE_S = 60.0
 ORPHANED_AGENT_PATIENCE_S = 20.0
 #: A loop that has not looked for so long was frozen itself: its agents may have spoken.
 _ABSENCE_S = 5.0
+_QUEUE_S = 2.0  # between two looks at the queue of runs
+
+
+@dataclass(slots=True)
+class Claim:
+    """A node whose cards are ours, or are being claimed."""
+
+    node: Node
+    ray_node: RayNode
+    since: float
+    placed: PlacedAgent | None = None  # once the GCS knows of it
+    host_facts: HostFacts | None = None
+    agent_channel: AgentChannel | None = None  # once it has joined
+
+    @property
+    def joined(self) -> bool:
+        """Return whether its cards can be used."""
+        return self.agent_channel is not None
+
+    @property
+    def ray_id(self) -> str:
+        """Id of the node in Ray; cards of it that were claimed later have an id of their own
+        here."""
+        return str(self.ray_node["NodeID"])
+
+    @property
+    def agent(self) -> Any:
+        """The actor on the node."""
+        assert self.placed is not None
+        return self.placed.agent
+
+    @property
+    def facts(self) -> HostFacts:
+        """Facts that the agent found."""
+        assert self.host_facts is not None
+        return self.host_facts
+
+    @property
+    def channel(self) -> AgentChannel:
+        """The channel to its agent."""
+        assert self.agent_channel is not None
+        return self.agent_channel
+
+
+class ForeignCards:
+    """The nodes whose cards others have, for which a run waits, and its turn to claim them.
+
+    Args:
+        queue: the run's place; None: the cluster is its alone.
+        changed: called with the nodes whenever they have changed.
+    """
+
+    def __init__(
+        self,
+        queue: RunQueue | None,
+        gcs: Gcs,
+        clock: Callable[[], float],
+        changed: Callable[[tuple[Node, ...]], None],
+    ) -> None:
+        self._queue, self._gcs, self._clock, self._changed = queue, gcs, clock, changed
+        self._standing: Standing | None = None
+        self._next_look = 0.0
+        self._nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
+        self._taken: set[str] = set()  # ids of those which Ray did not give us in our turn
+        self._reported: tuple[Node, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def look(self) -> None:
+        """Ask for the place in the queue, if it is time to."""
+        if self._queue is not None and self._clock() >= self._next_look:
+            self._next_look = float("inf")  # until there is an answer
+            self._gcs.ask(self._queue.look, self._standing_came)
+
+    def _standing_came(self, value: Any) -> None:
+        """Take up the place in the queue. Without an answer the last one counts; where there can
+        be no queue, Ray's accounts alone decide who gets which cards."""
+        self._next_look = self._clock() + _QUEUE_S
+        if isinstance(value, Standing):
+            self._standing = value
+        elif not is_absence(value):
+            logging.getLogger(__name__).warning("there is no queue of runs here: %s", value)
+            self._queue = self._standing = None
+
+    @property
+    def in_turn(self) -> bool:
+        """Return whether the run may claim cards now."""
+        if self._queue is None:
+            return True
+        return self._standing is not None and self._standing.may_claim
+
+    def add(self, node: Node, *, taken: bool) -> None:
+        """A node is there; ``taken``: Ray has no free card of it for us."""
+        self._nodes[node.server_id] = node
+        if taken:
+            self._taken.add(node.server_id)
+
+    def remove(self, server_id: str) -> None:
+        """Nobody else has cards of a server."""
+        self._nodes.pop(server_id, None)
+        self._taken.discard(server_id)
+
+    def keep(self, alive: Collection[str]) -> None:
+        """Forget the servers that are not among these."""
+        for server_id in set(self._nodes) - set(alive):
+            self.remove(server_id)
+
+    def report(self) -> None:
+        """Report the nodes, if they have changed."""
+        nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
+        if nodes != self._reported:
+            self._reported = nodes
+            self._changed(nodes)
+
+    @property
+    def waits_for(self) -> str:
+        """The holders of the cards that the run waits for; empty where it waits for none."""
+        if self._queue is not None and self._standing is None:
+            return ""
+        if self._standing is not None and self._standing.why:
+            return self._standing.why
+        taken = [node for node in self._reported if node.server_id in self._taken]
+        if not taken:
+            return ""
+        kinds = "/".join(sorted({node.accelerator.value for node in taken}))
+        where = listed([node.name for node in taken])
+        others = self._queue.strangers if self._queue is not None else ()
+        who = f"; other programs on the cluster: {listed(others)}" if others else ""
+        return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
+
+    def leave(self) -> None:
+        """Give the place in the queue back."""
+        if self._queue is not None:
+            self._gcs.ask(self._queue.leave)
 
 
 class Claims:
@@ -76,7 +208,7 @@ class Claims:
         preload: Sequence[str],
         clock: Callable[[], float],
         calls: Calls,
-        store: ControlStore,
+        gcs: Gcs,
         joined: Callable[[Claim], None],
         arrived: Callable[[Claim, ResponseBatch], None],
         left: Callable[[Claim, Failure], None],
@@ -87,17 +219,16 @@ class Claims:
     ) -> None:
         self._run = run
         self._calls = calls
-        self._store = store
+        self._gcs = gcs
         self._joined = joined
         self._arrived = arrived
         self._left = left
-        self._tell_silent = silent
-        self._told_silent = False
-        self.held = HeldCards(queue, store, clock, held)
+        self._report_silent = silent
+        self._reported_silent = False
+        self.foreign = ForeignCards(queue, gcs, clock, held)
         self._accelerators = accelerators
         self._log_dir = log_dir
         self._preload = preload
-        self._plain_agents = may_raise_priority()  # nodes are made alike; one that differs says so
         self._shared = shared
         self._clock = clock
         self.by_node: dict[str, Claim] = {}  # by node id
@@ -126,18 +257,18 @@ class Claims:
             ControlStoreLost: it has been silent for long, and no node is ours.
             ClusterError: not one node could be claimed for a minute.
         """
-        self._store.collect()
+        self._gcs.collect()
         now = self._clock()
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
-        self.held.look()
-        self._mind_agents(now, absent_s=now - self._polled_at)
+        self.foreign.look()
+        self._check_agents(now, absent_s=now - self._polled_at)
         self._polled_at = now
         if not self._looking:
             self._looking = True
-            self._store.ask(self._store.nodes, self._looked, wait_s=_LOOK_S)
-        self._mind_silence(now)
+            self._gcs.ask(self._gcs.nodes, self._nodes_came, wait_s=_LOOK_S)
+        self._check_silence(now)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -147,19 +278,19 @@ class Claims:
         with contextlib.suppress(Exception):
             self._close_agents()
         for claim in self.by_node.values():
-            if claim.opened_channel is not None:
-                claim.opened_channel.close()
+            if claim.agent_channel is not None:
+                claim.agent_channel.close()
             self._release(claim)
         self.by_node.clear()
-        self.held.leave()
-        self._store.close(0.0 if self._store.silent_s else _CLOSE_S)
+        self.foreign.leave()
+        self._gcs.close(0.0 if self._gcs.silent_s else _CLOSE_S)
 
     def _close_agents(self) -> None:
         """Have the agents end their workers. Without a connection none can be reached, and Ray
         might join another cluster for the call: agents end with the connection by themselves."""
         import ray
 
-        there = [claim for claim in self.by_node.values() if claim.found is not None]
+        there = [claim for claim in self.by_node.values() if claim.host_facts is not None]
         if not there or not ray.is_initialized():
             return
         closing = [claim.agent.close.remote() for claim in there]
@@ -167,7 +298,7 @@ class Claims:
 
     # ------------------------------------------------------------ what the control store says
 
-    def _looked(self, value: Any) -> None:
+    def _nodes_came(self, value: Any) -> None:
         """Take up what the control store said."""
         self._looking = False
         if isinstance(value, BaseException):
@@ -176,13 +307,13 @@ class Claims:
             return
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
-        self.held.keep(ray_nodes)
+        self.foreign.keep(ray_nodes)
         for claim in list(self.by_node.values()):
             if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
             elif not claim.joined and now - claim.since > CLAIM_PATIENCE_S:
                 self._trouble = f"the cards of {claim.node.name} are in use by others"
-                self.held.add(claim.node, taken=True)
+                self.foreign.add(claim.node, taken=True)
                 self.lose(claim, node_lost(self._trouble))
         try:
             self._claim_what_is_new(ray_nodes, now)
@@ -199,44 +330,44 @@ class Claims:
             new = unclaimed(node, self.by_node)
             if new is None:
                 continue
-            if not self.held.in_turn:
-                self.held.add(new, taken=new is not node)
+            if not self.foreign.in_turn:
+                self.foreign.add(new, taken=new is not node)
             elif self.retry_at.get(new.node_id, 0) <= now:
                 if new is not node:
-                    self.held.add(new, taken=True)
+                    self.foreign.add(new, taken=True)
                 cards_here = cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(new, ray_nodes[node.node_id], cards_here)
-        self.held.say()
-        if self.joined() or self.held:
+        self.foreign.report()
+        if self.joined() or self.foreign:
             self._empty_since = now
         elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self._accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
-    def _mind_silence(self, now: float) -> None:
+    def _check_silence(self, now: float) -> None:
         """While the control store is silent, no other patience runs out; its own does once there
         is nothing left that works without it."""
         if self.joined():
             self._last_ours = now
-        silent_s = self._store.silent_s
-        if self._told_silent is not (silent_s > 0):
-            self._told_silent = silent_s > 0
-            self._tell_silent(self._told_silent)
+        silent_s = self._gcs.silent_s
+        if self._reported_silent is not (silent_s > 0):
+            self._reported_silent = silent_s > 0
+            self._report_silent(self._reported_silent)
         if not silent_s:
             return
-        patience_s = RETRY_S if self._store.replaced else SILENCE_PATIENCE_S
-        gone = silent_s > patience_s or self._bereft_s(now, silent_s) > BEREFT_PATIENCE_S
+        patience_s = RETRY_S if self._gcs.replaced else SILENCE_PATIENCE_S
+        gone = silent_s > patience_s or self._without_nodes_s(now, silent_s) > BEREFT_PATIENCE_S
         if gone and not self.joined():
-            raise ControlStoreLost(f"{self._store.trouble}, and no node of the cluster is left")
+            raise ControlStoreLost(f"{self._gcs.trouble}, and no node of the cluster is left")
         self._empty_since = now
         for claim in self.by_node.values():
             if not claim.joined:
                 claim.since = now
 
-    def _mind_agents(self, now: float, absent_s: float) -> None:
+    def _check_agents(self, now: float, absent_s: float) -> None:
         """Give up nodes whose agents are silent; time in which nobody listened does not count."""
-        patience_s = ORPHANED_AGENT_PATIENCE_S if self._store.replaced else AGENT_PATIENCE_S
+        patience_s = ORPHANED_AGENT_PATIENCE_S if self._gcs.replaced else AGENT_PATIENCE_S
         for claim in self.joined():
             if absent_s > _ABSENCE_S:
                 claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
@@ -249,7 +380,7 @@ class Claims:
             self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
         return silent
 
-    def _bereft_s(self, now: float, silent_s: float) -> float:
+    def _without_nodes_s(self, now: float, silent_s: float) -> float:
         """Time since the last of our nodes was lost while the control store is silent."""
         return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
@@ -257,8 +388,7 @@ class Claims:
 
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
-        since, plain = self._clock(), self._plain_agents
-        claim = Claim(node=node, ray_node=ray_node, since=since, plain=plain)
+        claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self.by_node[node.node_id] = claim
         serve = (
             str(ray_node["NodeManagerAddress"]),
@@ -268,12 +398,12 @@ class Claims:
             str(self._log_dir.resolve()) if self._log_dir else None,
             self._shared if node.computes_on_host else None,
         )
-        self._store.ask(
-            lambda: start_agent(self._run, node, ray_node, serve, plain=plain),
-            lambda value: self._opened(claim, value),
+        self._gcs.ask(
+            lambda: start_agent(self._run, node, ray_node, serve),
+            lambda value: self._agent_placed(claim, value),
         )
 
-    def _opened(self, claim: Claim, value: Any) -> None:
+    def _agent_placed(self, claim: Claim, value: Any) -> None:
         """Ray knows of the claim: wait for its agent."""
         node = claim.node
         current = self.by_node.get(node.node_id) is claim
@@ -285,11 +415,11 @@ class Claims:
                 del self.by_node[node.node_id]
                 self.retry_at[node.node_id] = self._clock() + RETRY_S
                 self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self.held.add(node, taken=True)
+                self.foreign.add(node, taken=True)
         else:
-            claim.opened = value
+            claim.placed = value
             if current:
-                self._calls.add(claim.opened.serve, lambda got: self._facts_came(claim, got))
+                self._calls.add(claim.placed.serve, lambda got: self._facts_came(claim, got))
             else:  # it was given up meanwhile
                 self._release(claim)
 
@@ -297,11 +427,6 @@ class Claims:
         """The agent has our cards and is at work: count the node as joined."""
         node = claim.node
         if self.by_node.get(node.node_id) is not claim:
-            return
-        if isinstance(value, PermissionError) and claim.plain:
-            self._plain_agents = False
-            self.lose(claim, node_lost(str(value)))
-            self.retry_at[node.node_id] = self._clock()
             return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)
@@ -318,9 +443,9 @@ class Claims:
             there = node_of(claim.ray_node, node.name, node.accelerator, indices)
             size = max(there.server_cards, node.server_cards)
             claim.node = replace(node, card_indices=indices, server_cards=size)
-        claim.found = value
-        self.held.remove(node.server_id)
-        claim.opened_channel = AgentChannel(
+        claim.host_facts = value
+        self.foreign.remove(node.server_id)
+        claim.agent_channel = AgentChannel(
             claim.agent,
             calls=self._calls,
             clock=self._clock,
@@ -343,7 +468,7 @@ class Claims:
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
-        self.held.remove(claim.node.server_id)
+        self.foreign.remove(claim.node.server_id)
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
@@ -353,19 +478,79 @@ class Claims:
             return
         del self.by_node[claim.node.node_id]
         self.retry_at[claim.node.node_id] = self._clock() + RETRY_S
-        if claim.opened_channel is not None:
-            claim.opened_channel.close()
-            self._left(claim, self._with_silence(failure))
+        if claim.agent_channel is not None:
+            claim.agent_channel.close()
+            self._left(claim, self._explained(failure))
         self._release(claim)
 
-    def _with_silence(self, failure: Failure) -> Failure:
+    def _explained(self, failure: Failure) -> Failure:
         """A node that is lost while the control store is silent was most likely lost by that."""
-        if not (trouble := self._store.trouble):
+        if not (trouble := self._gcs.trouble):
             return failure
         return replace(failure, message=f"{trouble}; {failure.message}")
 
     def _release(self, claim: Claim) -> None:
         """Have Ray end the agent and free the cards, if they were ever had."""
-        if claim.opened is not None:
-            opened, claim.opened = claim.opened, None
-            self._store.ask(lambda: end_agent(opened))
+        if claim.placed is not None:
+            placed, claim.placed = claim.placed, None
+            self._gcs.ask(lambda: end_agent(placed))
+
+
+# ---------------------------------------------------------------- pure
+
+
+def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
+    """The node to claim next on a node of Ray: the node itself, or, where only some of its cards
+    are ours, a further part of that server; None where nothing is left, or cannot be told apart.
+
+    Args:
+        claims: by id of the claimed node.
+    """
+    if node.node_id not in claims:
+        return node
+    ours = [claim.node for claim in claims.values() if claim.ray_id == node.node_id]
+    taken = {index for part in ours for index in part.card_indices}
+    missing = len(node.card_indices) - len(taken)  # one being claimed counts with all it may get
+    if not node.accelerator.spec.ray_indices or missing <= 0:
+        return None
+    ids = (f"{node.node_id}+{number}" for number in range(1, len(node.card_indices)))
+    return replace(
+        node,
+        node_id=next(name for name in ids if name not in claims),
+        part_of=node.node_id,
+        card_indices=tuple(index for index in node.card_indices if index not in taken)[:missing],
+    )
+
+
+def cards_on_host(
+    ray_node: Mapping[str, Any], nodes: Collection[Node], ray_nodes: Mapping[str, Any]
+) -> int:
+    """Count the cards that share the cores of this node's host: emulated nodes share one host."""
+    address = ray_node["NodeManagerAddress"]
+    here = [n for n in nodes if ray_nodes[n.node_id]["NodeManagerAddress"] == address]
+    return sum(node.server_cards for node in here)
+
+
+def agent_failure(error: Exception) -> Failure:
+    """The failure of a node whose agent is gone, with Ray's exception."""
+    from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError
+
+    text = redact(str(error).strip(), os.environ)
+    line = " ".join(text.split())[:500]
+    kind = FailureClass.NODE_LOST
+    # Ray 2.60 puts its words about memory into whatever exception the call has.
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        kind = FailureClass.HOST_OUT_OF_MEMORY
+        message = f"Ray killed its agent for want of host memory: {line}"
+    elif isinstance(error, NodeDiedError) or "node has died" in text.lower():
+        message = f"Ray declared it dead: {line}"
+    elif isinstance(error, ActorUnavailableError):
+        message = f"its agent does not answer: {line}"
+    else:
+        message = f"its agent died: {line}"
+    return Failure(failure_class=kind, message=message, tail=text[-4000:])
+
+
+def node_lost(reason: str) -> Failure:
+    """The failure of a node that is given up for this reason."""
+    return Failure(failure_class=FailureClass.NODE_LOST, message=reason)

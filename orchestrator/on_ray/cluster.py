@@ -1,12 +1,9 @@
 """The Ray cluster that a run uses, and the cards in it.
 
-``connect`` joins a cluster that is there; ``emulate`` starts one on this machine: one real Ray node
-process for each server, with the resources such a server would have, every one marked with the
-resource ``emulated``, by which any driver that joins sees that its cards are not real.
-
-A node's kind of card follows from its Ray resources, as devices declare them; a node without any
-is one card itself, its processor. A node with cards of two kinds is refused: their jobs would share
-its memory and cores, and disturb each other's measurements.
+``connect`` joins a cluster that is there; ``local_cluster.py`` starts one. A node's kind of card
+follows from its Ray resources, as devices declare them; a node without any is one card itself, its
+processor. A node with cards of two kinds is refused: their jobs would share its memory and cores,
+and disturb each other's measurements.
 """
 
 from __future__ import annotations
@@ -17,22 +14,22 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Node
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.control_store import answers, first_answer, outlived, within
-from orchestrator.on_ray.private_ray import LOOPBACK, PrivateRay, joining_on_loopback, private_ray
+from orchestrator.host.node_packages import packages_here
+from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
 from orchestrator.on_ray.token import (
     asks_for_token,
     missing_token,
     take_own_token,
     token_advice,
 )
-from orchestrator.worker.host_server import threads_asked
 from workloads.devices import all_devices, host_device
+from workloads.engines import choice_packages
 
 #: Custom Ray resources by which a node says what Ray has no word for.
 EMULATED = "emulated"
@@ -48,9 +45,10 @@ WAYS = (
 
 _PROBE_TIMEOUT_S = 5.0
 _LEAVE_S = 30.0
+_PACKAGES_S = 60.0  # of all nodes: starting a process takes seconds, on a cold disk more
 #: For a control store that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
-_RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
+RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
 
 
 @dataclass(slots=True)
@@ -58,12 +56,6 @@ class RayCluster:
     """A cluster that this process has joined."""
 
     address: str
-    temp_dir: str | None = None  # of an emulated cluster, which ends with this process
-
-    @property
-    def emulated(self) -> bool:
-        """Return whether this process started it for itself."""
-        return self.temp_dir is not None
 
     def nodes(self) -> list[Node]:
         """The nodes alive now, in the order of their names.
@@ -76,22 +68,7 @@ class RayCluster:
         return nodes_of(ray.nodes())
 
 
-@dataclass(slots=True, kw_only=True)
-class EmulatedCluster(RayCluster):
-    """A cluster of this machine's own, to which nodes can be added and from which they can go."""
-
-    private: PrivateRay
-
-    def add(self, node: Node, *, wait: bool = True) -> None:
-        """Start a node, with an interpreter for its agent; wait until it is up if told to."""
-        self.private.add_node(node.name, workers=1, wait=wait, **_ray_node(node))
-
-    def remove(self, name: str) -> None:
-        """Kill a node and everything on it."""
-        self.private.remove_node(name)
-
-
-# ---------------------------------------------------------------- joining and starting
+# ---------------------------------------------------------------- joining
 
 
 @contextlib.contextmanager
@@ -109,48 +86,7 @@ def connect(address: str | None = None) -> Iterator[RayCluster]:
     try:
         yield RayCluster(address=resolved)
     finally:
-        _leave()
-
-
-@contextlib.contextmanager
-def emulate(nodes: Sequence[Node], *, metrics: bool = False) -> Iterator[EmulatedCluster]:
-    """Start a cluster on this machine with these nodes, join it, and end it afterwards.
-
-    Nobody else can use it (``private_ray.py``). To be called from the main thread. ``metrics``: its
-    nodes export them, which nobody but a test would look for.
-
-    Raises:
-        ClusterError: Ray cannot start here, this process is on a cluster already, or the
-            environment asks for workers of no possible number of threads.
-    """
-    threads_asked()  # a bad one is told before anything starts
-    with contextlib.ExitStack() as stack:
-        private = stack.enter_context(private_ray(metrics=metrics))
-        cluster = EmulatedCluster(address="", temp_dir=str(private.directory), private=private)
-        try:
-            # The head holds no cards and runs no jobs. Nobody looks at what Ray's dashboard, its
-            # autoscaler and its reader of logs would tell: they would take longer to start than
-            # all else.
-            private.add_node(
-                "head",
-                **_none_of_this_machine(),
-                include_dashboard=False,
-                include_log_monitor=False,
-                no_monitor=True,
-            )
-            for node in nodes:  # side by side, while this process joins
-                cluster.add(node, wait=False)
-        except Exception as error:
-            raise _not_started(error) from error
-        cluster.address = private.address
-        stack.callback(_leave)
-        with joining_on_loopback():
-            join_cluster(cluster.address, _node_ip_address=LOOPBACK)
-        try:
-            private.wait_for_nodes()
-        except Exception as error:  # Ray has many, none of them a TimeoutError
-            raise _not_started(error) from error
-        yield cluster
+        leave_cluster()
 
 
 def local_address() -> str:
@@ -218,10 +154,6 @@ def join_cluster(address: str, **options: Any) -> None:
         raise _not_joined(address, error) from error
 
 
-def _not_started(error: Exception) -> ClusterError:
-    return ClusterError(f"cannot start a Ray cluster here: {error}")
-
-
 def _not_joined(address: str, error: BaseException) -> ClusterError:
     return ClusterError(
         f"cannot join the Ray cluster at {address}: {error}; is this machine part of the cluster, "
@@ -249,7 +181,7 @@ def _ask(address: str) -> None:
         raise _not_joined(address, answer) from answer
 
 
-def _leave() -> None:
+def leave_cluster() -> None:
     """Leave the cluster. One whose control store is gone is hardly waited for; one that goes in
     this moment, for half a minute."""
     import ray
@@ -257,35 +189,6 @@ def _leave() -> None:
     if not ray.is_initialized():
         return
     within(_LEAVE_S if answers() else _PROBE_TIMEOUT_S, ray.shutdown)
-
-
-def _none_of_this_machine() -> dict[str, Any]:
-    """The arguments for Ray of a node without cards: what is not said, Ray counts itself."""
-    arguments: dict[str, Any] = {"resources": {}}
-    for spec in all_devices():
-        asked = spec.ray_request(0)
-        arguments["resources"] |= asked.pop("resources", {})
-        arguments |= asked
-    return arguments
-
-
-def _ray_node(node: Node) -> dict[str, Any]:
-    """The arguments for Ray of one emulated node."""
-    spec = node.accelerator.spec
-    arguments = _none_of_this_machine()
-    asked = spec.ray_request(len(node.card_indices))
-    resources: dict[str, float] = arguments["resources"] | asked.pop("resources", {})
-    resources[SERVER_CARDS] = node.server_cards
-    if spec.ray_type:
-        resources[_RAY_TYPE + spec.ray_type] = 1
-    if node.emulated:
-        resources[EMULATED] = 1
-        resources[EMULATED_DEVICE + node.emulated_device] = 1
-    if node.memory_bytes_per_card is not None:
-        resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
-    if shown := spec.visible(*node.card_indices):
-        arguments["env_vars"] = shown
-    return {**arguments, **asked, "resources": resources}
 
 
 # ---------------------------------------------------------------- what is in it (pure)
@@ -352,7 +255,7 @@ def name_of(ray_node: Mapping[str, Any]) -> str:
 def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, int], str]:
     """The cards among a node's Ray resources by kind, of several kinds if there are, and their
     type. A node with none that computes is one card itself, unless it says how many."""
-    types = [name.removeprefix(_RAY_TYPE) for name in resources if name.startswith(_RAY_TYPE)]
+    types = [name.removeprefix(RAY_TYPE) for name in resources if name.startswith(RAY_TYPE)]
     card_type = types[0] if types else ""
     cards: dict[Accelerator, int] = {}
     taken: set[str] = set()
@@ -385,3 +288,40 @@ def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated
     if emulated:
         return f"emulated {accelerator} on {host_device().accelerator}"
     return describe_cards(ray_node["Resources"])[1]
+
+
+# ---------------------------------------------------------------- packages
+
+
+def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes with their packages, where their kind of card has several engines to choose from.
+
+    A node that does not answer stays as it is, with a warning: its plan assumes what its image
+    should have.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    calls: dict[Any, Node] = {}
+    for node in nodes:
+        processor = node.emulated and node.device == host_device().name  # it has no choice
+        if choice_packages(node.device) and not processor:
+            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            task: Any = ray.remote(num_cpus=0, max_retries=0)(packages_here)
+            calls[task.options(scheduling_strategy=strategy).remote(node.device)] = node
+    if not calls:
+        return tuple(nodes)
+    done, silent = ray.wait(list(calls), num_returns=len(calls), timeout=_PACKAGES_S)
+    known: dict[str, tuple[tuple[str, str], ...]] = {}
+    for call in [*done, *silent]:
+        node = calls[call]
+        try:
+            known[node.node_id] = ray.get(call, timeout=0)
+        except Exception as error:
+            logging.getLogger(__name__).warning(
+                "node %s did not say which packages it has: %s", node.name, error
+            )
+    return tuple(
+        replace(node, packages=known[node.node_id]) if node.node_id in known else node
+        for node in nodes
+    )

@@ -19,10 +19,10 @@ from typing import Any
 
 from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
 from orchestrator.doctor.probe import NEEDED, examine
-from orchestrator.on_ray.bare_nodes import WORKERS, environment_of
-from orchestrator.on_ray.calls import answer_of
+from orchestrator.on_ray.agent import WORKER_VARIABLES
+from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
-from orchestrator.on_ray.submission import versions_here
+from orchestrator.on_ray.jobs import versions_here
 from orchestrator.worker.redaction import redact
 
 ROUND_TRIPS = 5
@@ -180,7 +180,7 @@ def _start(ray_node: Mapping[str, Any]) -> Any:
     return (
         decorate(NodeExaminer)
         .options(
-            **environment_of(ray_node, WORKERS),
+            runtime_env={"env_vars": WORKER_VARIABLES},
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False),
         )
         .remote()
@@ -265,7 +265,7 @@ def _asks_for_token(address: str) -> bool:
     """Return whether the cluster refuses a process that sends no token; a process that is told to
     send none tries."""
     code = (
-        "import sys; from orchestrator.on_ray.control_store import first_answer; "
+        "import sys; from orchestrator.on_ray.gcs import first_answer; "
         "from orchestrator.on_ray.token import asks_for_token; "
         "answer = first_answer(sys.argv[1], patience_s=20); "
         "sys.exit(17 if answer is None or asks_for_token(answer) else 0)"

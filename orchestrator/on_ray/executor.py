@@ -2,12 +2,12 @@
 
 The schedule owns the cards; Ray owns the processes. Ray hands out the first free card indices,
 which on Gaudi makes card sets that are not legal, and it lets a waiting 8-card request starve. So
-for each node one agent takes all free cards at once, as one bundle of a placement group: Ray's
-accounts are right, nobody else gets a card there, and which card a worker gets is ours to say.
+for each node one agent takes all free cards at once, as one bundle of a placement group
+(``claims.py``): Ray's accounts are right, nobody else gets a card there, and which card a worker
+gets is ours to say.
 
-Requests to a node wait until ``events`` is entered and go there in one call; one other call for
-each node brings its responses (``agent_channel.py``). A Ray call costs more than all else that a
-short job costs, and so a hundred jobs do not need a hundred.
+``WorkerPool`` keeps the workers and attempts and knows nothing of Ray. Nothing in it waits for a
+single worker, so a thousand can start, run and die side by side.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.domain.events import (
+    AttemptEnded,
     CardsHeld,
     ClusterSilent,
     Event,
@@ -28,27 +31,47 @@ from orchestrator.domain.events import (
     RunAttempt,
     StartWorker,
     StopWorker,
+    WorkerReady,
+    WorkerStopped,
 )
 from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure
-from orchestrator.domain.job import Accelerator, Job
+from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.topology import Card
-from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claim import Claim
-from orchestrator.on_ray.claims import Claims
-from orchestrator.on_ray.control_store import ControlStore
-from orchestrator.on_ray.predecessors import end_predecessors
+from orchestrator.host.clock import Interval
+from orchestrator.on_ray.agent import end_stale_actors
+from orchestrator.on_ray.channel import Calls
+from orchestrator.on_ray.claims import Claim, Claims
+from orchestrator.on_ray.gcs import Gcs
 from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.on_ray.worker_pool import WorkerPool
+from orchestrator.worker.card_process import Order
 from orchestrator.worker.host_server import PRELOAD, SharedServer
-from orchestrator.worker.messages import GATHER_S, ResponseBatch
+from orchestrator.worker.launch import launch_of
+from orchestrator.worker.messages import (
+    Ended,
+    Halted,
+    Listen,
+    Listened,
+    ResponseBatch,
+    Run,
+    Start,
+    Started,
+    Stop,
+)
+from orchestrator.worker.outcome_bytes import unpacked
 from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.models import protection, remote_code
 
+STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
+#: Jobs that are over sooner are not listed among Ray's tasks: nobody could see them there.
+SHOWN_AFTER_S = 1.0
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
+_GONE = "the worker was gone before it could start"
+_GANG_STOPPED = "another rank of the gang ended early"
 
 
 class RayExecutor:
-    """An ``Executor`` on the Ray cluster that this process has joined (``ray_cluster.py``).
+    """An ``Executor`` on the Ray cluster that this process has joined (``cluster.py``).
 
     Args:
         run: the run's name, shown in the dashboard.
@@ -86,16 +109,15 @@ class RayExecutor:
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls = Calls()
         self._events: deque[Event] = deque()
-        self._urgent = False  # whether a worker may wait for what is made of them
         self._pool = WorkerPool(
             claim_of=lambda node_id: self.claims.of(node_id),
             factory=factory,
             clock=clock,
-            tell=self._events.append,
+            report=self._events.append,
             label=label,
         )
-        self._store = ControlStore()
-        for name in end_predecessors():
+        self._gcs = Gcs()
+        for name in end_stale_actors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self.claims = Claims(
             run=run,
@@ -104,7 +126,7 @@ class RayExecutor:
             preload=preload,
             clock=clock,
             calls=self._calls,
-            store=self._store,
+            gcs=self._gcs,
             joined=self._node_joined,
             arrived=self._responded,
             left=self._node_left,
@@ -116,8 +138,6 @@ class RayExecutor:
             shared=shared,
         )
         self.claims.poll()
-
-    # ------------------------------------------------------------ the protocol
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """Carry out one command without waiting for its end."""
@@ -135,18 +155,15 @@ class RayExecutor:
             self.claims.poll()
             for claim in self.claims.joined():
                 claim.channel.send()
-            left = max(0.0, deadline - time.monotonic())
-            self._wait(0.0 if self._events else min(left, self.claims.poll_interval_s))
-            if self._events:
-                self._gather(min(left, GATHER_S))
-            self._urgent = False
+            left_s = max(0.0, deadline - time.monotonic())
+            self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
             self._pool.give_up_stops(self.claims.lose_if_silent)
             self._pool.show_jobs()
-            if self._events or left == 0.0:
+            if self._events or left_s == 0.0:
                 break
-        happened = list(self._events)
+        events = list(self._events)
         self._events.clear()
-        return happened
+        return events
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
@@ -159,7 +176,7 @@ class RayExecutor:
     @property
     def trouble(self) -> str:
         """Describe a fault of the cluster while work goes on; empty if there is none."""
-        return self._store.trouble
+        return self._gcs.trouble
 
     @property
     def waiting(self) -> str:
@@ -168,7 +185,7 @@ class RayExecutor:
             self._busy_at = self._clock()
         if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
             return ""
-        return self.claims.held.waits_for
+        return self.claims.foreign.waits_for
 
     def close(self) -> None:
         """Stop every worker and release every card."""
@@ -180,24 +197,14 @@ class RayExecutor:
         if self._calls:
             self._calls.wait(timeout_s)
         else:
-            self._store.wait(timeout_s)
-        self._store.collect()
-
-    def _gather(self, limit_s: float) -> None:
-        """Wait for news of other nodes as well, until a worker may wait for what is made of it."""
-        until = time.monotonic() + limit_s
-        while not self._urgent and (rest_s := until - time.monotonic()) > 0.0:
-            self._wait(rest_s)
-
-    # ------------------------------------------------------------ nodes
+            self._gcs.wait(timeout_s)
+        self._gcs.collect()
 
     def _node_joined(self, claim: Claim) -> None:
-        self._urgent = True
         self._events.append(NodeJoined(at=self._clock(), node=claim.node))
 
     def _node_left(self, claim: Claim, failure: Failure) -> None:
         """Everything on the node ends, then the node."""
-        self._urgent = True
         reason, node_id = failure.message, claim.node.node_id
         message = f"node {claim.node.name} was lost: {reason}"
         self._pool.lose(node_id, replace(failure, message=message))
@@ -205,7 +212,6 @@ class RayExecutor:
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
-        self._urgent |= batch.urgent
         self._pool.handle(batch)
         if batch.telemetry is not None:
             self._telemetry[claim.node.node_id] = {
@@ -213,3 +219,376 @@ class RayExecutor:
                 for card in claim.node.cards
                 if card.index in batch.telemetry
             }
+
+
+# ---------------------------------------------------------------- workers and attempts
+
+
+@dataclass(slots=True)
+class Worker:
+    """One started worker, and how far it is."""
+
+    worker_id: str
+    card: Card
+    info: WorkerInfo | None = None  # the latest word on the process
+    attempt_id: str | None = None
+    stopping: bool = False  # a stop is on its way, or done but not yet reported
+    stop_requested: bool = False  # by the schedule, so its end is no failure
+    failure: Failure | None = None  # why it ends
+    gone: bool = False  # its process is, and its card is free
+    stop_deadline: float = float("inf")
+
+
+@dataclass(slots=True)
+class RunningAttempt:
+    """An attempt in progress: which workers are its ranks, and how those ended that have."""
+
+    attempt: Attempt
+    worker_ids: tuple[str, ...]
+    lasted: Interval = field(default_factory=Interval)
+    needs_rendezvous: bool = False  # of a gang; no rank was sent its order yet
+    ended: dict[int, RankOutcome] = field(default_factory=dict)
+    first_failure: RankOutcome | None = None
+
+    def outcome(self) -> Outcome:
+        """All ranks together, once all have ended."""
+        cause = self._cause()
+        return Outcome(
+            attempt_id=self.attempt.attempt_id,
+            state=cause.state if cause else State.SUCCEEDED,
+            ranks=tuple(self.ended[rank] for rank in sorted(self.ended)),
+            failure=cause.failure if cause else None,
+        )
+
+    def _cause(self) -> RankOutcome | None:
+        """The rank whose failure ended the attempt. When one dies, the others' broken exchange
+        with it may be reported first; ranks that were stopped are LOST."""
+        first = self.first_failure
+        if first is None or not _is_collective(first):
+            return first
+        own = [
+            outcome
+            for outcome in self.ended.values()
+            if outcome.state not in (State.SUCCEEDED, State.LOST) and not _is_collective(outcome)
+        ]
+        return min(own, key=lambda outcome: outcome.ended_at, default=first)
+
+
+def _is_collective(outcome: RankOutcome) -> bool:
+    failure = outcome.failure
+    return failure is not None and failure.failure_class is FailureClass.COLLECTIVE
+
+
+class WorkerPool:
+    """Carries out commands on claimed nodes and reports, as events, what becomes of them.
+
+    Args:
+        claim_of: the claim on a node that has joined and not left.
+        factory: "module:callable" that makes the worker inside its process.
+        report: called with each event.
+        label: of a job in Ray's list of tasks.
+    """
+
+    def __init__(
+        self,
+        *,
+        claim_of: Callable[[str], Claim | None],
+        factory: str,
+        clock: Callable[[], float],
+        report: Callable[[Event], None],
+        label: Callable[[Job], str],
+    ) -> None:
+        self.progress: dict[str, Progress] = {}  # of the busy workers, by worker id
+        self._claim_of = claim_of
+        self._factory = factory
+        self._clock = clock
+        self._report = report
+        self._label = label
+        self._not_shown: deque[tuple[float, str]] = deque()  # when each began, attempt id
+        self._workers: dict[str, Worker] = {}
+        self._running: dict[str, RunningAttempt] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Return whether an attempt is in progress."""
+        return bool(self._running)
+
+    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+        """Carry out one command without waiting for its end."""
+        if isinstance(command, StartWorker):
+            self._start(command)
+        elif isinstance(command, RunAttempt):
+            self._run_attempt(command)
+        elif (worker := self._workers.get(command.worker_id)) is not None:
+            worker.stop_requested = True
+            self._stop(worker, command.reason)
+
+    def handle(self, batch: ResponseBatch) -> None:
+        """Handle the responses of a node."""
+        for response in batch.responses:
+            if isinstance(response, Ended):
+                self._ended(response)
+            elif isinstance(response, Started):
+                self._started(response)
+            elif isinstance(response, Listened):
+                self._listened(response)
+            elif isinstance(response, Halted):
+                self._halted(response)
+            elif (worker := self._workers.get(response.worker_id)) is not None:
+                # Stopped: a rank that has not ended by now is lost.
+                self._end_rank_of(worker, "the worker was stopped before it could start")
+                self._worker_gone(worker)
+        for worker_id, progress in (batch.progress or {}).items():
+            worker = self._workers.get(worker_id)
+            # An attempt that has ended meanwhile is not what the worker does.
+            if worker is not None and worker.attempt_id == progress.attempt_id:
+                self.progress[worker_id] = progress
+
+    def lose(self, node_id: str, failure: Failure) -> None:
+        """End everything on a node that is gone: attempts first, then workers."""
+        lost = [worker for worker in self._workers.values() if worker.card.node_id == node_id]
+        for worker in lost:
+            worker.gone = True
+            worker.failure = worker.failure or failure
+        for worker in lost:
+            self._end_rank_of(worker, failure.message)
+        for worker in lost:
+            self.progress.pop(worker.worker_id, None)
+            self._worker_gone(worker)
+
+    # ------------------------------------------------------------ workers
+
+    def _start(self, command: StartWorker) -> None:
+        claim = self._claim_of(command.card.node_id)
+        if claim is None:  # it left while the command was on its way
+            failure = Failure(
+                failure_class=FailureClass.NODE_LOST,
+                message=f"node {command.card.node_id} is not there any more",
+            )
+            self._worker_stopped(command.worker_id, failure)
+            return
+        self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
+        passed_on = {**remote_code.passed_on(), **protection.passed_on()}
+        launch = launch_of(command, claim.node, claim.facts, self._factory, passed_on)
+        claim.channel.put(Start(launch))
+
+    def _started(self, response: Started) -> None:
+        worker, value = self._workers.get(response.worker_id), response.value
+        if worker is None:
+            return
+        if isinstance(value, WorkerInfo):
+            worker.info = value
+            if not worker.stopping:
+                self._report(WorkerReady(at=self._clock(), worker_id=worker.worker_id, info=value))
+            return
+        if not worker.stop_requested:
+            worker.failure = value
+        if not worker.stopping:
+            self._worker_gone(worker)
+
+    def _stop(self, worker: Worker, reason: str) -> None:
+        claim = self._claim_of(worker.card.node_id)
+        if worker.stopping or worker.gone or claim is None:
+            return
+        worker.stopping = True
+        worker.stop_deadline = self._clock() + STOP_PATIENCE_S
+        claim.channel.put(Stop(worker.worker_id, reason))
+
+    def give_up_stops(self, lose_if_silent: Callable[[Claim, float], bool]) -> None:
+        """Deal with stops that are not confirmed. A silent agent is given up, with its node; where
+        the agent responds, the process does not end, and costs its card until it does."""
+        now = self._clock()
+        for worker in list(self._workers.values()):
+            if worker.gone or worker.stop_deadline >= now:
+                continue
+            worker.stop_deadline = float("inf")
+            claim = self._claim_of(worker.card.node_id)
+            if claim is not None and lose_if_silent(claim, STOP_PATIENCE_S):
+                continue
+            if worker.failure is None:
+                message = f"the worker has not ended {STOP_PATIENCE_S:.0f} s after it was killed"
+                worker.failure = Failure(failure_class=FailureClass.HANG, message=message)
+            self._end_rank_of(worker, worker.failure.message)
+
+    def _halted(self, response: Halted) -> None:
+        """End a rank that does nothing any more, and with it its gang, which waits for it."""
+        worker = self._workers.get(response.worker_id)
+        if worker is None or worker.attempt_id != response.attempt_id:
+            return  # the attempt has ended meanwhile
+        if worker.failure is None:
+            worker.failure = Failure(failure_class=FailureClass.HANG, message=response.reason)
+        self._stop(worker, response.reason)
+
+    def _worker_gone(self, worker: Worker) -> None:
+        """Note that its process is gone. The event waits until its attempt ends on all ranks."""
+        worker.gone = True
+        if worker.attempt_id is None and self._workers.pop(worker.worker_id, None) is not None:
+            failure = None if worker.stop_requested else worker.failure
+            self._worker_stopped(worker.worker_id, failure)
+
+    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> None:
+        self._report(WorkerStopped(at=self._clock(), worker_id=worker_id, failure=failure))
+
+    # ------------------------------------------------------------ attempts
+
+    def _run_attempt(self, command: RunAttempt) -> None:
+        attempt = command.attempt
+        running = RunningAttempt(attempt=attempt, worker_ids=command.worker_ids)
+        self._running[attempt.attempt_id] = running
+        workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
+        for worker in workers:
+            if worker is not None:
+                worker.attempt_id = attempt.attempt_id
+        first = workers[0]
+        claim = self._claim_of(first.card.node_id) if first is not None else None
+        if len(workers) == 1 or first is None or claim is None:
+            self._send_orders(running, None)
+            return
+        running.needs_rendezvous = True
+        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, claim.facts.address))
+
+    def _listened(self, response: Listened) -> None:
+        running = self._running.get(response.attempt_id)
+        if running is not None and running.needs_rendezvous:
+            self._send_orders(running, response.rendezvous)
+
+    def _send_orders(self, running: RunningAttempt, rendezvous: Any) -> None:
+        """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
+        running.needs_rendezvous = False
+        attempt = running.attempt
+        for rank, worker_id in enumerate(running.worker_ids):
+            worker = self._workers.get(worker_id)
+            claim = self._claim_of(worker.card.node_id) if worker is not None else None
+            if worker is None or claim is None or worker.stopping or worker.gone:
+                failure = rendezvous if isinstance(rendezvous, Failure) else None
+                self._rank_lost(running, rank, worker, _GONE, failure)
+                continue
+            order = Order(
+                attempt_id=attempt.attempt_id,
+                label=attempt.job.label,
+                kind=attempt.job.process_kind,
+                rank=rank,
+                attempt=attempt.to_json(),
+                rendezvous=rendezvous,
+            )
+            metered = None if claim.node.emulated else worker.card.index
+            claim.channel.put(Run(worker_id, order, metered))
+        self._not_shown.append((self._clock(), attempt.attempt_id))
+
+    def show_jobs(self) -> None:
+        """Have Ray list the jobs that have been running for a while (``SHOWN_AFTER_S``)."""
+        since = self._clock() - SHOWN_AFTER_S
+        while self._not_shown and self._not_shown[0][0] <= since:
+            running = self._running.get(self._not_shown.popleft()[1])
+            worker = self._workers.get(running.worker_ids[0]) if running is not None else None
+            claim = self._claim_of(worker.card.node_id) if worker is not None else None
+            if running is not None and worker is not None and claim is not None:
+                label = self._label(running.attempt.job)
+                claim.channel.show_job(label, worker.worker_id, running.attempt.attempt_id)
+
+    def _ended(self, response: Ended) -> None:
+        progress = self.progress.get(response.worker_id)
+        if progress is not None and progress.attempt_id == response.attempt_id:
+            del self.progress[response.worker_id]
+        worker = self._workers.get(response.worker_id)
+        running = self._running.get(response.attempt_id)
+        outcome = _outcome_of(response, worker)
+        if worker is not None and response.process_gone:
+            if worker.failure is None and isinstance(outcome, RankOutcome):
+                worker.failure = outcome.failure
+            if not worker.stopping:
+                self._worker_gone(worker)
+        if running is None:
+            return
+        rank = running.worker_ids.index(response.worker_id)
+        if isinstance(outcome, RankOutcome):
+            self._rank_ended(running, rank, outcome)
+        else:
+            self._rank_lost(running, rank, worker, outcome)
+
+    def _end_rank_of(self, worker: Worker, message: str) -> None:
+        """Lose the worker's rank, if it has one."""
+        running = self._running.get(worker.attempt_id or "")
+        if running is not None:
+            rank = running.worker_ids.index(worker.worker_id)
+            self._rank_lost(running, rank, worker, message)
+
+    def _rank_lost(
+        self,
+        running: RunningAttempt,
+        rank: int,
+        worker: Worker | None,
+        message: str,
+        failure: Failure | None = None,
+    ) -> None:
+        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
+        known."""
+        failure = failure or (worker.failure if worker else None)
+        outcome = RankOutcome(
+            rank=rank,
+            state=State.LOST,
+            started_at=running.lasted.started_at,
+            ended_at=running.lasted.until_now(),
+            failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
+            worker=worker.info if worker else None,
+        )
+        self._rank_ended(running, rank, outcome)
+
+    def _rank_ended(self, running: RunningAttempt, rank: int, outcome: RankOutcome) -> None:
+        """End one rank. The first that fails ends the gang: the others would wait for it."""
+        if rank in running.ended or running.attempt.attempt_id not in self._running:
+            return
+        running.ended[rank] = outcome
+        if outcome.state is not State.SUCCEEDED and running.first_failure is None:
+            running.first_failure = outcome
+            if len(running.worker_ids) > 1:
+                self._stop_gang(running, rank)
+        done = len(running.ended) == len(running.worker_ids)
+        if done and running.attempt.attempt_id in self._running:
+            self._attempt_ended(running)
+
+    def _stop_gang(self, running: RunningAttempt, failed_rank: int) -> None:
+        for rank, worker_id in enumerate(running.worker_ids):
+            worker = self._workers.get(worker_id)
+            if worker is None or worker.gone:
+                continue
+            if worker.failure is None:
+                own = running.ended[rank].failure if rank == failed_rank else None
+                worker.failure = own or Failure(
+                    failure_class=FailureClass.COLLECTIVE, message=_GANG_STOPPED
+                )
+            self._stop(worker, _GANG_STOPPED)
+        if running.needs_rendezvous:  # no rank has its order, so none will say that it has ended
+            running.needs_rendezvous = False
+            for rank, worker_id in enumerate(running.worker_ids):
+                self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
+
+    def _attempt_ended(self, running: RunningAttempt) -> None:
+        del self._running[running.attempt.attempt_id]
+        self._report(AttemptEnded(at=self._clock(), outcome=running.outcome()))
+        for worker_id in running.worker_ids:
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            if worker.attempt_id == running.attempt.attempt_id:
+                worker.attempt_id = None
+            if worker.gone:
+                self._worker_gone(worker)
+
+
+def _outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
+    """The outcome of a rank with what its card took and reported, or why there is none."""
+    outcome = response.outcome
+    if outcome is None:
+        return _GONE
+    if isinstance(outcome, bytes):
+        try:
+            outcome = unpacked(outcome, worker.info if worker is not None else None)
+        except Exception as error:  # of another version, or with a workload's own class in it
+            return f"the outcome of the rank cannot be read: {error!r}"
+        if worker is not None:
+            worker.info = outcome.worker
+    if response.readings and outcome.result is not None:
+        details = {**outcome.result.details, **response.readings}
+        outcome = replace(outcome, result=replace(outcome.result, details=details))
+    return replace(outcome, energy=response.energy) if response.energy is not None else outcome

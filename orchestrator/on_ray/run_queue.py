@@ -4,7 +4,7 @@ Each run keeps its ticket (``scheduling/run_queue.py``) there under a number tha
 a key is written only if it is not there yet. Whether a driver lives is Ray's own knowledge, so one
 that is killed leaves the queue without a word. The highest key is never deleted, so that its number
 is not given out again. Everything here runs in the thread that asks the control store
-(``control_store.py``).
+(``gcs.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = "queue/"
 _TIMEOUT_S = 10
 #: Ray's own records of submitted jobs.
 _JOBS_NAMESPACE, _JOB_PREFIX = b"job", b"_ray_internal_job_info_"
-#: Metadata of a submitted run (``submission.py``).
+#: Metadata of a submitted run (``jobs.py``).
 MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "priority"
 
 

@@ -52,7 +52,6 @@ class _Seat:
     since: float = 0.0
     job: str = ""
     attempt_id: str = ""
-    ahead: list[tuple[str, str]] = field(default_factory=list)  # jobs and attempts behind it
 
 
 @dataclass(slots=True)
@@ -151,8 +150,9 @@ class Board:
             if held in self._seats:
                 self._seats[held].worker_id = ""
         elif isinstance(event, AttemptEnded):
-            self._attempts += event.outcome.begun
-            self._ended(event)
+            self._attempts += 1
+            for seat in self._seats_of.pop(event.outcome.attempt_id, ()):
+                self._seat(seat.worker_id, "idle", event.at)
         elif isinstance(event, StopRequested):
             self._stopping = event.reason
             self.stop_requests += 1
@@ -171,18 +171,13 @@ class Board:
             seats = [self._seats[card] for card in cards if card in self._seats]
             self._seats_of[attempt_id] = seats
             for seat in seats:
-                if command.after and seat.attempt_id:
-                    seat.ahead.append((job, attempt_id))
-                else:
-                    self._seat(seat.worker_id, "start", at, job, attempt_id)
+                self._seat(seat.worker_id, "start", at, job, attempt_id)
         elif isinstance(command, RecordRow):
             self._recorded(command)
         elif isinstance(command, RunFinished):
             self._finished = True
 
     def _recorded(self, command: RecordRow) -> None:
-        if command.attempt is not None:  # perhaps one that never began, and so did not end
-            self._seats_of.pop(command.attempt.attempt_id, None)
         if command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
@@ -193,8 +188,7 @@ class Board:
         metrics, attempt = measurement.metrics, row.attempt
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
-        begun = row.outcome is None or row.outcome.begun
-        if row.state in _FAILED and attempt is not None and begun:
+        if row.state in _FAILED and attempt is not None:
             self._failures.appendleft(
                 FailedAttempt(
                     at=at,
@@ -262,21 +256,6 @@ class Board:
             failure_counts=dict(self._failure_counts),
         )
 
-    def _ended(self, event: AttemptEnded) -> None:
-        """An attempt is over; after a success its worker goes on with what it was given ahead."""
-        attempt_id, succeeded = event.outcome.attempt_id, event.outcome.state is State.SUCCEEDED
-        for seat in self._seats_of.pop(attempt_id, ()):
-            if seat.attempt_id == attempt_id:
-                ahead, seat.ahead = seat.ahead, []
-                self._seat(seat.worker_id, "idle", event.at)
-                if succeeded and ahead:
-                    self._seat(seat.worker_id, "start", event.at, *ahead[0])
-                    seat.ahead = ahead[1:]
-            else:
-                behind = [each for _, each in seat.ahead]
-                if attempt_id in behind:
-                    del seat.ahead[behind.index(attempt_id) :]
-
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
     ) -> None:
@@ -284,7 +263,6 @@ class Board:
         if card in self._seats:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
-            seat.ahead = []
 
     def _hear(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> None:
         """A phase counts from when it is first heard of: clocks of other hosts may be wrong."""

@@ -82,7 +82,6 @@ def drive(
     from orchestrator.runtime.row_writer import row_thread
     from orchestrator.runtime.stop_signal import StopSignal
     from orchestrator.runtime.watchdog import Watchdog
-    from orchestrator.scheduling.ahead import AHEAD_S
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.watching.live import open_view
     from orchestrator.worker.leftovers import Owner
@@ -135,7 +134,6 @@ def drive(
         settings = ScheduleSettings(
             seed=seed,
             passports=options.passports,
-            ahead_s=0.0 if options.in_process else AHEAD_S,
             succeeded_before=options.charge is not None and options.charge.succeeded,
         )
         if deadline is not None:

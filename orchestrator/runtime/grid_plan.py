@@ -56,7 +56,7 @@ def plan_grid(
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
-        from orchestrator.on_ray.cluster_nodes import nodes_at
+        from orchestrator.on_ray.jobs import nodes_at
 
         if options.emulate:
             raise OptionError("--emulate cannot be combined with --address")

@@ -127,7 +127,7 @@ class RowWriter:
         notes = []
         for each in commands:
             nodes = self.board.nodes_of(each.attempt.cards)
-            notes.append(self.notes.of(each.attempt, now, nodes, ahead=each.after != ""))
+            notes.append(self.notes.of(each.attempt, now, nodes))
         try:
             self.store.begin(*notes)
         except StoreLocked:

@@ -148,8 +148,8 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
         with contextlib.nullcontext() if servers else begun(log_dir, modules):
-            from orchestrator.on_ray.cluster import emulate
             from orchestrator.on_ray.executor import RayExecutor
+            from orchestrator.on_ray.local_cluster import emulate
 
             server = servers[-1]
             with emulate(nodes), contextlib.ExitStack() as stack:
@@ -215,7 +215,7 @@ def cluster_session(
         with contextlib.closing(opening) as opened:
             yield opened
 
-    from orchestrator.on_ray.node_software import with_packages
+    from orchestrator.on_ray.cluster import with_packages
 
     with connect(address) as cluster:
         yield Session(

@@ -63,11 +63,7 @@ class Watchdog:
                 warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
                 # Until the end of warm-up, what was timed may prove to be warm-up.
                 measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
-                asked = {"warmup": warmup_s, "measure": measure_s}
-                if command.after:  # it is not known here which of the two is running
-                    before = self._asked_s.get(worker_id, {})
-                    asked = {name: max(s, before.get(name, 0.0)) for name, s in asked.items()}
-                self._asked_s[worker_id] = asked
+                self._asked_s[worker_id] = {"warmup": warmup_s, "measure": measure_s}
 
     def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""

@@ -15,7 +15,7 @@ from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.submission import JobInfo
+    from orchestrator.on_ray.jobs import JobInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from measurements import row
 from orchestrator import errors, exit_codes
 from orchestrator.cli import COMMANDS, EPILOG, full_parser, main, parsed
 from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.on_ray.submission import JobInfo, Submission
+from orchestrator.on_ray.jobs import JobInfo, Submission
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.simulate import SimulationResult
@@ -137,7 +137,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
-    monkeypatch.setattr("orchestrator.on_ray.submission.JobServer", JobServerStandIn)
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", JobServerStandIn)
     (tmp_path / "grid.yaml").write_text(NOTEBOOK_GRID)
     for run in ("one", "two"):
         with Store.open(tmp_path / "results", run) as store:

@@ -19,7 +19,7 @@ import pytest
 from orchestrator.cli import build_parser, main
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.errors import SubmitError
-from orchestrator.on_ray.submission import JobInfo, Submission
+from orchestrator.on_ray.jobs import JobInfo, Submission
 from orchestrator.results import paths
 from orchestrator.results.stop_file import forget_requests, requested
 from orchestrator.results.store import Store
@@ -82,7 +82,7 @@ class Server:
     def ask(
         self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
     ) -> str:
-        if module == "orchestrator.on_ray.cluster_nodes":
+        if module == "orchestrator.on_ray.jobs":
             return "a line of Ray's\n" + json.dumps([asdict(node) for node in NODES]) + "\n"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -115,7 +115,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     SENT.clear()
     STOPPED.clear()
     monkeypatch.setattr(Server, "jobs_there", (job,))
-    monkeypatch.setattr("orchestrator.on_ray.submission.JobServer", Server)
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Server)
     monkeypatch.chdir(tmp_path)
     return results
 
@@ -225,7 +225,7 @@ def test_a_plan_is_for_the_cluster_at_an_address(
     there: Path, tmp_path: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes are asked by a job on the head; emulated ones beside it are refused."""
-    monkeypatch.setattr("orchestrator.on_ray.cluster_nodes.JobServer", Server)
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Server)
     (tmp_path / "g.yaml").write_text(GRID.format(name="g"))
     told = json.loads(say("plan", "g.yaml", *THERE, "--json"))
     assert [node["cards"] for node in told["nodes"]] == [4, 4, 4]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.on_ray.agent_channel import AgentChannel
-from orchestrator.on_ray.calls import Calls, Then
+from orchestrator.on_ray.channel import AgentChannel, Calls, Then
 from orchestrator.worker.messages import (
     PendingResponses,
     Request,

@@ -14,8 +14,8 @@ from orchestrator.domain.failure import Failure
 from orchestrator.domain.topology import Node, legal_card_sets
 from orchestrator.errors import ClusterError, ControlStoreLost
 from orchestrator.on_ray import claims
-from orchestrator.on_ray.calls import Calls
-from orchestrator.on_ray.claim import Claim
+from orchestrator.on_ray.agent import PlacedAgent
+from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import (
     AGENT_PATIENCE_S,
     BEREFT_PATIENCE_S,
@@ -23,10 +23,10 @@ from orchestrator.on_ray.claims import (
     ORPHANED_AGENT_PATIENCE_S,
     RETRY_S,
     SILENCE_PATIENCE_S,
+    Claim,
     Claims,
 )
-from orchestrator.on_ray.control_store import ControlStore, RayNode
-from orchestrator.on_ray.placement import Opened
+from orchestrator.on_ray.gcs import Gcs, RayNode
 from orchestrator.scheduling.run_queue import Standing, Ticket
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.worker.host_facts import HostFacts
@@ -51,14 +51,14 @@ class Clock:
 
 
 class ScriptedStore:
-    """A control store whose answers the test gives; the rest of ``ControlStore``'s protocol."""
+    """A control store whose answers the test gives; the rest of ``Gcs``'s protocol."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.silent_s = 0.0
         self.replaced = False
 
-    trouble = ControlStore.trouble  # the real words
+    trouble = Gcs.trouble  # the real words
 
     def nodes(self) -> None:
         raise AssertionError("asked in the loop's own thread")
@@ -129,7 +129,7 @@ class Case:
             preload=(),
             clock=self.clock,
             calls=Calls(),
-            store=self.store,  # type: ignore[arg-type]
+            gcs=self.store,  # type: ignore[arg-type]
             joined=lambda _: None,
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
@@ -187,7 +187,7 @@ def loses_its_node(case: Case) -> None:
 def joined(case: Case) -> Channel:
     """The channel to the agent of a claimed node, which is at work."""
     channel = Channel(case.clock)
-    claimed(case).opened_channel = channel  # type: ignore[assignment]
+    claimed(case).agent_channel = channel  # type: ignore[assignment]
     return channel
 
 
@@ -331,7 +331,7 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
-    claim.opened_channel = Channel(case.clock)  # type: ignore[assignment]
+    claim.agent_channel = Channel(case.clock)  # type: ignore[assignment]
     case.claims.lose(claim, claims.node_lost("its agent does not answer"))
     [failure] = case.left
     assert "control store has not answered since" in failure.message
@@ -355,10 +355,10 @@ def test_agents_are_called_at_the_end_only_through_a_connection(
     is closed nevertheless, also when the call fails."""
     monkeypatch.setattr("ray.is_initialized", lambda: joined_now)
     claim = claimed(case)
-    claim.found = facts(("0", "1"))
+    claim.host_facts = facts(("0", "1"))
     agent = MagicMock()
     agent.close.remote.side_effect = ConnectionError
-    claim.opened = Opened(group=None, agent=agent, serve=None)
+    claim.placed = PlacedAgent(group=None, agent=agent, serve=None)
     case.claims.close()
     assert agent.close.remote.called is joined_now
     assert not case.claims.by_node and case.store.waited_s
@@ -382,14 +382,14 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
             look = case.store.asked[0][0].__name__ == "look"
             case.store.answer(waits if look else {"id-1": HPU_1})
     assert case.claims.by_node == {} and case.held == [("hpu-1",)]
-    assert case.claims.held.waits_for == "first (on h) has the cards"
+    assert case.claims.foreign.waits_for == "first (on h) has the cards"
     case.pass_s(2, silent=False)
     case.store.answer(Standing(turn_due=False, may_claim=True, ahead=()))
     case.store.answer({"id-1": HPU_1})
-    assert list(case.claims.by_node) == ["id-1"] and case.claims.held.waits_for == ""
+    assert list(case.claims.by_node) == ["id-1"] and case.claims.foreign.waits_for == ""
     case.store.answer(None)  # no card is free
     assert case.claims.by_node == {} and case.held == [("hpu-1",)]
-    assert case.claims.held.waits_for.endswith(
+    assert case.claims.foreign.waits_for.endswith(
         "not free; other programs on the cluster: python train.py"
     )
     for nodes in [{"id-1": HPU_1}] * 200 + [{}]:  # type: ignore[var-annotated]
@@ -397,7 +397,7 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
         while case.store.asked:
             about_nodes = case.store.asked[0][0].__name__ == "nodes"
             case.store.answer(nodes if about_nodes else None)
-    assert case.held == [("hpu-1",), ()] and case.claims.held.waits_for == ""
+    assert case.held == [("hpu-1",), ()] and case.claims.foreign.waits_for == ""
 
 
 def test_cards_of_a_node_that_others_give_back_are_claimed_later(
@@ -409,7 +409,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
-    first.opened_channel = Channel(case.clock)  # type: ignore[assignment]
+    first.agent_channel = Channel(case.clock)  # type: ignore[assignment]
     case.store.asked.clear()
 
     def look() -> None:
@@ -424,7 +424,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     assert list(case.claims.by_node) == ["id-1", "id-1+1"]
     monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
     monkeypatch.setattr(claims, "AgentChannel", lambda *_, **__: Channel(case.clock))
-    case.store.answer(Opened(group=None, agent=MagicMock(), serve=facts(cards=("1",))))
+    case.store.answer(PlacedAgent(group=None, agent=MagicMock(), serve=facts(cards=("1",))))
     later = case.claims.by_node["id-1+1"]
     assert later.joined and later.node.card_indices == (1,) and later.node.name == "hpu-1"
     assert later.node.server_id == first.node.server_id == "id-1"
@@ -444,7 +444,7 @@ def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> N
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
-    first.opened_channel = Channel(case.clock)  # type: ignore[assignment]
+    first.agent_channel = Channel(case.clock)  # type: ignore[assignment]
     case.store.asked.clear()
 
     def look(seconds: float) -> None:
@@ -477,48 +477,11 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
     case.pass_s(6, silent=False)
     case.store.answer({"id-1": HPU_1})
     assert case.held == [("hpu-1",)]
-    broken = Opened(group=None, agent=None, serve=ValueError("no disk"))
+    broken = PlacedAgent(group=None, agent=None, serve=ValueError("no disk"))
     case.pass_s(1, silent=False)
     case.store.answer(broken)
     case.store.answer({"id-1": HPU_1})
-    assert case.held == [("hpu-1",), ()] and case.claims.held.waits_for == ""
-
-
-def test_an_agent_that_may_not_raise_its_priority_is_started_with_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where this host lets a process do so and the node's does not, Ray gives it the right one; the
-    node is claimed again with the next look, and is not reported as broken."""
-    monkeypatch.setattr(claims, "may_raise_priority", lambda: True)
-    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
-    started: list[bool] = []
-    monkeypatch.setattr(claims, "start_agent", lambda *_, plain: started.append(plain))
-    case = Case()
-    claimed(case)
-    case.store.asked[-1][0]()
-    case.store.answer(Opened(group=None, agent=None, serve=PermissionError("not permitted")))
-    case.pass_s(1, silent=False)
-    while "id-1" not in case.claims.by_node:
-        case.store.answer({"id-1": HPU_1})
-    case.store.asked[-1][0]()
-    assert started == [True, False]
-
-
-def test_agents_of_all_nodes_that_may_not_raise_it_are_started_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those that were started before the first one said so are no more broken than that one."""
-    monkeypatch.setattr(claims, "may_raise_priority", lambda: True)
-    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
-    case = Case()
-    case.claims.poll()
-    case.store.answer({"id-1": HPU_1, "id-2": HPU_1 | {"NodeID": "id-2", "NodeName": "hpu-2"}})
-    assert set(case.claims.by_node) == {"id-1", "id-2"}
-    for _ in range(2):
-        refused = Opened(group=None, agent=None, serve=PermissionError("not permitted"))
-        case.store.answer(refused)
-    assert set(case.claims.retry_at.values()) == {case.clock()}
-    assert case.held[-1:] != [()]
+    assert case.held == [("hpu-1",), ()] and case.claims.foreign.waits_for == ""
 
 
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:

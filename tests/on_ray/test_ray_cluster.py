@@ -17,7 +17,8 @@ from patience import patience
 from orchestrator.domain.job import Accelerator
 from orchestrator.errors import ClusterError
 from orchestrator.on_ray import cluster as ray_cluster
-from orchestrator.on_ray.cluster import connect, emulate, nodes_of, resolve_address
+from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
+from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.worker.host_server import THREADS, threads_asked
 from workloads import devices
 from workloads.devices import device_spec, own_devices

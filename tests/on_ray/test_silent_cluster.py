@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: `nightgrid` that is told of silence after 0.2 s, and gives up after one.
 IMPATIENT = """\
 import sys
-from orchestrator.on_ray import cluster, control_store
-cluster._FIRST_ANSWER_S, control_store.SILENT_AFTER_S = 1.0, 0.2
+from orchestrator.on_ray import cluster, gcs
+cluster._FIRST_ANSWER_S, gcs.SILENT_AFTER_S = 1.0, 0.2
 from orchestrator.cli import main
 sys.exit(main(sys.argv[1:]))
 """

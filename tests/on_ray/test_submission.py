@@ -12,11 +12,11 @@ from patience import patience
 
 from orchestrator.cli import main
 from orchestrator.errors import SubmitError
-from orchestrator.on_ray.job_address import resolve_job_address
-from orchestrator.on_ray.submission import (
+from orchestrator.on_ray.jobs import (
     JobServer,
     Submission,
     new_submission_id,
+    resolve_job_address,
 )
 
 
@@ -150,7 +150,7 @@ def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(
             sent.append(submission)
             return True
 
-    monkeypatch.setattr("orchestrator.on_ray.submission.JobServer", Server)
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Server)
     (tmp_path / "grid.yaml").write_text(
         "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}\n"
         "experiments:\n  - name: e\n"

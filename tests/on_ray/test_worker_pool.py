@@ -1,4 +1,4 @@
-"""The driver's side of attempts that were given ahead, with agents that answer as they are told."""
+"""Workers and attempts on the driver's side, with agents that answer as the test says."""
 
 from __future__ import annotations
 
@@ -8,28 +8,42 @@ from typing import Any
 
 import pytest
 from domain_cases import a_worker
-from hypothesis import given
-from hypothesis import strategies as st
 from schedule_cases import job, node
-from scripted_worker import unreadable_result
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.domain.events import AttemptEnded, Event, RunAttempt, StartWorker, WorkerStopped
+from orchestrator.domain.attempt import Attempt, RankOutcome
+from orchestrator.domain.events import (
+    AttemptEnded,
+    Event,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    WorkerReady,
+    WorkerStopped,
+)
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
-from orchestrator.on_ray.worker_pool import WorkerPool
-from orchestrator.worker.messages import Ended, ResponseBatch, Run, Started
-from orchestrator.worker.outcome_bytes import packed
+from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
+from orchestrator.worker.messages import (
+    Ended,
+    Listen,
+    Listened,
+    ResponseBatch,
+    Run,
+    Started,
+    Stop,
+    Stopped,
+)
 
-NODE = node("n1", cards=1)
+NODE = node("n1", cards=2)
 
 
-class Agents:
-    """A pool with one worker, and what it sends and tells."""
+class Agent:
+    """A pool with two workers on one node, and what it sends and reports."""
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.sent: list[Any] = []
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         channel = SimpleNamespace(put=self.sent.append, show_job=lambda *_: None)
         facts = SimpleNamespace(address="", threads=1, cores=1, server="", log_dir="", compiled="")
         facts.idle_memory_bytes = {}
@@ -37,34 +51,45 @@ class Agents:
         self.pool = WorkerPool(
             claim_of=lambda _: claim,
             factory="a:b",
-            clock=lambda: 0.0,
-            tell=self.told.append,
+            clock=lambda: self.now,
+            report=self.events.append,
             label=str,
         )
-        self.pool.perform(StartWorker(worker_id="w", card=NODE.cards[0]))
-        self.hear(Started("w", a_worker(worker_id="w")))
+        for card in NODE.cards:
+            name = f"w{card.index}"
+            self.pool.perform(StartWorker(worker_id=name, card=card))
+            assert [
+                type(event) for event in self.hear(Started(name, a_worker(worker_id=name)))
+            ] == [WorkerReady]
         self.sent.clear()
 
     def hear(self, *responses: Any) -> list[Event]:
-        """Responses of the agent; what the schedule is told of them."""
-        self.told.clear()
+        """Responses of the agent; the events that come of them."""
+        self.events.clear()
         self.pool.handle(ResponseBatch(1, responses, 1, None, None, False))
-        return list(self.told)
+        return list(self.events)
 
-    def run(self, name: str, after: str = "") -> bool:
-        """Give an attempt; return whether it went to the agent."""
-        attempt = Attempt(attempt_id=name, job_id=name, number=1, job=job(name), cards=NODE.cards)
-        before = len(self.sent)
-        self.pool.perform(RunAttempt(attempt=attempt, worker_ids=("w",), after=after))
-        return len(self.sent) > before
+    def run(self, name: str, *workers: str) -> None:
+        """Run an attempt on one worker, or a gang."""
+        ids = workers or ("w0",)
+        cards = NODE.cards[: len(ids)]
+        attempt = Attempt(attempt_id=name, job_id=name, number=1, job=job(name), cards=cards)
+        self.pool.perform(RunAttempt(attempt=attempt, worker_ids=ids))
 
 
-def ended(name: str, state: State = State.SUCCEEDED, *, gone: bool = False) -> Ended:
-    failure = Failure(failure_class=FailureClass.CRASH, message="died")
-    outcome = RankOutcome(rank=0, state=state, started_at=1.0, ended_at=2.0)
+def ended(
+    name: str,
+    state: State = State.SUCCEEDED,
+    *,
+    worker: str = "w0",
+    gone: bool = False,
+    failure_class: FailureClass = FailureClass.CRASH,
+) -> Ended:
+    outcome = RankOutcome(rank=int(worker[1:]), state=state, started_at=1.0, ended_at=2.0)
     if state is not State.SUCCEEDED:
+        failure = Failure(failure_class=failure_class, message="died")
         outcome = dataclasses.replace(outcome, failure=failure)
-    return Ended("w", name, outcome, gone)
+    return Ended(worker, name, outcome, gone)
 
 
 def ends(events: list[Event]) -> dict[str, State]:
@@ -72,117 +97,123 @@ def ends(events: list[Event]) -> dict[str, State]:
     return {e.outcome.attempt_id: e.outcome.state for e in events if isinstance(e, AttemptEnded)}
 
 
-def test_attempts_given_ahead_go_to_the_agent_at_once_and_end_in_order() -> None:
-    """Each with the one that it follows."""
-    agents = Agents()
-    assert agents.run("a") and agents.run("b", "a") and agents.run("c", "b")
-    assert [each.after for each in agents.sent if isinstance(each, Run)] == ["", "a", "b"]
-    for name in "abc":
-        assert ends(agents.hear(ended(name))) == {name: State.SUCCEEDED}
-    assert not agents.pool.busy
-    assert agents.run("d", "c"), "its predecessor succeeded, so it may begin"
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_of_what_is_behind_a_failure_nothing_is_told(*, gone: bool) -> None:
-    """Nor of what the schedule gives behind it before it has heard."""
-    agents = Agents()
-    agents.run("a")
-    agents.run("b", "a")
-    told = agents.hear(ended("a", State.FAILED, gone=gone))
-    assert ends(told) == {"a": State.FAILED}
-    assert any(isinstance(each, WorkerStopped) for each in told) is gone
-    assert not agents.run("c", "b") and not agents.run("d", "a")
-    assert agents.hear(Ended("w", "b", None, gone), Ended("w", "c", None, gone)) == []
-    assert not agents.pool.busy
+def test_an_attempt_runs_and_ends(agent: Agent) -> None:
+    """One order goes out, one event comes back, and the worker is free for the next."""
+    for name in "ab":
+        agent.run(name)
+        assert [type(request) for request in agent.sent] == [Run] and agent.pool.busy
+        assert ends(agent.hear(ended(name))) == {name: State.SUCCEEDED}
+        assert not agent.pool.busy
+        agent.sent.clear()
 
 
-def test_a_worker_that_is_gone_after_a_success_blames_nobody() -> None:
-    """What is behind it has not begun: it is lost as with a node, then the worker is gone."""
-    agents = Agents()
-    agents.run("a")
-    agents.run("b", "a")
-    told = agents.hear(ended("a", gone=True), Ended("w", "b", None, True))
-    assert ends(told) == {"a": State.SUCCEEDED, "b": State.LOST}
-    [lost] = [each.outcome for each in told if isinstance(each, AttemptEnded)][1:]
-    assert lost.failure is not None and lost.failure.failure_class is FailureClass.NODE_LOST
-    assert isinstance(told[-1], WorkerStopped)
+def test_a_worker_that_dies_ends_its_attempt_first(agent: Agent) -> None:
+    """Then it is reported as stopped, with the same failure."""
+    agent.run("a")
+    attempt, worker = agent.hear(ended("a", State.FAILED, gone=True))
+    assert isinstance(attempt, AttemptEnded) and attempt.outcome.state is State.FAILED
+    assert isinstance(worker, WorkerStopped) and worker.failure == attempt.outcome.failure
 
 
-def test_what_an_agent_gives_back_is_told_as_never_begun() -> None:
-    """The first of what waits; what is behind it goes without saying. The one that runs goes on."""
-    agents = Agents()
-    agents.run("a")
-    agents.run("b", "a")
-    agents.run("c", "b")
-    told = agents.hear(Ended("w", "b", None, False), Ended("w", "c", None, False))
-    [outcome] = [each.outcome for each in told if isinstance(each, AttemptEnded)]
-    assert outcome == Outcome.of_unbegun("b")
-    assert ends(agents.hear(ended("a"))) == {"a": State.SUCCEEDED}
-    assert not agents.pool.busy
+def test_an_attempt_whose_worker_is_gone_is_lost(agent: Agent) -> None:
+    """It never began."""
+    agent.run("a")
+    attempt, _ = agent.hear(Ended("w0", "a", None, True))
+    assert isinstance(attempt, AttemptEnded) and attempt.outcome.state is State.LOST
 
 
-def test_with_a_node_only_what_ran_is_lost() -> None:
-    """The schedule takes back what is behind it."""
-    agents = Agents()
-    agents.run("a")
-    agents.run("b", "a")
-    agents.told.clear()
-    failure = Failure(failure_class=FailureClass.NODE_LOST, message="power")
-    agents.pool.lose(NODE.node_id, failure)
-    assert ends(agents.told) == {"a": State.LOST}
-    assert isinstance(agents.told[-1], WorkerStopped)
-    assert not agents.pool.busy
+def test_everything_on_a_lost_node_ends(agent: Agent) -> None:
+    """Attempts first, then workers."""
+    agent.run("a")
+    agent.events.clear()
+    agent.pool.lose(NODE.node_id, Failure(failure_class=FailureClass.NODE_LOST, message="power"))
+    assert ends(agent.events) == {"a": State.LOST}
+    assert [type(event) for event in agent.events[1:]] == [WorkerStopped, WorkerStopped]
+    assert not agent.pool.busy
 
 
-@given(st.lists(st.sampled_from(["give", "succeed", "fail"]), max_size=30))
-def test_what_may_begin_is_always_heard_of(steps: list[str]) -> None:
-    """By any history: a schedule that takes back what is behind a failure waits for nothing else,
-    and the pool for nothing that it was not given."""
-    agents, known, number = Agents(), list[str](), 0
-    for step in steps:
-        if step == "give":
-            number += 1
-            assert agents.run(f"a{number}", known[-1] if known else "")
-            known.append(f"a{number}")
-        elif known:
-            state = State.SUCCEEDED if step == "succeed" else State.FAILED
-            assert ends(agents.hear(ended(known[0], state))) == {known[0]: state}
-            known = known[1:] if step == "succeed" else []
-        assert agents.pool.busy is bool(known)
+def test_a_stop_that_was_asked_for_is_no_failure(agent: Agent) -> None:
+    """Its attempt is lost, the worker ends without one."""
+    agent.run("a")
+    agent.pool.perform(StopWorker(worker_id="w0", reason="enough"))
+    assert isinstance(agent.sent[-1], Stop)
+    attempt, worker = agent.hear(Stopped("w0"))
+    assert ends([attempt]) == {"a": State.LOST}
+    assert isinstance(worker, WorkerStopped) and worker.failure is None
 
 
-def test_an_outcome_has_the_worker_that_its_process_told_of_last() -> None:
-    """A process says what it is with its first outcome and when that changes; before it has, as
-    when it started."""
-    agents = Agents()
-    changed = a_worker(worker_id="w", threads=3)
-    outcome = RankOutcome(rank=0, state=State.SUCCEEDED, started_at=1.0, ended_at=2.0)
-    own = dataclasses.replace(outcome, worker=changed)
-
-    def heard_of(name: str, data: bytes) -> WorkerInfo | None:
-        assert agents.run(name)
-        [end] = agents.hear(Ended("w", name, data, False))
-        assert isinstance(end, AttemptEnded)
-        return end.outcome.ranks[0].worker
-
-    assert heard_of("a", packed(own, changed)) == a_worker(worker_id="w")
-    assert heard_of("b", packed(own)) == changed
-    assert heard_of("c", packed(own, changed)) == changed
-    assert heard_of("d", packed(outcome)) is None
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_stop_that_is_not_confirmed_ends_the_attempt(agent: Agent, silent: bool) -> None:
+    """A silent agent is given up with its node; else the process hangs, and keeps its card."""
+    agent.run("a")
+    agent.pool.perform(StopWorker(worker_id="w0", reason="enough"))
+    agent.now = STOP_PATIENCE_S + 1
+    agent.events.clear()
+    lost: list[Any] = []
+    agent.pool.give_up_stops(lambda claim, _: not lost.append(claim) and silent)
+    assert len(lost) == 1
+    assert ends(agent.events) == ({} if silent else {"a": State.LOST})
+    assert not any(isinstance(event, WorkerStopped) for event in agent.events)
 
 
-def test_a_new_process_is_known_by_an_outcome_that_cannot_be_read() -> None:
-    """The process says only once what it is: that row has it, and the next, too."""
-    agents, changed = Agents(), a_worker(worker_id="w", threads=3)
-    succeeded = RankOutcome(rank=0, state=State.SUCCEEDED, started_at=1.0, ended_at=2.0)
-    outcome = dataclasses.replace(succeeded, worker=changed)
-    unreadable = dataclasses.replace(outcome, result=unreadable_result())
-    for name, data, state in (
-        ("a", packed(unreadable), State.LOST),
-        ("b", packed(outcome, changed), State.SUCCEEDED),
-    ):
-        assert agents.run(name)
-        [end] = agents.hear(Ended("w", name, data, False))
-        assert isinstance(end, AttemptEnded) and end.outcome.state is state
-        assert end.outcome.ranks[0].worker == changed
+def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) -> None:
+    """Rank 0 opens the rendezvous, then all get their orders; the others are stopped."""
+    agent.run("a", "w0", "w1")
+    assert [type(request) for request in agent.sent] == [Listen]
+    agent.hear(Listened("w0", "a", "here"))
+    assert [request.order.rendezvous for request in agent.sent[1:]] == ["here", "here"]
+    agent.sent.clear()
+    assert ends(agent.hear(ended("a", State.FAILED, worker="w1"))) == {}
+    assert {request.worker_id for request in agent.sent if isinstance(request, Stop)} == {
+        "w0",
+        "w1",
+    }
+    events = agent.hear(ended("a", State.LOST, gone=True), Stopped("w0"), Stopped("w1"))
+    assert ends(events) == {"a": State.FAILED}
+    stopped = [event for event in events if isinstance(event, WorkerStopped)]
+    assert {event.worker_id for event in stopped} == {"w0", "w1"}
+
+
+def test_the_cause_of_a_broken_exchange_is_the_rank_that_died(agent: Agent) -> None:
+    """The others report their broken exchange first."""
+    agent.run("a", "w0", "w1")
+    agent.hear(Listened("w0", "a", "here"))
+    broken = ended("a", State.FAILED, failure_class=FailureClass.COLLECTIVE)
+    [event] = [
+        event
+        for event in agent.hear(broken, ended("a", State.FAILED, worker="w1"))
+        if isinstance(event, AttemptEnded)
+    ]
+    assert event.outcome.failure is not None
+    assert event.outcome.failure.failure_class is FailureClass.CRASH
+
+
+def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
+    """Every rank gets the failure with its order, which ends it."""
+    agent.run("a", "w0", "w1")
+    failure = Failure(failure_class=FailureClass.COLLECTIVE, message="no port")
+    agent.hear(Listened("w0", "a", failure))
+    assert [request.order.rendezvous for request in agent.sent[1:]] == [failure, failure]
+
+
+def test_a_gang_whose_first_worker_dies_before_the_rendezvous_is_lost(agent: Agent) -> None:
+    """No rank was sent its order, so none will say that it has ended."""
+    agent.run("a", "w0", "w1")
+    assert ends(agent.hear(Stopped("w0"))) == {"a": State.LOST}
+    assert not agent.pool.busy
+
+
+def test_an_outcome_has_the_energy_and_readings_of_its_card(agent: Agent) -> None:
+    """And says what the worker is from then on."""
+    changed = a_worker(worker_id="w0", threads=3)
+    agent.run("a")
+    response = ended("a")
+    assert isinstance(response.outcome, RankOutcome)
+    outcome = dataclasses.replace(response.outcome, worker=changed)
+    [event] = agent.hear(dataclasses.replace(response, outcome=outcome))
+    assert isinstance(event, AttemptEnded) and event.outcome.ranks[0].worker == changed

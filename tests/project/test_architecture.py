@@ -234,10 +234,10 @@ TIME_OF_DAY = {
     "orchestrator/watching/live_display.py": {
         "TerminalView.line": "the time of day before each line"
     },
-    "orchestrator/on_ray/control_store.py": {
-        "ControlStore.trouble": "since when the control store is silent, for people",
+    "orchestrator/on_ray/gcs.py": {
+        "Gcs.trouble": "since when the control store is silent, for people",
     },
-    "orchestrator/on_ray/submission.py": {"new_submission_id": "a name that people can place"},
+    "orchestrator/on_ray/jobs.py": {"new_submission_id": "a name that people can place"},
     "orchestrator/on_ray/examination.py": {
         "NodeExaminer.now": "times of day of hosts are compared",
         "clock_offset": "times of day of hosts are compared",

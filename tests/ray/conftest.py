@@ -12,8 +12,8 @@ from ray_bench import Bench, emulated_node
 
 from orchestrator.domain.job import Accelerator
 from orchestrator.on_ray import claims
-from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
+from orchestrator.on_ray.local_cluster import emulate
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.syspath_prepend(here)
         patch.setenv("RAY_metrics_report_interval_ms", "1000")
         patch.setattr(claims, "RETRY_S", 1.0)
-        with emulate(nodes, metrics=True) as cluster:
+        with emulate(nodes) as cluster:
             executor = RayExecutor(
                 run="test",
                 factory="fake_workers:FakeWorker",

@@ -24,8 +24,8 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.topology import Card, CardSet, Node
-from orchestrator.on_ray.cluster import EmulatedCluster
 from orchestrator.on_ray.executor import RayExecutor
+from orchestrator.on_ray.local_cluster import LocalCluster
 
 _numbers = itertools.count(1)
 
@@ -47,7 +47,7 @@ def emulated_node(name: str, kind: Accelerator, indices: tuple[int, ...], server
 class Bench:
     """An executor, and every event it has reported."""
 
-    cluster: EmulatedCluster
+    cluster: LocalCluster
     executor: RayExecutor
     seen: list[Event] = field(default_factory=list)
 
@@ -106,15 +106,13 @@ class Bench:
             )
         return [self.ready(worker_id) for worker_id in ids]
 
-    def run(
-        self, cards: CardSet, workers: list[WorkerReady], model: str, *, after: str = ""
-    ) -> str:
+    def run(self, cards: CardSet, workers: list[WorkerReady], model: str) -> str:
         """Start an attempt; ``model`` says what the fake worker does. The attempt's id."""
         job = a_job(model=model, accelerator=cards[0].accelerator, cards=len(cards))
         attempt_id = f"{job.job_id}-{next(_numbers)}"
         attempt = Attempt(attempt_id=attempt_id, job_id=job.job_id, number=1, job=job, cards=cards)
         ids = tuple(worker.worker_id for worker in workers)
-        self.executor.perform(RunAttempt(attempt=attempt, worker_ids=ids, after=after))
+        self.executor.perform(RunAttempt(attempt=attempt, worker_ids=ids))
         return attempt_id
 
     def ended(self, attempt_id: str, timeout_s: float = 40.0) -> AttemptEnded:

@@ -20,8 +20,8 @@ from orchestrator.domain.events import NodeJoined
 from orchestrator.domain.job import Accelerator
 from orchestrator.exit_codes import CLUSTER_UNFIT
 from orchestrator.on_ray import examination
+from orchestrator.on_ray.cluster import with_packages
 from orchestrator.on_ray.examination import Examination, clock_offset
-from orchestrator.on_ray.node_software import with_packages
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -46,8 +46,8 @@ def examined(
     path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
     cluster = bench.cluster
     for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
-        cluster.private.add_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
-    raylet = cluster.private.all_processes("frozen")["raylet"][0].process.pid
+        cluster.add_ray_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
+    raylet = cluster.processes("frozen")["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
     patience.setattr(examination, "START_S", START_S)

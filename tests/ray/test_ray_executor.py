@@ -34,9 +34,9 @@ from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import Accelerator, State
 from orchestrator.domain.topology import legal_card_sets
 from orchestrator.host.processors import usable_cores
-from orchestrator.on_ray import calls, claims, worker_pool
-from orchestrator.on_ray.calls import answers_of
-from orchestrator.on_ray.failures import node_lost
+from orchestrator.on_ray import channel, claims, executor
+from orchestrator.on_ray.channel import answers_of
+from orchestrator.on_ray.claims import node_lost
 from orchestrator.worker.messages import Ended
 from orchestrator.worker.wire import unpickled
 
@@ -83,11 +83,11 @@ def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
 def test_nothing_of_ray_runs_that_nobody_asks(bench: Bench) -> None:
     """The emulated cluster's own processes are the control store, a raylet for the head and for
     each node, and the guard that ends them all should this process die."""
-    assert bench.cluster.temp_dir is not None
+    directory = str(bench.cluster.directory)
     own = [
         "guard" if "orchestrator.worker.guard" in process.cmdline() else process.name()
         for process in psutil.Process().children()
-        if alive(process.pid) and bench.cluster.temp_dir in " ".join(process.cmdline())
+        if alive(process.pid) and directory in " ".join(process.cmdline())
     ]
     assert sorted(own) == ["gcs_server", "guard", *["raylet"] * 4]
 
@@ -140,28 +140,6 @@ def test_a_warm_worker_takes_one_attempt_after_another(bench: Bench) -> None:
         pids.add(outcome.ranks[0].worker.pid)
     assert pids == {workers[0].info.pid}
     bench.stop(*workers)
-
-
-def test_what_is_given_ahead_follows_a_success_and_never_a_crash(bench: Bench) -> None:
-    """Four attempts in one breath, of which the third crashes: of the last nothing is heard."""
-    card = bench.node("hpu-1").cards[1]
-    (worker,) = bench.start(card)
-    attempts = [""]
-    for model in ("ok", "ok", "segfault", "ok"):
-        attempts.append(bench.run((card,), [worker], model, after=attempts[-1]))
-    outcomes = [bench.ended(attempt_id).outcome for attempt_id in attempts[1:4]]
-    assert [each.state for each in outcomes] == [State.SUCCEEDED, State.SUCCEEDED, State.FAILED]
-    first, second = (each.ranks[0] for each in outcomes[:2])
-    assert first.ended_at <= second.started_at
-    bench.stopped(worker.worker_id)
-    ended = [each.outcome.attempt_id for each in bench.seen if isinstance(each, AttemptEnded)]
-    assert attempts[4] not in ended
-    (again,) = bench.start(card)
-    assert bench.ended(bench.run((card,), [again], "ok")).outcome.state is State.SUCCEEDED
-    assert attempts[4] not in {
-        each.outcome.attempt_id for each in bench.seen if isinstance(each, AttemptEnded)
-    }
-    bench.stop(again)
 
 
 def test_a_segfault_becomes_a_failure_and_the_card_is_free(bench: Bench) -> None:
@@ -308,7 +286,7 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(
                 answers[at] = ActorUnavailableError("the connection broke", None)
         return answers
 
-    monkeypatch.setattr(calls, "answers_of", breaking)
+    monkeypatch.setattr(channel, "answers_of", breaking)
 
     card = bench.node("cpu-1").cards[0]
     workers = bench.start(card)
@@ -324,7 +302,7 @@ def test_a_process_that_does_not_end_costs_its_card_until_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process server is frozen, so that nothing can be killed: the attempt ends without."""
-    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 8.0)
+    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
     card = bench.node("gpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
@@ -352,7 +330,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     """It is frozen, and shows when it is to stop a worker."""
     import ray
 
-    monkeypatch.setattr(worker_pool, "STOP_PATIENCE_S", 3.0)
+    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
     node = bench.node("gpu-1")
     busy, idle = bench.start(*node.cards)
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
@@ -509,7 +487,7 @@ _DRIVER = """
 import time
 from orchestrator.domain.topology import parse_emulation
 from orchestrator.domain.events import NodeJoined, StartWorker, WorkerReady
-from orchestrator.on_ray.cluster import emulate
+from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 
 with emulate(parse_emulation("1x2", [])) as cluster:
@@ -519,7 +497,7 @@ with emulate(parse_emulation("1x2", [])) as cluster:
             if isinstance(event, NodeJoined):
                 executor.perform(StartWorker(worker_id="w", card=event.node.cards[0]))
             if isinstance(event, WorkerReady):
-                print(cluster.temp_dir, event.info.pid, flush=True)
+                print(cluster.directory, event.info.pid, flush=True)
 """
 
 

@@ -149,7 +149,7 @@ def test_every_port_asks_for_the_token(bench: Bench, home: Path, token: str) -> 
     assert exit_code == 0, output
     answers = json.loads(output.splitlines()[-1])
     metrics = {port for port, each in answers.items() if not each["refused"]}
-    assert len(metrics) == len(bench.cluster.private.cluster.list_all_nodes())
+    assert len(metrics) == len(bench.cluster.ray_cluster.list_all_nodes())
     for port, each in answers.items():
         if port in metrics:
             assert each["protocol"] == "http" and set(each["answered"].values()) <= {200, 405}, each
@@ -184,7 +184,7 @@ def test_a_stranger_neither_joins_nor_runs_anything(
 def test_the_token_is_in_the_clusters_directory_and_environment_alone(bench: Bench) -> None:
     """Random, for this user's eyes, on no command line; each of the cluster's processes knows the
     file, not the token."""
-    directory = bench.cluster.private.directory
+    directory = bench.cluster.directory
     path = directory / "token"
     token = path.read_text()
     assert len(token) == 64 and len(set(token)) > 4

@@ -15,7 +15,7 @@ from ray_bench import Bench
 
 from orchestrator.domain.events import NodeLeft
 from orchestrator.domain.job import State
-from orchestrator.on_ray import control_store
+from orchestrator.on_ray import gcs
 
 pytestmark = pytest.mark.ray
 
@@ -28,7 +28,7 @@ MOST_S, NODES_LIVE_S = 20.0, 45.0
 def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The control store of the bench's cluster, stopped; set once it goes on. A second without an
     answer is silence."""
-    monkeypatch.setattr(control_store, "SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr(gcs, "SILENT_AFTER_S", 1.0)
     bench.node("cpu-1")
     assert bench.cluster.temp_dir
     (server,) = [

@@ -17,8 +17,8 @@ from domain_cases import a_job
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.measurement import Measurement
-from orchestrator.on_ray.cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
+from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes

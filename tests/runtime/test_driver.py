@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
-from orchestrator.runtime.garbage import RARELY
 
 from orchestrator.domain.attempt import Attempt, Outcome
 from orchestrator.domain.events import (
@@ -220,21 +218,6 @@ def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> N
     assert all(row.metrics.generated_tokens_per_s == pytest.approx(10) for row in case.rows.kept)
     assert [type(event) for event in case.script.events[:2]] == [ClockSet, Tick]
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
-
-
-@in_or_beside_the_loop
-def test_collections_are_rare_only_where_jobs_run_elsewhere(looks: int | None) -> None:
-    """A driver without a thread for rows may run jobs itself, and leaves the collector alone."""
-    seen = set()
-
-    def answer(event: Event) -> list[Command]:
-        seen.add(gc.get_threshold())
-        return one_job_after_another(event)
-
-    usual = gc.get_threshold()
-    Case(answer, looks=looks).driver.drive()
-    assert seen == {usual if looks is None else RARELY}
-    assert gc.get_threshold() == usual
 
 
 @in_or_beside_the_loop

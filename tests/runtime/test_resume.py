@@ -16,7 +16,7 @@ from measurements import note, row
 from orchestrator.domain.job import State
 from orchestrator.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
 from orchestrator.grid.reader import load_grid
-from orchestrator.on_ray.predecessors import owned, owner_in
+from orchestrator.on_ray.agent import owned, owner_in
 from orchestrator.results import begun, disk, paths
 from orchestrator.results.begun import read_begun
 from orchestrator.results.lock import SILENCE_S

@@ -86,34 +86,6 @@ def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_f
     assert board.status(MOMENT + 10, {}).cards[0].worker_id == ""
 
 
-def test_what_was_given_ahead_is_shown_once_it_begins() -> None:
-    """After a success the next is the card's job, after a failure nothing is."""
-    board = board_with_a_running_job()
-    first, second, third = (attempt(job(number), node().cards[0]) for number in (1, 2, 3))
-    board.did(RunAttempt(attempt=second, worker_ids=("w1",), after=first.attempt_id), MOMENT + 5)
-    board.did(RunAttempt(attempt=third, worker_ids=("w1",), after=second.attempt_id), MOMENT + 5)
-    assert board.status(MOMENT + 6, {}).cards[0].attempt_id == first.attempt_id
-    done = Outcome(attempt_id=first.attempt_id, state=State.SUCCEEDED, ranks=())
-    board.saw(AttemptEnded(at=MOMENT + 9, outcome=done))
-    card = board.status(MOMENT + 10, {}).cards[0]
-    assert (card.attempt_id, card.phase, card.phase_age_s) == (second.attempt_id, "start", 1.0)
-    failed = Outcome(attempt_id=second.attempt_id, state=State.FAILED, ranks=())
-    board.saw(AttemptEnded(at=MOMENT + 11, outcome=failed))
-    assert board.status(MOMENT + 11, {}).cards[0].phase == "idle"
-
-
-def test_what_never_began_is_no_failure() -> None:
-    """It would push the failure that it was behind off the list."""
-    board = board_with_a_running_job()
-    tried = attempt(job(1), node().cards[0])
-    unbegun = Outcome.of_unbegun(tried.attempt_id)
-    row = RecordRow(
-        job=job(1), state=State.LOST, reason="", final=False, attempt=tried, outcome=unbegun
-    )
-    board.measured(row, measurement_of(row, run="r", invocation_id="i", recorded_at=0.0), MOMENT)
-    assert board.status(MOMENT, {}).failures == ()
-
-
 def test_only_final_rows_count_as_done() -> None:
     """A row of an attempt that is tried again does not bring the run forward."""
     board = board_with_a_running_job()

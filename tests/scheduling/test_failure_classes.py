@@ -21,7 +21,7 @@ from schedule_cases import Cluster, job, node, planned
 from orchestrator.domain.events import RunAttempt
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import State
-from orchestrator.on_ray.failures import agent_failure
+from orchestrator.on_ray.claims import agent_failure
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.worker.failure_record import describe
 from workloads import errors

@@ -33,7 +33,7 @@ def driven_by_deepspeed(asked: Asked) -> bool:
 
 
 def whole_weights_refusals(
-    asked: Asked, setting: str, *, value: str, instead: str = ""
+    asked: Asked, setting: str, *, value: str, instead: str
 ) -> Iterator[Refusal]:
     """Objections to a technique that reads whole weights, and was tried with strategies of
     PyTorch's own only.
@@ -41,7 +41,7 @@ def whole_weights_refusals(
     Args:
         setting: of the technique.
         value: that it is set to.
-        instead: what would be right as well as another strategy; "": to leave the setting out.
+        instead: what would be right as well as another strategy, for people.
     """
     if asked.cards > 1 and divides_weights(asked.parameters, asked.cards):
         reason = f"{value} reads whole weights, of which each card has a part here"
@@ -49,7 +49,7 @@ def whole_weights_refusals(
         reason = f"DeepSpeed drives the model, and {value} was not tried with it"
     else:
         return
-    hint = f"write strategy: ddp, or {instead or f'leave {setting} out'}"
+    hint = f"write strategy: ddp, or {instead}"
     yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
 

@@ -21,7 +21,7 @@ from workloads.declared import Declared
 from workloads.finetuning_method import MethodParameters
 from workloads.metrics import Metric
 from workloads.parameters import WorkloadParameters
-from workloads.refusal import Asked, Refusal
+from workloads.refusal import Asked
 from workloads.settings import Declaration, Value
 from workloads.tasks import TASKS
 from workloads.techniques.base import Technique
@@ -59,13 +59,6 @@ def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
         for kind in all_techniques()
         if next(iter(kind.model_fields)) in parameters
     )
-
-
-def technique_refusals(asked: Asked) -> Iterator[Refusal]:
-    """Objections of all techniques of a job."""
-    for technique in chosen(asked.parameters):
-        yield from technique.declared_refusals(asked)
-        yield from technique.refusals(asked)
 
 
 def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:

@@ -39,8 +39,6 @@ class Compilation(Technique):
     name: ClassVar[str] = "compilation"
     title: ClassVar[str] = "torch.compile"
     order: ClassVar[int] = 120  # of what the others have made of the model
-    beside: ClassVar[Any] = {"compile_scope": ("torch_compile", (True,))}
-    capabilities: ClassVar[Any] = {"compile_scope": "dynamic_shapes"}
 
     torch_compile: bool = setting(
         False,
@@ -62,8 +60,23 @@ class Compilation(Technique):
     _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if not self.torch_compile:
+            if self.compile_scope != "model":
+                yield Refusal(
+                    setting="compile_scope",
+                    reason="nothing is compiled",
+                    hint="write torch_compile: true, or leave compile_scope out",
+                )
+            return
+        if self.compile_scope == "layers" and not asked.on.can("dynamic_shapes"):
+            yield Refusal(
+                setting="compile_scope",
+                reason=f"graphs with variable lengths are compiled anew on {asked.on.title}",
+                hint="write compile_scope: model",
+                unsupported=True,
+            )
         driven = driven_by_deepspeed(asked)
-        if self.torch_compile and (driven or divides_weights(asked.parameters, asked.cards)):
+        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
             yield Refusal(
                 setting="torch_compile",
                 reason="this version compiles no model that "

@@ -34,7 +34,6 @@ class GradientCompression(Technique):
     name: ClassVar[str] = "compression"
     title: ClassVar[str] = "gradient compression"
     order: ClassVar[int] = 140  # on what the strategy has put around the model
-    beside: ClassVar[Any] = {"powersgd_rank": ("gradient_compression", ("powersgd",))}
 
     gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
         "none",
@@ -54,6 +53,12 @@ class GradientCompression(Technique):
     _hook: list[Any] = PrivateAttr(default_factory=list)
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.powersgd_rank is not None and self.gradient_compression != "powersgd":
+            yield Refusal(
+                setting="powersgd_rank",
+                reason=f"gradient_compression {self.gradient_compression} has no thin matrices",
+                hint="write gradient_compression: powersgd, or leave powersgd_rank out",
+            )
         if self.gradient_compression == "none":
             return
         strategy = asked.parameters.get("strategy") or "ddp"

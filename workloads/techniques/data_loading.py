@@ -34,16 +34,6 @@ class DataLoading(Technique):
     name: ClassVar[str] = "data-loading"
     title: ClassVar[str] = "data loading"
     order: ClassVar[int] = 30
-    beside: ClassVar[Any] = {
-        "prefetch_batches": ("data_workers", ()),
-        "non_blocking_copies": ("pin_memory", (True,)),
-        "copy_ahead": ("pin_memory", (True,)),
-    }
-    capabilities: ClassVar[Any] = {
-        "pin_memory": "pinned_memory",
-        "non_blocking_copies": "pinned_memory",
-        "copy_ahead": "side_copies",
-    }
 
     data_workers: int = setting(
         0,
@@ -81,12 +71,46 @@ class DataLoading(Technique):
     )
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.prefetch_batches is not None and not self.data_workers:
+            yield Refusal(
+                setting="prefetch_batches",
+                reason="only data loading workers prefetch batches, and there are none",
+                hint="write data_workers: 1 or more, or leave prefetch_batches out",
+            )
+        if self.non_blocking_copies and not self.pin_memory:
+            yield Refusal(
+                setting="non_blocking_copies",
+                reason="a copy from memory that is not pinned is waited for in any case",
+                hint="write pin_memory: true as well",
+            )
+        if self.copy_ahead and not self.pin_memory:
+            yield Refusal(
+                setting="copy_ahead",
+                reason="a copy from memory that is not pinned stops the host until it is done",
+                hint="write pin_memory: true as well",
+            )
         if self.copy_ahead and self.non_blocking_copies:
             yield Refusal(
                 setting="non_blocking_copies",
-                reason="batches that are copied ahead are waited for by the card alone",
+                reason="nobody waits for batches that are copied ahead",
                 hint="leave out one of copy_ahead and non_blocking_copies",
             )
+        if self.copy_ahead and asked.on.can("pinned_memory") and not asked.on.can("side_copies"):
+            yield Refusal(
+                setting="copy_ahead",
+                reason=f"{asked.on.title} has no stream of its own for copies here",
+                hint="non_blocking_copies: true leaves the order to its software",
+                unsupported=True,
+            )
+        for name in ("pin_memory", "non_blocking_copies", "copy_ahead"):
+            if getattr(self, name) and not asked.on.can("pinned_memory"):
+                yield Refusal(
+                    setting=name,
+                    reason=f"{asked.on.title} does not copy from page-locked memory"
+                    if asked.on.can("own_memory")
+                    else "batches are not copied where the host is the device",
+                    unsupported=True,
+                )
 
     def on_data(self, data: DataPlan) -> None:
         if self.non_blocking_copies:

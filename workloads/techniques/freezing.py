@@ -7,10 +7,12 @@ Adapters leave the whole model frozen anyway, so this belongs to methods that tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from workloads.errors import BadConfiguration
-from workloads.finetuning_method import WHOLE_METHODS
+from workloads.finetuning_method import WHOLE_METHODS, method_name
+from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -21,9 +23,6 @@ class Freezing(Technique):
     name: ClassVar[str] = "freezing"
     title: ClassVar[str] = "freezing"
     order: ClassVar[int] = 50
-    beside: ClassVar[Any] = dict.fromkeys(
-        ("freeze_embeddings", "freeze_layers"), ("method", (None, *WHOLE_METHODS))
-    )
 
     freeze_embeddings: bool = setting(
         False,
@@ -39,6 +38,18 @@ class Freezing(Technique):
         description="Leave the first so many layers as they are (methods full and qat); of the "
         "encoder, where the model has one.",
     )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        method = method_name(asked.parameters)
+        if method in WHOLE_METHODS:
+            return
+        for name in ("freeze_embeddings", "freeze_layers"):
+            if getattr(self, name):
+                yield Refusal(
+                    setting=name,
+                    reason=f"with method {method} the model's own weights are frozen already",
+                    hint=f"freeze with method {' or '.join(WHOLE_METHODS)}, or leave it out",
+                )
 
     def on_model(self, training: Training) -> None:
         import torch

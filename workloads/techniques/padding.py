@@ -30,12 +30,6 @@ class Padding(Technique):
     title: ClassVar[str] = "padding"
     order: ClassVar[int] = 20
     needs: ClassVar[tuple[str, ...]] = ("pack",)
-    beside: ClassVar[Any] = {
-        "length_window": ("padding", ("uniform-length",)),
-        "packed_attention": ("padding", ("packing",)),
-        "packed_length": ("packed_attention", ("apart",)),
-    }
-    capabilities: ClassVar[Any] = {"packed_attention": "dynamic_shapes"}
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",
@@ -73,20 +67,20 @@ class Padding(Technique):
     _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
-        if self.packed_attention != "apart":
-            return
-        if asked.parameters.get("attention", "sdpa") != "sdpa":
+        if self.packed_attention == "apart":
+            yield from self._apart_refusals(asked)
+        elif self.packed_length != "exact":
             yield Refusal(
-                setting="packed_attention",
-                reason="apart is PyTorch's own attention; the job asks for another one",
-                hint="leave attention out, or write packed_attention: masked",
+                setting="packed_length",
+                reason="only packed_attention apart puts the samples of a step into one row",
+                hint="write padding: packing and packed_attention: apart, or leave it out",
             )
-        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
+        usual = type(self).model_fields["length_window"].default
+        if self.length_window != usual and self.padding != "uniform-length":
             yield Refusal(
-                setting="packed_attention",
-                reason="with torch_compile every new length of a row would be compiled",
-                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
-                "masked",
+                setting="length_window",
+                reason=f"padding {self.padding} does not sort samples",
+                hint="write padding: uniform-length, or leave length_window out",
             )
 
     def on_data(self, data: DataPlan) -> None:
@@ -101,6 +95,33 @@ class Padding(Technique):
                 self._one_shape(data)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
+
+    def _apart_refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.padding != "packing":
+            yield Refusal(
+                setting="packed_attention",
+                reason=f"padding {self.padding} packs nothing",
+                hint="write padding: packing, or leave packed_attention out",
+            )
+        if asked.parameters.get("attention", "sdpa") != "sdpa":
+            yield Refusal(
+                setting="packed_attention",
+                reason="apart is PyTorch's sdpa, call by call; the job asks for another attention",
+                hint="leave attention out, or write packed_attention: masked",
+            )
+        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
+            yield Refusal(
+                setting="packed_attention",
+                reason="with torch_compile every new length of a row would be compiled",
+                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
+                "masked",
+            )
+        if not asked.on.can("dynamic_shapes"):
+            yield Refusal(
+                setting="packed_attention",
+                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
+                unsupported=True,
+            )
 
     def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
         return rows.uniform_length(samples, batch, self.length_window)

@@ -8,8 +8,10 @@ beginning.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal
 
+from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -19,7 +21,6 @@ class Schedule(Technique):
 
     name: ClassVar[str] = "schedule"
     title: ClassVar[str] = "learning-rate schedule"
-    beside: ClassVar[Any] = {"schedule_steps": ("learning_rate_schedule", ("linear",))}
     order: ClassVar[int] = 135  # sets the rate of the optimizer that the strategy has made
 
     learning_rate_schedule: Literal["constant", "linear"] = setting(
@@ -35,6 +36,14 @@ class Schedule(Technique):
         description="For linear: after how many steps the rate is 0. Left out: after those of the "
         "job, warm-up included.",
     )
+
+    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.schedule_steps is not None and self.learning_rate_schedule == "constant":
+            yield Refusal(
+                setting="schedule_steps",
+                reason="a constant learning rate has no end",
+                hint="write learning_rate_schedule: linear, or leave schedule_steps out",
+            )
 
     def rate(self, step: int, first: float, steps: int) -> float:
         """The learning rate of a step (from 0), of the first step's and the number of all."""

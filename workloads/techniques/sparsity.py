@@ -50,9 +50,6 @@ class Sparsity(Technique):
     name: ClassVar[str] = "sparsity"
     title: ClassVar[str] = "sparsity and weight sharing"
     order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
-    beside: ClassVar[Any] = dict.fromkeys(
-        ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
-    )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="zero_share",
@@ -143,6 +140,8 @@ class Sparsity(Technique):
     # ------------------------------------------------------------ in the plan
 
     def refusals(self, asked: Asked) -> Iterable[Refusal]:
+        if self.sparsity == "none":
+            yield from self._without_sparsity()
         if self.sparsity == "none" and self.cluster_bits is None:
             return
         blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
@@ -168,6 +167,15 @@ class Sparsity(Technique):
             yield from self._two_of_four(asked)
         elif self.sparsity != "none":
             yield from self._emptied(asked)
+
+    def _without_sparsity(self) -> Iterator[Refusal]:
+        for name, usual in (("sparsity_share", None), ("sparsity_schedule", "once")):
+            if getattr(self, name) != usual:
+                yield Refusal(
+                    setting=name,
+                    reason="nothing is pruned",
+                    hint=f"write sparsity: magnitude, 2:4 or channels, or leave {name} out",
+                )
 
     def _two_of_four(self, asked: Asked) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):

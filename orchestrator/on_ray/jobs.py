@@ -1,36 +1,49 @@
-"""Grids as Ray jobs: sent from a workstation, found again from anywhere.
+"""Ray jobs on a cluster's head: grids that are sent there, and questions about its runs.
 
 A job is the very command one would type on the cluster (`python -m orchestrator run …`), with the
 program, the grid and what the grid names uploaded beside it (``upload.py``). Its submission id is
 chosen here, so that a submission that is repeated, because the answer got lost or the laptop was
 closed, finds the job instead of starting a second one. Only Ray's job client is used: the
-workstation needs no more of the cluster than the dashboard's port.
+workstation needs no more of the cluster than the dashboard's port, at which its job server listens.
+
+The driver of a submitted run and a head job (a command of this program that answers a question) run
+on the head node, so the head job finds the run's files where the driver writes them: where the
+submission said, else in the home directory there. ``python -m orchestrator.on_ray.jobs`` is the
+head job that prints the nodes of its cluster, for a workstation, which cannot join.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import logging
 import os
 import platform
 import re
 import shlex
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from orchestrator.doctor.facts import Versions
+from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
 from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
-from orchestrator.on_ray.job_address import ADDRESS_VARIABLES, resolve_job_address
+from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
 from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
+from orchestrator.results.directory import is_address
 from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:
@@ -45,6 +58,12 @@ _CHATTERERS = (
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
+ANSWER_S = 120.0
+DEFAULT_PORT = 8265
+ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_CONNECT_S = 5.0
+#: Ray's own lines of a job's log, before what the command prints.
+_RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
 #: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
 #: gives that agent ten seconds, which cannot be changed, and asks to try again.
 _AGENT_PATIENCE_S = 120.0
@@ -357,6 +376,129 @@ class JobServer:
             raise SubmitError(f"{self.address}: {_line(error)}") from error
 
 
+# ---------------------------------------------------------------- head jobs
+
+
+def ask_there(
+    server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
+) -> str:
+    """The output of a command of this program on the head.
+
+    Args:
+        results: the directory there; None: that of ``job``, else where runs go by default there.
+
+    Raises:
+        SubmitError: it failed; the message has what it printed.
+    """
+    there = directory_there(results, job)
+    printed = server.ask([*arguments, *(["--results", there] if there else [])], timeout_s=ANSWER_S)
+    return "\n".join(line for line in printed.splitlines() if not _RAYS.match(line))
+
+
+def directory_there(results: str | None, job: JobInfo | None) -> str:
+    """The directory of results on the head: the one that is named, else that of the job; empty
+    where runs go by default."""
+    there = results or (job.results if job is not None else "")
+    return "" if is_address(there) else there
+
+
+def ask_json(
+    server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
+) -> Any:
+    """The JSON document that a command prints there, from a line that begins with it to the end.
+
+    Raises:
+        SubmitError: it failed; the message has what it printed.
+    """
+    printed = ask_there(server, [*arguments, "--json"], results, job)
+    lines = printed.splitlines()
+    for first, line in enumerate(lines):
+        if line.startswith(("{", "[")):
+            with contextlib.suppress(ValueError):
+                return json.loads("\n".join(lines[first:]))
+    refusal = printed.partition(f"nightgrid {arguments[0]}: ")[2] or printed
+    raise SubmitError(f"{server.address}: {refusal.strip()[-500:] or 'no answer'}")
+
+
+def nodes_at(address: str) -> list[Node]:
+    """The nodes with cards of the cluster at an address of either kind.
+
+    Raises:
+        ClusterError: it cannot be joined.
+        SubmitError: the dashboard does not answer, or not with nodes.
+    """
+    if not is_job_address(address):
+        with connect(address) as cluster:
+            return cluster.nodes()
+    server = JobServer(address)
+    printed = server.ask((), module="orchestrator.on_ray.jobs", timeout_s=ANSWER_S)
+    for line in printed.splitlines():
+        if line.startswith("["):
+            return [node_of_json(values) for values in json.loads(line)]
+    raise SubmitError(f"{server.address} does not say what nodes it has: {printed.strip()[-500:]}")
+
+
+def node_of_json(values: Mapping[str, Any]) -> Node:
+    """The node that ``main`` has printed."""
+    packages = values["packages"]
+    converted = {
+        "accelerator": Accelerator(values["accelerator"]),
+        "card_indices": tuple(values["card_indices"]),
+        "packages": packages and tuple((name, version) for name, version in packages),
+    }
+    return Node(**{**values, **converted})
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the nodes of the cluster that this process is in."""
+    with connect("auto") as cluster:
+        nodes = cluster.nodes()
+    output.say_json([dataclasses.asdict(node) for node in nodes])
+    return 0
+
+
+# ---------------------------------------------------------------- the job server's address
+
+
+def is_job_address(address: str | None) -> bool:
+    """Return whether this, or else the environment, names a job server and not a control store."""
+    known = address or next(filter(None, map(os.environ.get, ADDRESS_VARIABLES)), "")
+    return known.startswith(("http://", "https://"))
+
+
+def resolve_job_address(address: str | None) -> str:
+    """The URL of a job server that listens, from ``--address`` or the environment.
+
+    Raises:
+        SubmitError: none is given, it is of another kind, or nothing listens there.
+    """
+    named = {name: os.environ.get(name, "") for name in ADDRESS_VARIABLES}
+    chosen = address or next((value for value in named.values() if value.startswith("http")), "")
+    if not chosen:
+        raise SubmitError(
+            "no cluster to talk to: give --address http://HEAD:8265 (the dashboard's address), "
+            f"or set {ADDRESS_VARIABLES[0]}"
+        )
+    if "://" not in chosen:
+        chosen = f"http://{chosen}"
+    try:
+        parts = urlsplit(chosen)
+        port = parts.port or (443 if parts.scheme == "https" else DEFAULT_PORT)
+    except ValueError as error:
+        raise SubmitError(f"'{chosen}' is not an address: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SubmitError(f"'{chosen}' is not a job server; it has the form http://HEAD:8265")
+    try:
+        socket.create_connection((parts.hostname, port), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:  # a ValueError: no host can be named so
+        raise SubmitError(
+            f"nothing answers at {parts.hostname}:{port}: {error}. Is the head node up "
+            "(`ray start --head`), its dashboard reachable from here (it listens on its own "
+            "loopback unless given --dashboard-host), or an SSH tunnel needed?"
+        ) from error
+    return chosen if parts.port or parts.scheme == "https" else f"{chosen.rstrip('/')}:{port}"
+
+
 def versions_here() -> Versions:
     """Ray and Python of this process."""
     import ray
@@ -392,3 +534,7 @@ def _info(job: Any) -> JobInfo:
 def _line(error: BaseException, limit: int = 500) -> str:
     text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

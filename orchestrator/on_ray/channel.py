@@ -9,17 +9,73 @@ is numbered (``worker/messages.py``), and requests that are not confirmed are se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.on_ray.calls import Calls
 from orchestrator.worker.messages import Request, ResponseBatch
 from orchestrator.worker.wire import pickled, unpickled
+
+#: Called with the answer to a call: its value, or the exception that Ray has instead.
+Then = Callable[[Any], None]
 
 _ASK_AGAIN_S = 1.0
 SEND_AGAIN_S = 5.0
 #: So long may Ray call an agent unavailable until it counts as lost.
 _PATIENCE_S = 20.0
+
+
+class Calls:
+    """Outstanding calls to actors, and what is done with their answers."""
+
+    def __init__(self) -> None:
+        self._then: dict[Any, Then] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._then)
+
+    def add(self, call: Any, then: Then) -> None:
+        """Do this with the answer, when it is there."""
+        self._then[call] = then
+
+    def clear(self) -> None:
+        """Forget every call."""
+        self._then.clear()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until one answer is there, then handle all that are. With 0 it only looks."""
+        import ray
+
+        if not self._then:
+            return
+        calls = list(self._then)
+        if timeout_s > 0:
+            ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        for call, answer in zip(ready, answers_of(ready), strict=True):
+            self._then.pop(call)(answer)
+
+
+def answers_of(calls: Sequence[Any]) -> list[Any]:
+    """The answers of calls that have them, in order. One question for all is many times faster,
+    and one exception among them hides the rest."""
+    import ray
+
+    if not calls:
+        return []
+    try:
+        return list(ray.get(list(calls)))
+    except Exception:
+        return [answer_of(call) for call in calls]
+
+
+def answer_of(call: Any) -> Any:
+    """The value of a call that has one, or its exception."""
+    import ray
+
+    try:
+        return ray.get(call)
+    except Exception as error:
+        return error
 
 
 class AgentChannel:
@@ -51,7 +107,7 @@ class AgentChannel:
         self._outbox: list[Request] = []
         self._sent = 0
         self._unconfirmed: dict[int, tuple[float, bytes]] = {}  # by number: time sent, and bytes
-        self._acknowledged = 0
+        self._received = 0
         self._ask_at: float | None = 0.0  # None while a call for responses is outstanding
         self.heard_at = clock()  # when the agent last said something
 
@@ -82,7 +138,7 @@ class AgentChannel:
             self._unconfirmed[self._sent] = (now, batch[1])
         if self._ask_at is not None and self._ask_at <= now:
             self._ask_at = None
-            self._calls.add(self._exchange.remote(self._acknowledged, batch), self._came)
+            self._calls.add(self._exchange.remote(self._received, batch), self._came)
         elif batch is not None:
             self._submit.remote(*batch)
 
@@ -106,6 +162,6 @@ class AgentChannel:
             if now - sent_at > SEND_AGAIN_S:
                 self._unconfirmed[number] = (now, data)
                 self._submit.remote(number, data)
-        self._acknowledged = batch.first + len(batch.responses) - 1
+        self._received = batch.first + len(batch.responses) - 1
         self._ask_at = now
         self._arrived(batch)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ControlStoreLost
-from orchestrator.on_ray.control_store import (
+from orchestrator.on_ray.agent import end_stale_actors
+from orchestrator.on_ray.gcs import (
     JOINING,
     SILENT_AFTER_S,
-    ControlStore,
+    Gcs,
     is_absence,
     outlived,
     within,
 )
-from orchestrator.on_ray.predecessors import end_predecessors
 from orchestrator.worker.leftovers import Owner
 
 #: Fails what waits for something that does not come.
@@ -44,13 +44,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(clock: Clock) -> Iterator[ControlStore]:
-    asked = ControlStore(clock)
+def store(clock: Clock) -> Iterator[Gcs]:
+    asked = Gcs(clock)
     yield asked
     assert asked.close(MOST_S)
 
 
-def frozen(store: ControlStore) -> threading.Event:
+def frozen(store: Gcs) -> threading.Event:
     """Ask something that is answered once the event is set; it is being asked on return."""
     answers, asked = threading.Event(), threading.Event()
 
@@ -72,7 +72,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return act
 
 
-def asked(store: ControlStore, act: Callable[[], Any]) -> Any:
+def asked(store: Gcs, act: Callable[[], Any]) -> Any:
     """Ask, and wait for the answer."""
     got: list[Any] = []
     store.ask(act, got.append)
@@ -82,7 +82,7 @@ def asked(store: ControlStore, act: Callable[[], Any]) -> Any:
     return got[0]
 
 
-def test_answers_come_in_order_and_in_the_asking_thread(store: ControlStore) -> None:
+def test_answers_come_in_order_and_in_the_asking_thread(store: Gcs) -> None:
     """What they lead to needs no lock; what was asked runs elsewhere."""
     seen: list[tuple[int, int]] = []
     threads: list[int] = []
@@ -98,14 +98,14 @@ def test_answers_come_in_order_and_in_the_asking_thread(store: ControlStore) -> 
     assert threading.get_ident() not in threads
 
 
-def test_an_answer_in_time_is_there_at_once(store: ControlStore) -> None:
+def test_an_answer_in_time_is_there_at_once(store: Gcs) -> None:
     """The loop waits a moment for it, as it did when it asked itself."""
     got: list[int] = []
     store.ask(lambda: 7, got.append, wait_s=MOST_S)
     assert got == [7] and store.trouble == ""
 
 
-def test_silence_is_told_and_ends(store: ControlStore, clock: Clock) -> None:
+def test_silence_is_told_and_ends(store: Gcs, clock: Clock) -> None:
     """Asking returns at once meanwhile, and what was asked is answered afterwards."""
     answers = frozen(store)
     clock.now += SILENT_AFTER_S
@@ -123,7 +123,7 @@ def test_silence_is_told_and_ends(store: ControlStore, clock: Clock) -> None:
     assert store.silent_s == 0 and store.trouble == ""
 
 
-def test_errors_of_a_store_that_is_away_are_no_answers(store: ControlStore, clock: Clock) -> None:
+def test_errors_of_a_store_that_is_away_are_no_answers(store: Gcs, clock: Clock) -> None:
     """Silence goes on through the timeouts of single questions, also while nobody asks."""
     for _ in range(3):
         error = asked(store, raising(RpcError("Timed out while waiting for GCS")))
@@ -134,7 +134,7 @@ def test_errors_of_a_store_that_is_away_are_no_answers(store: ControlStore, cloc
     assert store.silent_s == 0
 
 
-def test_a_store_that_nobody_asked_was_not_silent(store: ControlStore, clock: Clock) -> None:
+def test_a_store_that_nobody_asked_was_not_silent(store: Gcs, clock: Clock) -> None:
     """An hour without a question is none of silence."""
     asked(store, lambda: 1)
     clock.now += 3600
@@ -143,21 +143,21 @@ def test_a_store_that_nobody_asked_was_not_silent(store: ControlStore, clock: Cl
     answers.set()
 
 
-def test_a_head_that_was_started_anew_is_known(store: ControlStore, clock: Clock) -> None:
+def test_a_head_that_was_started_anew_is_known(store: Gcs, clock: Clock) -> None:
     """Its store answers, but does not know the cluster that was."""
     asked(store, raising(RuntimeError("RPC error: WrongClusterID: Perhaps the client …")))
     clock.now += SILENT_AFTER_S + 1
     assert store.replaced and "head was restarted" in store.trouble
 
 
-def test_a_process_that_ray_would_end_gets_an_error(store: ControlStore) -> None:
+def test_a_process_that_ray_would_end_gets_an_error(store: Gcs) -> None:
     """``ray.init`` and its like raise SystemExit."""
     assert isinstance(asked(store, raising(SystemExit(1))), SystemExit)
 
 
 def test_closing_does_not_wait_for_a_frozen_store(clock: Clock) -> None:
     """It says that something is still under way."""
-    store = ControlStore(clock)
+    store = Gcs(clock)
     answers = frozen(store)
     assert not store.close(0.05)
     answers.set()
@@ -200,4 +200,4 @@ def test_a_head_that_goes_while_a_driver_joins_is_no_crash(
         Owner(run_id="0123456789ab", invocation_id="i").marks_this_process(),
         pytest.raises(ControlStoreLost, match="the cluster's head went"),
     ):
-        end_predecessors()
+        end_stale_actors()

@@ -1,13 +1,13 @@
 """Ray's control store (GCS), asked beside the driver's loop.
 
-A call into a control store that is frozen or gone waits for it: a minute, or for ever. What runs on
-the nodes does not need it: agents are called directly, and Ray 2.60 keeps that up. So one thread
-asks the control store, one question after the other in the order they were put; the loop goes on,
-takes up answers when they are there, and can say since when there were none.
+A call into a GCS that is frozen or gone waits for it: a minute, or for ever. What runs on the nodes
+does not need it: agents are called directly, and Ray 2.60 keeps that up. So one thread calls the
+GCS, one question after the other; the loop goes on, takes up answers when they are there, and can
+say since when there were none.
 
-Ray ends a process whose control store is away for a minute, from C++, without an exception and
-without the last rows (``RAY_gcs_rpc_server_reconnect_timeout_s``). A driver decides for itself when
-to give up (``outlived``).
+Ray ends a process whose GCS is away for a minute, from C++, without an exception and without the
+last rows (``RAY_gcs_rpc_server_reconnect_timeout_s``). A driver decides for itself when to give up
+(``outlived``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def outlived() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-class ControlStore:
+class Gcs:
     """Questions to the control store, each answered in the loop's own thread by ``collect``.
 
     A head that was started anew has a control store of its own, which knows nothing of the cluster

@@ -1,12 +1,17 @@
-"""The code that Nightgrid runs inside Ray's processes: one agent per node.
+"""One agent on each node: the code of Nightgrid inside Ray's processes, and how it is placed.
 
-It holds the node's cards in Ray's accounts, and the work is done by processes beneath it
-(``worker/node_workers.py``) which can crash, hang and be replaced in a fraction of a second while
-the agent stays. It is a plain class, which ``claims.py`` turns into an actor.
+An agent holds its node's cards in Ray's accounts, by a placement group with all of them. The work
+is done by processes beneath it (``worker/node_workers.py``), which can crash, hang and be replaced
+in a fraction of a second while the agent stays.
+
+Ray ends the actors and placement groups of a driver that died, once it has noticed. A driver that
+was only cut off from the results directory lives on and keeps its cards; so may one that hangs. So
+names of actors and groups tell their driver, and the next driver of the run ends stale ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,15 +19,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from orchestrator import __version__
 from orchestrator.domain.energy import Energy
 from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import Accelerator
+from orchestrator.domain.topology import Node
+from orchestrator.errors import ControlStoreLost
 from orchestrator.host import output
 from orchestrator.host.processors import usable_cores
+from orchestrator.on_ray.gcs import is_absence
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import (
@@ -33,18 +42,19 @@ from orchestrator.worker.host_server import (
     threads_of_worker,
     wait_for_server,
 )
-from orchestrator.worker.leftovers import Owner, end_leftovers
+from orchestrator.worker.leftovers import VARIABLE, Owner, end_leftovers
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.process_settings import raise_priority
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
 from workloads.compiled_code import compiled_directory
-from workloads.devices import device_class
+from workloads.devices import DeviceSpec, device_class
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
+#: Variables of Ray's workers: Ray runs them at niceness 15, which a benchmark would feel.
+WORKER_VARIABLES = {"RAY_worker_niceness": "0"}
 _LOOK_S = 1.0  # between two looks at what workers do
 _TELEMETRY_S = 2.0
 _SILENCE_S = 5.0
@@ -59,7 +69,7 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
-        self._held: HeldServer | None = None  # instead, one that other agents use, too
+        self._shared: HeldServer | None = None  # instead, one that other agents use, too
         self._watching: threading.Thread | None = None
         self._server_gone = threading.Event()
         self._path = ""
@@ -68,7 +78,7 @@ class NodeAgent:
         self._batches = Resequencer()
         self._posting = threading.Lock()
         self._workers = NodeWorkers(self._responses.put, self._energy, self._readings)
-        self._told: Mapping[str, Progress] = {}
+        self._reported: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
     def serve(
@@ -79,8 +89,6 @@ class NodeAgent:
         cards_on_host: int,
         log_dir: str | None,
         shared: SharedServer | None = None,
-        variables: Mapping[str, str] = MappingProxyType({}),
-        niceness: int | None = None,
     ) -> HostFacts:
         """Start the process server, unless there is one for this node.
 
@@ -89,28 +97,21 @@ class NodeAgent:
             preload: modules that it imports before it forks; none: each worker is a fresh
                 interpreter.
             shared: a server of this host that was started for its nodes.
-            variables: of the agent and of what it starts.
-            niceness: that it may have at most; None: Ray gave it the right one.
 
         Raises:
-            PermissionError: it may not have this niceness.
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
                 card.
         """
-        if niceness is not None:
-            raise_priority(niceness)
-        os.environ.update(variables)
         owner = Owner.of_this_process()
         if owner is not None:
-            for each in end_leftovers(owner):
-                command = redact(each.command, os.environ)
-                output.say(f"ended, of an earlier driver: {each.pid} {command}")
+            for orphan in end_leftovers(owner):
+                command = redact(orphan.command, os.environ)
+                output.say(f"ended, of an earlier driver: {orphan.pid} {command}")
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
         accelerator = Accelerator(kind)
-        cores = len(usable_cores())
         threads = threads_of_worker(accelerator, cards_on_host)
-        if not self._hold(shared, threads):
+        if not self._join_shared(shared, threads):
             self._path = f"{_socket_dir(session_logs.parent)}/s"
             log = logs / log_name()
             self._server = start_server(self._path, preload, threads=threads, log=log)
@@ -121,7 +122,7 @@ class NodeAgent:
         return HostFacts(
             hostname=socket.gethostname(),
             address=address,
-            cores=cores,
+            cores=len(usable_cores()),
             threads=threads,
             version=__version__,
             server=self._path,
@@ -143,27 +144,27 @@ class NodeAgent:
                 for request in unpickled(batch):
                     self._workers.do(request)
 
-    def exchange(self, acknowledged: int, batch: tuple[int, bytes] | None = None) -> bytes:
-        """Return a pickled ``ResponseBatch`` with all responses after the acknowledged one.
+    def exchange(self, received: int, batch: tuple[int, bytes] | None = None) -> bytes:
+        """Return a pickled ``ResponseBatch`` with all responses after the last that was received.
 
         Waits for news, a few seconds at most: silence would mean that the agent hangs. ``batch``
         has the arguments of ``submit``, if the driver has requests, too.
         """
         if batch is not None:
             self.submit(*batch)
-        self._responses.acknowledge(acknowledged)
+        self._responses.acknowledge(received)
         deadline = time.monotonic() + _SILENCE_S
         while True:
             first, responses = self._responses.wait(_LOOK_S)
             progress, telemetry = self._look(), self._read_cards()
             gone = self._server_gone.is_set()
-            changed = progress is not None and progress != self._told
+            changed = progress is not None and progress != self._reported
             if responses or changed or telemetry is not None or gone:
                 break
             if time.monotonic() >= deadline:
                 break
         if progress is not None:
-            self._told = progress
+            self._reported = progress
         return pickled(
             ResponseBatch(first, responses, self._batches.received, progress, telemetry, gone)
         )
@@ -177,16 +178,16 @@ class NodeAgent:
         """Kill every worker of the node and its own server; returns when they are gone."""
         if self._server is not None:
             end_server(self._server)
-        elif self._held is not None and self._watching is not None:
-            self._held.release()
+        elif self._shared is not None and self._watching is not None:
+            self._shared.release()
             self._watching.join(10)
 
-    def _hold(self, shared: SharedServer | None, threads: int) -> bool:
+    def _join_shared(self, shared: SharedServer | None, threads: int) -> bool:
         """Use this server, if it is there and as wanted; whether it is used."""
         if shared is None or shared.threads != threads:
             return False
         try:
-            self._held = HeldServer(shared.path)
+            self._shared = HeldServer(shared.path)
         except OSError as error:
             output.say_aside(f"the process server of all nodes is gone ({error}): starting another")
             return False
@@ -197,8 +198,8 @@ class NodeAgent:
         if self._server is not None:
             self._server.wait()
             wait_for_end(self._path)
-        elif self._held is not None:
-            self._held.wait()
+        elif self._shared is not None:
+            self._shared.wait()
         self._server_gone.set()
         self._responses.wake()
 
@@ -232,20 +233,20 @@ def _cards_held(kind: Accelerator) -> tuple[str, ...]:
     """The indices, as Ray words them, of the cards of this kind that this actor holds."""
     import ray
 
-    held = ray.get_runtime_context().get_accelerator_ids()
-    return tuple(map(str, held.get(kind.spec.ray_resource, ())))
+    ids = ray.get_runtime_context().get_accelerator_ids()
+    return tuple(map(str, ids.get(kind.spec.ray_resource, ())))
 
 
 def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     """Memory in use on each of these cards that is idle now, as far as it can be found out."""
     device = device_class(kind.device)
-    found = {}
+    idle_bytes = {}
     for index in (int(card) for card in cards if card.isdecimal()):
         use = device.use(index)
         idle = idle_memory_bytes(use) if use is not None else None
         if idle is not None:
-            found[index] = idle
-    return found
+            idle_bytes[index] = idle
+    return idle_bytes
 
 
 def _writable(directory: Path, otherwise: Path) -> Path:
@@ -260,9 +261,9 @@ def _writable(directory: Path, otherwise: Path) -> Path:
 
 def _ray_log_dir() -> Path:
     """Directory of Ray's logs on this node: this very process's output goes there."""
-    output = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
-    if output.is_file():
-        return output.parent
+    stdout = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
+    if stdout.is_file():
+        return stdout.parent
     return Path(tempfile.mkdtemp(prefix="nightgrid-logs-"))
 
 
@@ -272,3 +273,144 @@ def _socket_dir(session: Path) -> str:
     base = session / "sockets"
     fits = base.is_dir() and len(str(base)) < 90
     return tempfile.mkdtemp(prefix="ng", dir=base if fits else "/tmp")
+
+
+# ---------------------------------------------------------------- placing an agent
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAgent:
+    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
+    agent."""
+
+    group: Any  # placement group with one bundle
+    agent: Any
+    serve: Any
+
+
+def start_agent(
+    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any]
+) -> PlacedAgent | None:
+    """Claim a node's free cards, and start the agent that holds them; None if none is free.
+
+    Args:
+        ray_node: the node as Ray describes it.
+        serve: the arguments of ``NodeAgent.serve``.
+    """
+    from ray.util import placement_group
+
+    ray_id = ray_node["NodeID"]
+    bundle = _free_bundle(node, ray_id)
+    if not bundle:
+        return None
+    group = placement_group(
+        [bundle],
+        strategy="STRICT_PACK",
+        bundle_label_selector=[{"ray.io/node-id": ray_id}],
+        name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
+    )
+    name = owned(f"{run} agent of {node.name} {time.monotonic_ns()}")
+    agent = _agent_in(group, node.accelerator.spec, bundle, name)
+    return PlacedAgent(group=group, agent=agent, serve=agent.serve.remote(*serve))
+
+
+def end_agent(placed: PlacedAgent) -> None:
+    """Free the cards, unless this process has left the cluster: its agents ended with it."""
+    import ray
+    from ray.util import remove_placement_group
+
+    if not ray.is_initialized():
+        return
+    ray.kill(placed.agent)
+    remove_placement_group(placed.group)
+
+
+def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
+    """Start the agent of a node, which holds all cards of the bundle. What it starts can be told to
+    be this driver's (``worker/leftovers.py``)."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    cards = int(bundle[spec.ray_resource])
+    owner = Owner.of_this_process()
+    mark = {VARIABLE: str(owner)} if owner is not None else {}
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        **spec.ray_request(cards),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": {**WORKER_VARIABLES, **mark}},
+        "name": name,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
+    }
+    remote: Any = ray.remote  # whose types do not know groups
+    agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
+    return agent.options(**options).remote()
+
+
+def _free_bundle(node: Node, ray_id: str) -> dict[str, float]:
+    """The cards of the node that Ray has free; empty when there are none."""
+    from ray._private.state import available_resources_per_node
+
+    spec = node.accelerator.spec
+    free = int(available_resources_per_node().get(ray_id, {}).get(spec.ray_resource, 0))
+    if not spec.ray_indices and free < len(node.card_indices):
+        return {}
+    return {spec.ray_resource: free} if free else {}
+
+
+# ---------------------------------------------------------------- stale actors
+
+
+def owned(name: str) -> str:
+    """The name of an actor or placement group; it identifies its driver."""
+    owner = Owner.of_this_process()
+    return f"{name} [{owner}]" if owner else name
+
+
+def owner_in(name: str) -> Owner | None:
+    """The driver that gave this name, if it is one of Nightgrid's."""
+    _, bracket, mark = name.rpartition(" [")
+    return Owner.of(mark[:-1]) if bracket and mark.endswith("]") else None
+
+
+def end_stale_actors() -> list[str]:
+    """Kill the actors and remove the placement groups of earlier drivers of this process's run;
+    their names.
+
+    Raises:
+        ControlStoreLost: the control store cannot be asked.
+    """
+    owner = Owner.of_this_process()
+    if owner is None:
+        return []
+    try:
+        return _end_actors_before(owner)
+    except Exception as error:
+        if not is_absence(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ControlStoreLost(f"the cluster's head went while it was joined: {reason}") from error
+
+
+def _end_actors_before(owner: Owner) -> list[str]:
+    import ray
+    from ray._raylet import PlacementGroupID
+    from ray.util import list_named_actors, placement_group_table, remove_placement_group
+    from ray.util.placement_group import PlacementGroup
+
+    def is_stale(name: str) -> bool:
+        driver = owner_in(name)
+        return driver is not None and driver.precedes(owner)
+
+    ended: list[str] = []
+    for actor in list_named_actors(all_namespaces=True):
+        if is_stale(actor["name"]):
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+                ended.append(actor["name"])
+    for group_id, group in placement_group_table().items():
+        if is_stale(group["name"]) and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+            ended.append(group["name"])
+    return ended

@@ -1,0 +1,238 @@
+"""A private Ray cluster of this machine: one real Ray node process for each emulated or own server.
+
+Ray runs code for whoever reaches it, and by itself it listens on every interface and asks nobody
+for anything. So every cluster that this program starts is started here, where two things cannot be
+forgotten. All of it listens on the loopback address: what Ray listens on follows from its nodes'
+address, and only 127.0.0.1 means loopback to it. And it has a random token of its own, in a file
+of a directory that only this user can enter; its processes learn of it by their environment.
+
+Each node has the resources such a server would have; emulated ones are marked with the resource
+``emulated``, by which any driver that joins sees that their cards are not real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.topology import Node
+from orchestrator.errors import ClusterError
+from orchestrator.on_ray.agent import WORKER_VARIABLES
+from orchestrator.on_ray.cluster import (
+    CARD_MEMORY_MIB,
+    EMULATED,
+    EMULATED_DEVICE,
+    RAY_TYPE,
+    SERVER_CARDS,
+    RayCluster,
+    join_cluster,
+    leave_cluster,
+)
+from orchestrator.on_ray.token import new_token, ray_environment
+from orchestrator.results.directory import RAY_JOB_VARIABLE
+from orchestrator.worker.guard import guarded
+from orchestrator.worker.host_server import threads_asked
+from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
+from orchestrator.worker.private_directory import make_private_directory
+from workloads.devices import all_devices
+from workloads.owned_directory import OwnedDirectory
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB
+#: Nodes that start side by side: each has three processes, whose imports take a second of CPU.
+_TOGETHER = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalCluster(RayCluster):
+    """A cluster on the loopback interface, with a token. Its first node is its head."""
+
+    directory: Path
+    ray_cluster: Any  # ray.cluster_utils.Cluster
+    _ray_nodes: dict[str, Any] = field(default_factory=dict)  # by name
+    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 30)))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, node: Node) -> None:
+        """Start a node and wait until it is up."""
+        self.add_ray_node(node.name, **_ray_arguments(node))
+
+    def add_ray_node(self, name: str, **arguments: Any) -> None:
+        """Start a node with these arguments of Ray's; the first one is the head."""
+        started = self.ray_cluster.add_node(
+            node_name=name,
+            node_ip_address=LOOPBACK,
+            object_store_memory=OBJECT_STORE_BYTES,
+            dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
+            **self._sockets(),
+            **arguments,
+        )
+        with self._lock:
+            self._ray_nodes[name] = started
+            self.address = str(self.ray_cluster.address)
+
+    def _sockets(self) -> dict[str, str]:
+        """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
+        nodes that start side by side, all take the same."""
+        if not self._ray_nodes:
+            return {}
+        with self._lock:
+            number = next(self._numbers)
+        directory = Path(self.ray_cluster.head_node.get_sockets_dir_path())
+        return {
+            "plasma_store_socket_name": str(directory / f"store-{number}"),
+            "raylet_socket_name": str(directory / f"node-{number}"),
+        }
+
+    def remove(self, name: str) -> None:
+        """Kill a node and everything on it."""
+        self.ray_cluster.remove_node(self._ray_nodes.pop(name), allow_graceful=False)
+
+    def processes(self, name: str) -> Mapping[str, Any]:
+        """Ray's own record of a node's processes."""
+        processes: Mapping[str, Any] = self._ray_nodes[name].all_processes
+        return processes
+
+    def end(self) -> None:
+        """Kill all nodes at once: nothing on them is worth the second that Ray would give each of
+        them to end in order."""
+        for ray_node in self._ray_nodes.values():
+            for started in chain.from_iterable(ray_node.all_processes.values()):
+                started.process.kill()
+        self.ray_cluster.shutdown()
+
+
+@contextlib.contextmanager
+def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
+    """Start a cluster on this machine with these nodes, join it, and end it afterwards, also if
+    this process is killed. Within the block this process sends the cluster's token.
+
+    Raises:
+        ClusterError: Ray cannot start here, this process is on a cluster already, this version of
+            Ray knows no tokens, or the environment asks for workers of no possible number of
+            threads.
+    """
+    threads_asked()  # a bad one is reported before anything starts
+    with _empty_cluster() as cluster:
+        try:
+            # The head holds no cards and runs no jobs, and nobody would look at its dashboard.
+            cluster.add_ray_node(
+                "head",
+                **_without_cards(),
+                include_dashboard=False,
+                include_log_monitor=False,
+                no_monitor=True,
+            )
+            with ThreadPoolExecutor(_TOGETHER) as threads:
+                list(threads.map(cluster.add, nodes))
+        except Exception as error:  # Ray has many, none of them a TimeoutError
+            raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
+        try:
+            with _joining_on_loopback():
+                join_cluster(cluster.address, _node_ip_address=LOOPBACK)
+            yield cluster
+        finally:
+            leave_cluster()
+
+
+@contextlib.contextmanager
+def _empty_cluster() -> Iterator[LocalCluster]:
+    import ray
+
+    if ray.is_initialized():
+        raise ClusterError("this process has joined a Ray cluster already; it cannot start another")
+    from ray.cluster_utils import Cluster
+
+    remove_abandoned()
+    try:
+        directory = make_private_directory(os.environ.get(VARIABLE, ""))
+    except OSError as error:
+        raise ClusterError(f"cannot make a directory for a Ray cluster: {error}") from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(directory.remove)
+        stack.enter_context(guarded(directory))
+        stack.callback(_clear, directory)
+        stack.enter_context(ray_environment(_environment(directory.path)))
+        # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
+        ray_cluster = Cluster(shutdown_at_exit=False)
+        cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
+        stack.callback(cluster.end)
+        yield cluster
+
+
+@contextlib.contextmanager
+def _joining_on_loopback() -> Iterator[None]:
+    """Let this process join a cluster whose address is 127.0.0.1, for which Ray would take the
+    host's outer address."""
+    from ray._private import services
+
+    before = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = before
+
+
+def _environment(directory: Path) -> dict[str, str | None]:
+    """Environment variables of the cluster's processes and of this one (None: not set)."""
+    try:
+        token = new_token(directory)
+    except OSError as error:
+        raise ClusterError(f"cannot write the token of a Ray cluster: {error}") from error
+    return {
+        **token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **WORKER_VARIABLES,
+        # Ray notes the address of the newest cluster in its temporary directory, where a
+        # stranger's `ray.init("auto")` would find this one.
+        "RAY_ADDRESS": None,
+        # Of a job in which this process may be: all its actors would have the job's environment.
+        RAY_JOB_VARIABLE: None,
+        "RAY_TMPDIR": str(directory),
+        # Else Ray's agents write their title over the mark by which they are recognised.
+        "SPT_NOENV": "1",
+    }
+
+
+def _clear(directory: OwnedDirectory) -> None:
+    """End what writes there still, as Ray's agents do for a minute, and remove the directory."""
+    with contextlib.suppress(TimeoutError):
+        end_users_of(directory)
+    directory.remove()
+
+
+def _without_cards() -> dict[str, Any]:
+    """The arguments for Ray of a node without cards: what is not said, Ray counts itself."""
+    arguments: dict[str, Any] = {"resources": {}}
+    for spec in all_devices():
+        request = spec.ray_request(0)
+        arguments["resources"] |= request.pop("resources", {})
+        arguments |= request
+    return arguments
+
+
+def _ray_arguments(node: Node) -> dict[str, Any]:
+    """The arguments for Ray of one node."""
+    spec = node.accelerator.spec
+    arguments = _without_cards()
+    request = spec.ray_request(len(node.card_indices))
+    resources: dict[str, float] = arguments["resources"] | request.pop("resources", {})
+    resources[SERVER_CARDS] = node.server_cards
+    if spec.ray_type:
+        resources[RAY_TYPE + spec.ray_type] = 1
+    if node.emulated:
+        resources[EMULATED] = 1
+        resources[EMULATED_DEVICE + node.emulated_device] = 1
+    if node.memory_bytes_per_card is not None:
+        resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
+    if shown := spec.visible(*node.card_indices):
+        arguments["env_vars"] = shown
+    return {**arguments, **request, "resources": resources}
