@@ -20,9 +20,9 @@ from benchmarks.contender import ROOT
 from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night
 from benchmarks.setting import Setting, Takes
+from orchestrator.analysis.flags import barred, raised_on
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import barred, raised_on
 from orchestrator.results.store import Store
 
 TITLE = "The demonstration on emulated cards, beside one card alone"

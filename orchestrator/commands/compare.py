@@ -132,7 +132,7 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     Raises:
         StoreError: there is no such run, or it cannot be read.
     """
-    from orchestrator.report.flags import raised_by_job
+    from orchestrator.analysis.flags import raised_by_job
     from orchestrator.report.grouping import newest_final, settings_of
     from orchestrator.report.replicates import join
     from orchestrator.results.finding import find_run

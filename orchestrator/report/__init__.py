@@ -21,6 +21,7 @@ from workloads.files import SMALL_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from orchestrator.analysis.flags import Raised
     from orchestrator.domain.measurement import Measurement
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
@@ -112,7 +113,7 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
 
-    summary, measurements = _read(store, lambda: _judged(store, read_lean(store)))
+    summary, measurements = _read(store, lambda: read_lean(store), _raised_from_columns)
     if len(measurements) <= ORDINARY_ROWS:
         return _read(store, store.read)
     trained = {
@@ -128,25 +129,26 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     return replace(summary, steps=in_order), measurements
 
 
-def _judged(store: Store, contents: Contents) -> Contents:
-    """The contents with the raw values of those rows whose flags hang on them."""
+def _raised_from_columns(
+    store: Store, measurements: Sequence[Measurement]
+) -> dict[str, tuple[Raised, ...]]:
+    """The flags of rows that were read without samples and items, which are read for it."""
+    from orchestrator.analysis.flags import raised_by_job
     from orchestrator.domain.job import State
-    from orchestrator.report.flags.possible.many import COLUMNS, doubtful
-    from orchestrator.results.bulk import raw_batches, with_raw
+    from orchestrator.report.grouping import newest_final
+    from orchestrator.results.bulk import raw_batches
 
-    measured = [row for row in contents.measurements if row.final and row.state is State.SUCCEEDED]
-    unclear: list[Measurement] = []
-    for rows, batch in raw_batches(store, measured, *COLUMNS):
-        verdicts = doubtful(rows, batch)
-        unclear += [row for row, doubt in zip(rows, verdicts, strict=True) if doubt]
-    filled = {(row.attempt_id, row.recorded_at): row for row in with_raw(store, unclear, *COLUMNS)}
-    if not filled:
-        return contents
-    rows = [filled.get((row.attempt_id, row.recorded_at), row) for row in contents.measurements]
-    return replace(contents, measurements=tuple(rows))
+    rows = newest_final(measurements)
+    measured = [row for row in rows if row.state is State.SUCCEEDED]
+    return raised_by_job(rows, raw_batches(store, measured, "samples", "items"))
 
 
-def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Measurement, ...]]:
+def _read(
+    store: Store,
+    read: Callable[[], Contents],
+    raise_flags: Callable[[Store, Sequence[Measurement]], dict[str, tuple[Raised, ...]]]
+    | None = None,
+) -> tuple[Summary, tuple[Measurement, ...]]:
     from orchestrator.report.progress import underway_of
     from orchestrator.report.reference_data import reference
     from orchestrator.report.summary import summarize
@@ -162,6 +164,7 @@ def _read(store: Store, read: Callable[[], Contents]) -> tuple[Summary, tuple[Me
         slow_cards=slow_cards_of(store.path),
         runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,
+        raised=raise_flags(store, contents.measurements) if raise_flags else None,
     )
     return summary, contents.measurements
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.analysis.flags import raised_by_job, ranked
 from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
 from orchestrator.errors import StoreError
@@ -15,7 +16,6 @@ from orchestrator.report.answers import best_text
 from orchestrator.report.comparison import RunComparison, compare
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.drawing import svg, text_at
-from orchestrator.report.flags import raised_by_job, ranked
 from orchestrator.report.grouping import newest_final, settings_of
 from orchestrator.report.trends import Trend, Trends, trends_of
 from orchestrator.results import bulk, disk, paths

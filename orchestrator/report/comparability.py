@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.analysis.flags import Raised, barred, league_of
 from orchestrator.domain.job import Scalar
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import barred, league_of, raised_on
 from orchestrator.report.grouping import scalar
 
 #: Text of a row without flags.
@@ -22,17 +22,18 @@ class Rule:
     key: str
     effect: Literal["blocks", "warns"]
     why: str
-    of: Callable[[Measurement], Scalar] | None = None  # None: the row's field of this name
+    #: The value in a row with these flags; None: the row's field of this name.
+    of: Callable[[Measurement, Sequence[Raised]], Scalar] | None = None
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
     only: str | None = None  # the one value that both rows must have; None: any, if it is one
     goes_with: str = ""  # a key that, where it is allowed, allows this one too
 
-    def value(self, row: Measurement) -> str:
-        """The value of this key in a row, as text."""
-        return _text(getattr(row, self.key) if self.of is None else self.of(row))
+    def value(self, row: Measurement, raised: Sequence[Raised]) -> str:
+        """The value of this key in a row with these flags, as text."""
+        return _text(getattr(row, self.key) if self.of is None else self.of(row, raised))
 
 
-def _versions(row: Measurement) -> str:
+def _versions(row: Measurement, _: Sequence[Raised]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
 
 
@@ -40,8 +41,7 @@ def _text(value: Scalar) -> str:
     return "unknown" if value is None else scalar(value)
 
 
-def _flags(row: Measurement) -> str:
-    raised = raised_on(row)
+def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
     return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
 
 
@@ -59,14 +59,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         key="throughput_unit",
         effect="blocks",
-        of=lambda row: row.metrics.throughput_unit,
+        of=lambda row, _: row.metrics.throughput_unit,
         why="tokens and samples are not the same thing",
         forgivable=False,
     ),
     Rule(
         key=DEVICE,
         effect="blocks",
-        of=lambda row: row.device_name,
+        of=lambda row, _: row.device_name,
         why="another card is another experiment",
     ),
     Rule(
@@ -84,7 +84,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         key="league",
         effect="blocks",
-        of=lambda row: league_of(row, raised_on(row)) or NO_FLAGS,
+        of=lambda row, raised: league_of(row, raised) or NO_FLAGS,
         why="some flagged rows compare with their like only",
     ),
     Rule(
@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         key="driver",
         effect="warns",
-        of=lambda row: row.driver_version,
+        of=lambda row, _: row.driver_version,
         why="may be the very change that is asked about",
     ),
     Rule(
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         key="nodes",
         effect="warns",
-        of=lambda row: ", ".join(row.nodes) or None,
+        of=lambda row, _: ", ".join(row.nodes) or None,
         why="servers of one kind still differ a little",
     ),
 )
@@ -150,14 +150,24 @@ class Difference:
 
 
 def differences(
-    before: Measurement, after: Measurement, allow: Collection[str] = frozenset()
+    before: Measurement,
+    after: Measurement,
+    allow: Collection[str] = frozenset(),
+    raised: tuple[Sequence[Raised], Sequence[Raised]] = ((), ()),
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """Differences between two rows of one job: those that forbid a comparison, and those that are
-    only worth knowing."""
+    only worth knowing.
+
+    Args:
+        before: the row of the first run.
+        after: that of the second.
+        allow: keys that warn instead of block.
+        raised: the flags of both rows.
+    """
     blocking: list[Difference] = []
     warning: list[Difference] = []
     for rule in RULES:
-        old, new = rule.value(before), rule.value(after)
+        old, new = rule.value(before, raised[0]), rule.value(after, raised[1])
         if old != new or (rule.only is not None and old != rule.only):
             forgiven = rule.forgivable and (rule.key in allow or rule.goes_with in allow)
             found = Difference(key=rule.key, before=old, after=new)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.analysis.flags import raised_by_job
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.comparability import DEVICE, Difference, differences
@@ -125,6 +126,7 @@ def compare(
         allow: keys of ``RULES`` that shall warn instead of block.
     """
     shared = pairs_of(before, after, across_devices=DEVICE in allow)
+    raised = [raised_by_job(side) for side in zip(*shared, strict=True)] or [{}, {}]
     measured, refused, turned = [], [], []
     warnings: dict[tuple[str, str, str], int] = {}
     for old, new in shared:
@@ -133,7 +135,8 @@ def compare(
             if old.state is not new.state:
                 turned.append(Turned(before=old, after=new))
             continue
-        blocking, warning = differences(old, new, allow)
+        flags = (raised[0].get(old.job_id, ()), raised[1].get(new.job_id, ()))
+        blocking, warning = differences(old, new, allow, flags)
         if blocking:
             refused.append(Refused(before=old, after=new, differences=blocking))
             continue

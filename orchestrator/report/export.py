@@ -10,15 +10,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
 
+from orchestrator.analysis.flags import Raised, raised_on_each
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
 from orchestrator.report.figure_data import Record, figure_records
-from orchestrator.report.flags import Raised, raised_on
 from orchestrator.report.safe import csv_field, finite
 from orchestrator.report.summary import Summary
 
@@ -48,7 +48,7 @@ _metric_values = attrgetter(*_METRICS)
 
 def to_csv(summary: Summary) -> str:
     """One line a job. Tuples are joined by spaces; mappings become columns of their own."""
-    flat = [_flat(row, raised_on(row)) for row in summary.rows]
+    flat = [_flat(row, summary.raised.get(row.job_id, ())) for row in summary.rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -87,7 +87,9 @@ def document(summary: Summary) -> dict[str, object]:
             name: [_plain_record(one) for one in records]
             for name, records in _figure_lists(summary)
         },
-        "rows": records(summary.rows),
+        "rows": [
+            _plain_record(_flat(row, summary.raised.get(row.job_id, ()))) for row in summary.rows
+        ],
     }
 
 
@@ -149,9 +151,10 @@ def _document(summary: Summary) -> dict[str, object]:
     }
 
 
-def records(rows: Iterable[Measurement]) -> list[dict[str, object]]:
+def records(rows: Sequence[Measurement]) -> list[dict[str, object]]:
     """Each row as one mapping of plain values, without its raw samples."""
-    return [_plain_record(_flat(row, raised_on(row))) for row in rows]
+    pairs = zip(rows, raised_on_each(rows), strict=True)
+    return [_plain_record(_flat(row, raised)) for row, raised in pairs]
 
 
 def _plain_record(record: Mapping[str, object]) -> dict[str, object]:

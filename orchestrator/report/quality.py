@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.flags import ranked
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report import units
-from orchestrator.report.flags import ranked
 from orchestrator.report.fronts import fronts_of
 from workloads import registry
 from workloads.metrics import Metric

@@ -147,20 +147,15 @@ def _with_flags(table: pa.Table) -> pa.Table:
     """The table with the flags of each row as text, derived anew: no file is trusted."""
     import pyarrow as pa
 
-    from orchestrator.report.flags import raised_on
-    from orchestrator.report.flags.possible.many import COLUMNS, doubtful
+    from orchestrator.analysis.flags import raised_on_each
     from orchestrator.results.bulk import measurements_of
-    from orchestrator.results.tables import from_table
 
     texts: list[str | None] = []
     for start in range(0, table.num_rows, _TOGETHER):
         part = table.slice(start, _TOGETHER).combine_chunks()
         rows = list(measurements_of(part))
-        for batch in part.select(list(COLUMNS)).to_batches():
-            for number, doubt in enumerate(doubtful(rows, batch)):
-                if doubt:
-                    rows[number] = from_table(part.slice(number, 1))[0]
-        texts += ["; ".join(map(str, raised_on(row))) or None for row in rows]
+        (batch,) = part.select(["samples", "items"]).to_batches()
+        texts += ["; ".join(map(str, raised)) or None for raised in raised_on_each(rows, batch)]
     return table.append_column("flags", pa.array(texts, pa.string()))
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orchestrator.analysis.flags import Raised, barred
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.report.flags import Raised, barred
 from orchestrator.report.grouping import Setting
 from orchestrator.report.provenance import Banner
 from orchestrator.report.ratio import rate_of

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
 from orchestrator.domain.job import State
 from orchestrator.domain.labels import Label, batch_word, labels_of
 from orchestrator.domain.measurement import Measurement
@@ -28,7 +29,6 @@ from orchestrator.report.causes import (
 )
 from orchestrator.report.contests import Contest, hold_contests
 from orchestrator.report.effects import Effect, effects_of
-from orchestrator.report.flags import Flag, Raised, raised_by_job, ranked
 from orchestrator.report.fronts import Front, fronts_of
 from orchestrator.report.grouping import (
     Setting,
@@ -205,6 +205,7 @@ def summarize(
     slow_cards: Sequence[SlowCard] = (),
     runs_differ: Spread = ALIKE,
     planned: int | None = None,
+    raised: Mapping[str, tuple[Raised, ...]] | None = None,
 ) -> Summary:
     """The summary of one run's rows, in the order in which they were written.
 
@@ -216,10 +217,11 @@ def summarize(
         slow_cards: of the run, by their passports.
         runs_differ: the spread of the cards' speed from run to run.
         planned: jobs of the run's last plan, where its driver said so.
+        raised: the flags of the newest final rows by job id, where the caller derived them.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
-    raised = raised_by_job(rows)
+    raised = raised_by_job(rows) if raised is None else raised
     settings = settings_of(rows, raised)
     joined = join(rows, settings, raised, runs=runs_differ)
     fit = ranked(joined.rows, raised)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 
+from orchestrator.analysis.flags import Raised, ranked
 from orchestrator.domain.labels import Label
 from orchestrator.domain.measurement import Measurement
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.drawing import precision_style
-from orchestrator.report.flags import Raised, ranked
 from orchestrator.report.grouping import Differences, Setting, precision_rank
 
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"

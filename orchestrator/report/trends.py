@@ -17,10 +17,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.analysis.flags import barred, raised_on_each
 from orchestrator.domain.job import State
 from orchestrator.domain.labels import labels_of
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import barred, raised_on
 from orchestrator.report.noise import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
 from orchestrator.report.ratio import KNOWN, rate_of
 from workloads.confidence import student_t_two_sided
@@ -100,6 +100,7 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
     """
     newest: dict[tuple[object, ...], dict[tuple[str, str], Measurement]] = {}
     begun: dict[tuple[str, str], float] = {}
+    candidates: list[tuple[tuple[str, str], float, Measurement]] = []
     for row in rows:
         at = row.recorded_at or row.ended_at or row.started_at
         if at is None:
@@ -110,7 +111,10 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
         measured = row.final and row.state is State.SUCCEEDED and rate is not None
         if not measured or not math.isfinite(rate or 0.0) or (rate or 0.0) <= 0:
             continue
-        if barred(raised_on(row)):
+        candidates.append((night, at, row))
+    verdicts = raised_on_each([row for _, _, row in candidates])
+    for (night, at, row), raised in zip(candidates, verdicts, strict=True):
+        if barred(raised):
             continue
         unit = row.metrics.throughput_unit
         key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit)

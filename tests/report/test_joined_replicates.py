@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from measurements import job, row
 
+from orchestrator.analysis.flags import raised_by_job
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement, Metrics
 from orchestrator.report.cells import cell_text, scopes, throughput
 from orchestrator.report.comparison import compare
 from orchestrator.report.findings import replicates as replicates_found
-from orchestrator.report.flags import raised_by_job
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import Joined, join
 from orchestrator.report.summary import summarize

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from measurements import row
 
+from orchestrator.analysis.flags import OWN, barred, raised_on
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.report.flags import FLAGS, barred, raised_on
 
 
 def reasons(one: Measurement) -> dict[str, str]:
@@ -58,4 +58,4 @@ def test_compilation_in_the_timed_part_is_told_with_its_number() -> None:
     assert once["compiled_in_timed_part"].startswith("1 graph was compiled while it was timed; ")
     assert barred(raised_on(compiled))
     assert reasons(replace(compiled, state=State.FAILED)) == {}
-    assert {"not_steady", "compiled_in_timed_part"} <= set(FLAGS)
+    assert {"not_steady", "compiled_in_timed_part"} <= {flag.name for flag in OWN}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from measurements import row
 
+from orchestrator.analysis.flags import barred, raised_on
 from orchestrator.domain.measurement import Metrics
-from orchestrator.report.flags import barred, raised_on
 
 
 def of(**changes: object) -> Metrics:

@@ -1,0 +1,1 @@
+"""Analysis of measurements: rows in, one ``Summary`` out. Pure."""

@@ -1,0 +1,262 @@
+"""Flags of rows: succeeded rows whose figure was disturbed, or cannot be true.
+
+A flagged row keeps its state and its numbers. It wins no ranking, lies on no front, is no baseline
+and takes part in no comparison, and it is listed with the reason. Flags are derived anew whenever
+rows are read, those of older versions too; no file is trusted to hold them.
+
+Another installed package can declare a flag under the entry points ``nightgrid.flags``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.plausibility import contradictions
+from orchestrator.analysis.raw import Raw
+from orchestrator.domain.job import State
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.units import plural
+from workloads.declared import installed
+from workloads.steadiness import TOLERANCE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Share of the timed part that a process may be kept from running.
+MOST_CONTENTION = 0.05
+#: Ratio of the two speeds of a bimodal row up to which they do no harm.
+MOST_APART = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One reason for which the figure of a succeeded row may not stand beside others."""
+
+    name: str  # as reports and queries write it, e.g. not_steady
+    description: str  # one line, for legends
+    #: The reason why it applies to a row, naming figure and limit; None: it does not apply, or the
+    #: facts that would show it are not known. It sees succeeded rows only, and every row of a
+    #: report, so it must be cheap.
+    reason: Callable[[Measurement], str | None]
+    #: The rows among which a flagged one ranks all the same, as text: it competes with those of
+    #: the same text. None: it ranks nowhere.
+    league: Callable[[Measurement], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A flag that applies to a row, with the reason."""
+
+    flag: Flag
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.flag.name}: {self.reason}"
+
+
+def _compiled(row: Measurement) -> str | None:
+    if not row.timed_compilations:
+        return None
+    graphs = (
+        "1 graph was" if row.timed_compilations == 1 else f"{row.timed_compilations} graphs were"
+    )
+    again = " once more" if (row.timed_parts or 1) > 1 else ""
+    return f"{graphs} compiled while it was timed{again}; a steady row compiles none"
+
+
+def _contention(row: Measurement) -> str | None:
+    # Threads that are more than the cores wait for each other, which another flag reports.
+    waited = 0.0 if row.oversubscribed else row.processor_wait_share or 0.0
+    stolen = row.stolen_share or 0.0
+    # What a hypervisor takes is lost to a process only while it runs.
+    lost = waited + stolen * min(1.0, row.processor_cores or 0.0)
+    if not lost > MOST_CONTENTION:
+        return None
+    causes = (
+        (waited, f"it waited for a processor for {waited:.0%} of its timed part"),
+        (stolen, f"{stolen:.0%} of the host's processor time was stolen"),
+    )
+    parts = [text for share, text in causes if share >= 0.005]
+    return f"{' and '.join(parts)}; the most is {MOST_CONTENTION:.0%}"
+
+
+def _incomplete(row: Measurement) -> str | None:
+    if row.metrics.repeats or row.metrics.throughput is None:
+        return None
+    return f"no repeat was completed within {row.measure.time_limit_s:g} s"
+
+
+def _not_steady(row: Measurement) -> str | None:
+    if row.warmup_end == "limit":
+        unmet = (
+            f" before {row.shapes_unmet} of {row.shapes} shapes were met"
+            if row.shapes and row.shapes_unmet
+            else ""
+        )
+        return f"its warm-up was cut by warmup_limit_s ({row.measure.warmup_limit_s:g} s){unmet}"
+    drift = row.metrics.drift
+    if drift is not None and abs(drift) > TOLERANCE:
+        how = (
+            f"a slow beginning makes the timed part {drift:.0%} slower"
+            if drift > 0
+            else f"its steps became slower, by {-2 * drift:.0%} from the first half to the second"
+        )
+        return f"{how}; at most {TOLERANCE:.0%} is steady"
+    return None
+
+
+def _oversubscribed(row: Measurement) -> str | None:
+    if not row.oversubscribed:
+        return None
+    threads = f" of {plural(row.threads, 'thread')}" if row.threads else ""
+    cores = f" on a host of {plural(row.host_cores, 'core')}" if row.host_cores else ""
+    many = plural(row.cards, "process", "processes")
+    return f"{many}{threads}{cores}: threads waited for each other"
+
+
+def _implausible(row: Measurement) -> str | None:
+    return _first_of(contradictions([row])[0])
+
+
+def _first_of(reasons: Sequence[str]) -> str | None:
+    if not reasons:
+        return None
+    more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return reasons[0] + more
+
+
+def _bimodal(row: Measurement) -> str | None:
+    ratio = row.metrics.hump_ratio
+    if ratio is None or ratio <= MOST_APART:
+        return None
+    return f"its repeats are of two speeds, one {ratio:.2f} times the other"
+
+
+IMPLAUSIBLE = Flag(
+    name="suspect",
+    description="Its figures cannot be true: they exceed what the card can do, or contradict each "
+    "other.",
+    reason=_implausible,
+)
+
+#: Nightgrid's own flags, by name.
+OWN = (
+    Flag(
+        name="compiled_in_timed_part",
+        description="Graphs were compiled while it was timed, which is no speed of the model.",
+        reason=_compiled,
+    ),
+    Flag(
+        name="disturbed",
+        description="Something else had the processors while its process wanted to run, or the "
+        "hypervisor did.",
+        reason=_contention,
+    ),
+    Flag(
+        name="incomplete",
+        description="No repeat was completed in time: its rate is of some batches, without an "
+        "interval.",
+        reason=_incomplete,
+    ),
+    Flag(
+        name="not_steady",
+        description="It was timed before its warm-up was over, or while its steps drifted.",
+        reason=_not_steady,
+    ),
+    Flag(
+        name="oversubscribed",
+        description="Its processes had more threads than their host has cores.",
+        reason=_oversubscribed,
+        league=lambda row: f"oversubscribed, {row.cards} cards",
+    ),
+    IMPLAUSIBLE,
+    Flag(
+        name="two_humped",
+        description="Its repeats are of two speeds (SigClust's cluster index at 1 %, and more than "
+        "5 % apart), so that its mean is a speed that hardly a repeat had.",
+        reason=_bimodal,
+    ),
+)
+
+
+@cache
+def every_flag() -> tuple[Flag, ...]:
+    """All flags, those of other packages last."""
+    own = {flag.name for flag in OWN}
+    others = installed("nightgrid.flags", Flag)
+    return (*OWN, *(flag for name, flag in others.items() if name not in own))
+
+
+def raised_on(row: Measurement) -> tuple[Raised, ...]:
+    """The flags that apply to a row; none to a row without a figure."""
+    return raised_on_each([row])[0]
+
+
+def raised_on_each(
+    rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
+) -> list[tuple[Raised, ...]]:
+    """The flags of each row.
+
+    Args:
+        rows: with their samples and items, unless ``raw`` has these.
+        raw: the columns ``samples`` and ``items`` of these rows.
+    """
+    measured = [number for number, row in enumerate(rows) if row.state is State.SUCCEEDED]
+    flags = every_flag()
+    implausible = dict.fromkeys(measured, None)
+    if IMPLAUSIBLE in flags:
+        source = Raw.of_rows(rows) if raw is None else Raw.of_batch(raw)
+        verdicts = contradictions(rows, source)
+        implausible = {number: _first_of(verdicts[number]) for number in measured}
+    raised: list[tuple[Raised, ...]] = [()] * len(rows)
+    for number in measured:
+        reasons = (
+            (flag, implausible[number] if flag is IMPLAUSIBLE else flag.reason(rows[number]))
+            for flag in flags
+        )
+        raised[number] = tuple(Raised(flag, reason) for flag, reason in reasons if reason)
+    return raised
+
+
+def raised_by_job(
+    rows: Sequence[Measurement],
+    raw: Iterable[tuple[Sequence[Measurement], pa.RecordBatch]] = (),
+) -> dict[str, tuple[Raised, ...]]:
+    """The flags of each row that has some, by job id.
+
+    Args:
+        rows: one a job.
+        raw: those of the rows that were read without samples and items, in batches with these.
+    """
+    found: dict[str, tuple[Raised, ...]] = {}
+    rest = {row.job_id: row for row in rows}
+    for batch, columns in raw:
+        for row, raised in zip(batch, raised_on_each(batch, columns), strict=True):
+            found[row.job_id] = raised
+            del rest[row.job_id]
+    others = list(rest.values())
+    found |= {
+        row.job_id: raised for row, raised in zip(others, raised_on_each(others), strict=True)
+    }
+    return {row.job_id: raised for row in rows if (raised := found[row.job_id])}
+
+
+def barred(raised: Iterable[Raised]) -> bool:
+    """Return whether a row with these flags ranks nowhere."""
+    return any(one.flag.league is None for one in raised)
+
+
+def ranked(
+    rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]
+) -> tuple[Measurement, ...]:
+    """The rows that may be ranked, if only within a league, and those without a figure."""
+    return tuple(row for row in rows if not barred(raised.get(row.job_id, ())))
+
+
+def league_of(row: Measurement, raised: Iterable[Raised]) -> str:
+    """The league of a row: "" for most; a row is ranked among those of its own alone."""
+    leagues = (one.flag.league(row) for one in raised if one.flag.league is not None)
+    return ", ".join(dict.fromkeys(leagues))

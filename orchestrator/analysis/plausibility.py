@@ -1,0 +1,654 @@
+"""Checks whether the figures of rows are possible.
+
+A row fails a check with a sentence that names the figure and its limit; it passes where a fact that
+would show it is not known. Limits leave room for what honest rows differ by (rounded data sheets,
+clocks that are read one after the other), so that a row that fails was not measured as it says.
+
+Plain columns are checked row by row. Samples and prompts, of which a run may have millions, are
+columns (``raw.py``), and each check looks at all of them at once. NaN stands for what is not known,
+and a comparison with NaN passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from orchestrator.analysis.raw import Groups, Numbers, Raw, Records, floats
+from orchestrator.domain.measurement import Measurement
+from orchestrator.report.reference_data import DeviceSheet, reference
+from orchestrator.report.roofline import arithmetic_of, sheet_of
+from orchestrator.report.units import number, percent, plural, seconds, size
+from orchestrator.results.schema import OUT_OF_RANGE
+from workloads.api import END_TOKEN_IDS
+from workloads.confidence import percentile
+
+#: Figures that were computed from the same numbers differ by rounding only.
+ROUNDING = 1e-3
+#: Parts may exceed their whole by this much: clocks are read one after the other.
+SHARE, SLACK_S = 0.01, 0.005
+#: An attempt is timed by the clock of the day, which is set now and then.
+SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
+#: Shares of a data sheet's limits above which nothing is believed; its figures are rounded.
+MOST = 1.02
+#: Weights of less than this may stay in a card's caches.
+CACHED_BYTES = 512 * 2**20
+#: Bytes that a parameter takes at least and at most, scales and unquantised layers included.
+BYTES_PER_PARAMETER = (0.25, 8.5)
+#: Operations that no core of a processor exceeds in a second: in fp32 two AVX-512 units, in fewer
+#: bits matrix units (AMX). A model's input embeddings take no operations, hence twice as many.
+CORE_FLOPS = {"fp32": 2 * 3e11, "": 2 * 1.5e13}
+#: Energy that covers less than this share of the timed part does not cover it. Readings of the
+#: ends are interpolated.
+COVERED = 0.98
+#: Mean power may exceed the card's limit for a moment, and never falls far below its idle power.
+MOST_POWER, LEAST_POWER = 1.15, 0.02
+#: No vocabulary has a longer token, in bytes of UTF-8; runs of spaces are the longest.
+LONGEST_TOKEN = 256
+
+TOO_MANY = "{} tokens/s a card, padding included, are {} of {}"
+
+#: Parts of a batch's wall time.
+PARTS = (
+    *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
+    *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
+)
+#: Figures of which none may exceed the next.
+_ASCENDING = tuple(
+    (names, attrgetter(*names))
+    for names in (
+        ("throughput_low", "throughput", "throughput_high"),
+        ("ttft_s", "ttft_p95_s"),
+        ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
+        ("latency_p50_s", "latency_p95_s"),
+        ("generated_tokens_per_s", "total_tokens_per_s"),
+    )
+)
+_STEP_PERCENTILES = (("tpot_p50_s", 50), ("tpot_p95_s", 95), ("tpot_p99_s", 99))
+_LATENCY_PERCENTILES = (("latency_p50_s", 50), ("latency_p95_s", 95))
+
+
+# ---------------------------------------------------------------- plain columns
+
+
+def _admitted(row: Measurement) -> str | None:
+    odd = row.details.get(OUT_OF_RANGE)
+    return f"it has numbers that cannot be: {odd}" if odd else None
+
+
+def _order(row: Measurement) -> str | None:
+    for names, values_of in _ASCENDING:
+        values = values_of(row.metrics)
+        known = [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
+        for (name, value), (above, limit) in pairwise(known):
+            if value > limit * (1 + 1e-9) and not _near(value, limit):
+                return f"{name} is {number(value)} and {above} only {number(limit)}"
+    return None
+
+
+def _primary(row: Measurement) -> str | None:
+    metrics = row.metrics
+    tokens, items = metrics.generated_tokens_per_s, metrics.items_per_s
+    if metrics.throughput is None or tokens is None or items is None:
+        return None
+    if _near(metrics.throughput, tokens) or _near(metrics.throughput, items):
+        return None
+    rates = f"{number(tokens)} tokens/s and {number(items)} items/s"
+    return f"throughput is {number(metrics.throughput)}, its rates are {rates}"
+
+
+def _half_width(row: Measurement) -> str | None:
+    metrics = row.metrics
+    low, high, stored = metrics.throughput_low, metrics.throughput_high, metrics.relative_half_width
+    if low is None or high is None or stored is None or not metrics.throughput:
+        return None
+    half = (high - low) / 2 / abs(metrics.throughput)
+    if not math.isfinite(half) or _near(half, stored, 0.01):
+        return None
+    return f"relative_half_width is {number(stored)}, its interval is {number(half)} wide"
+
+
+def _batch_size(row: Measurement) -> str | None:
+    requested = row.batch_size_requested
+    if not requested.isdecimal() or row.batch_size in (None, int(requested)):
+        return None
+    return f"batch_size is {row.batch_size}, {requested} was asked for"
+
+
+def _span(row: Measurement) -> str | None:
+    """Everything that was timed happened between the attempt's start and end."""
+    if row.started_at is None or row.ended_at is None:
+        return None
+    span_s = row.ended_at - row.started_at
+    load_s = row.load_s or 0.0
+    compiled_s = (row.compile_s or 0.0) - load_s  # as much of it may have been while loading
+    known = (load_s, max(compiled_s, row.warmup_s or 0.0), row.metrics.measure_s)
+    parts_s = math.fsum(part or 0.0 for part in known)
+    if parts_s <= max(0.0, span_s) * (1 + SPAN_SHARE) + SPAN_SLACK_S:
+        return None
+    return f"loading, warm-up and timed part took {seconds(parts_s)} of {seconds(span_s)}"
+
+
+def _operations(row: Measurement) -> str | None:
+    limit, rate = most_tokens_per_s(row), row.metrics.total_tokens_per_s
+    if limit is None or rate is None or rate / row.cards <= limit[0]:
+        return None
+    most, peak = limit
+    rate /= row.cards
+    return TOO_MANY.format(number(rate), _percent(MOST * rate / most), peak)
+
+
+def _bandwidth(row: Measurement) -> str | None:
+    least_s = least_step_s(row)
+    known = {"a decoding step": row.metrics.tpot_p50_s, "a first token": row.metrics.ttft_s}
+    for name, took_s in known.items():
+        if least_s is not None and took_s is not None and took_s < least_s:
+            return (
+                f"{name} took {seconds(took_s)}; reading {size(row.weight_bytes)} of weights takes "
+                f"{seconds(least_s)} on {row.device_name}"
+            )
+    return None
+
+
+def _memory(row: Measurement) -> str | None:
+    sheet, peak = sheet_for(row), row.peak_device_memory_bytes
+    if sheet is None or sheet.memory_gb is None or peak is None:
+        return None
+    has = sheet.memory_gb * 2**30  # the largest that a maker's GB may mean
+    if peak <= has:
+        return None
+    return f"{size(peak)} were allocated on a card that has {size(has)}"
+
+
+def _weights(row: Measurement) -> str | None:
+    if not row.weight_bytes or not row.parameter_count:
+        return None
+    share = row.weight_bytes / row.parameter_count
+    low, high = BYTES_PER_PARAMETER
+    if low / row.cards <= share <= high:  # a gang may share them out
+        return None
+    return (
+        f"{size(row.weight_bytes)} for {row.parameter_count:,} parameters, {number(share)} B each"
+    )
+
+
+def _energy(row: Measurement) -> str | None:
+    metrics = row.metrics
+    if not metrics.power_w or metrics.energy_j is None or metrics.measure_s is None:
+        return None
+    covered_s = metrics.energy_j / metrics.power_w
+    if covered_s < COVERED * metrics.measure_s:
+        return (
+            f"its energy is that of {seconds(covered_s)}, the timed part took "
+            f"{seconds(metrics.measure_s)}"
+        )
+    if row.started_at is not None and row.ended_at is not None:
+        span_s = row.ended_at - row.started_at
+        if covered_s > 1.05 * span_s + 2.0:
+            return f"its energy is that of {seconds(covered_s)}, it ran {seconds(span_s)}"
+    return None
+
+
+def _power(row: Measurement) -> str | None:
+    sheet, power_w = sheet_for(row), row.metrics.power_w
+    if sheet is None or sheet.tdp_w is None or power_w is None:
+        return None
+    limit_w = sheet.tdp_w * row.cards
+    if not LEAST_POWER * limit_w <= power_w <= MOST_POWER * limit_w:
+        return f"its cards drew {number(power_w)} W; their limit is {number(limit_w)} W"
+    return None
+
+
+_ROW_CHECKS: tuple[Callable[[Measurement], str | None], ...] = (
+    *(_admitted, _order, _primary, _half_width, _batch_size, _span, _operations, _bandwidth),
+    *(_memory, _weights, _energy, _power),
+)
+
+
+# ---------------------------------------------------------------- limits of the hardware
+
+
+def sheet_for(row: Measurement) -> DeviceSheet | None:
+    """The data sheet of the row's card; None where it is emulated, or no sheet is known."""
+    return None if row.emulated or not row.device_name else _sheet(row.device_name)
+
+
+@lru_cache(maxsize=256)
+def _sheet(device_name: str) -> DeviceSheet | None:
+    return sheet_of(device_name, reference().devices)
+
+
+def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
+    """Tokens, or positions, that a card can work on in a second, and the peak that says so."""
+    sheet = sheet_for(row)
+    if sheet is None or not sheet.flops:
+        return None
+    per_token = row.train_flops_per_token
+    if per_token is None and row.metrics.generated_tokens_per_s and row.parameter_count:
+        per_token = 2.0 * row.parameter_count
+    if not per_token:
+        return None
+    # Some libraries multiply int8, others unpack to bf16.
+    kind = "int8" if row.precision == "int8" else arithmetic_of(row)
+    if kind not in sheet.flops:
+        kind = max(sheet.flops, key=sheet.flops.__getitem__)
+    flops = sheet.flops[kind]
+    peak = f"the {kind} peak of {sheet.device}, {number(flops / 1e12)} TFLOP/s"
+    return MOST * flops / per_token, peak
+
+
+def least_step_s(row: Measurement) -> float | None:
+    """The time that reading all weights takes, as each decoding step and each first token does."""
+    sheet, weights = sheet_for(row), row.weight_bytes
+    if sheet is None or not sheet.bandwidth_bytes_per_s or not weights or weights < CACHED_BYTES:
+        return None
+    return weights / sheet.bandwidth_bytes_per_s / MOST
+
+
+def most_decoded_per_core_s(row: Measurement) -> float | None:
+    """Tokens that a core of a processor can decode in a second; None for a card's row."""
+    if not (row.emulated or row.peak_device_memory_bytes is None) or not row.parameter_count:
+        return None
+    if not row.metrics.generated_tokens_per_s:
+        return None
+    return CORE_FLOPS.get(row.precision, CORE_FLOPS[""]) / (2.0 * row.parameter_count)
+
+
+# ---------------------------------------------------------------- samples and prompts
+
+
+def contradictions(rows: Sequence[Measurement], raw: Raw | None = None) -> list[tuple[str, ...]]:
+    """What about each succeeded row cannot be true; empty for a row that passes.
+
+    Args:
+        rows: of any number.
+        raw: their samples and prompts, where the rows were read without them.
+    """
+    reasons = [[text for check in _ROW_CHECKS if (text := check(row)) is not None] for row in rows]
+    raw = Raw.of_rows(rows) if raw is None else raw
+    if len(raw.samples.row):
+        with np.errstate(all="ignore"):
+            for place, texts in _RawChecks(rows, raw).found.items():
+                reasons[place] += texts.values()
+    return list(map(tuple, reasons))
+
+
+class _RawChecks:
+    """The checks of samples and prompts. ``found`` has the first reason of each check by row."""
+
+    def __init__(self, rows: Sequence[Measurement], raw: Raw) -> None:
+        self.rows, self.n = rows, len(rows)
+        self.found: dict[int, dict[str, str]] = {}
+        self.every = np.arange(self.n)
+        self.timed = raw.samples.chosen(raw.samples["warmup"] == 0)
+        if not len(self.timed.row):
+            return
+        self.items = raw.items.chosen(np.isin(raw.items.row, self.timed.row))
+        self._repeats()
+        self._limits()
+        self._rates()
+        self._durations()
+        steps, lengths = self.counted.lists("step_s")
+        owner = np.repeat(self.counted.row, lengths.astype(np.int64))
+        first = self.counted["ttft_s"]
+        self._percentiles(self.counted.row, first, (("ttft_s", 50),), "samples")
+        self._percentiles(owner, steps, _STEP_PERCENTILES, "steps")
+        latencies = self.items["latency_s"]
+        self._percentiles(self.items.row, latencies, _LATENCY_PERCENTILES, "prompts")
+        self._losses(raw.samples)
+        self._counts()
+        self._lengths()
+        self._texts()
+        self._times()
+        self._prompt_times()
+        self._warmup(raw.samples)
+        self._against_the_card()
+
+    def _blame(
+        self,
+        check: str,
+        wrong: Numbers,
+        owner: Numbers,
+        text: str,
+        *values: tuple[Callable[[Any], str], Sequence[Any] | Numbers],
+    ) -> None:
+        """Note the first wrong record of each row, unless this check has a reason already.
+
+        Args:
+            check: its name.
+            wrong: a mask of records.
+            owner: the row of each record.
+            text: the reason, with a ``{}`` for each of the values.
+            values: how each is written, and that of every record.
+        """
+        places = np.flatnonzero(wrong)
+        for row, first in zip(*np.unique(owner[places], return_index=True), strict=True):
+            place = places[first]
+            reason = text.format(*(write(known[place]) for write, known in values))
+            self.found.setdefault(int(row), {}).setdefault(check, reason)
+
+    def _metric(self, name: str) -> Numbers:
+        return floats(getattr(row.metrics, name) for row in self.rows)
+
+    def _sum(self, owner: Numbers, values: Numbers | None = None) -> Numbers:
+        return np.bincount(owner, values, self.n)
+
+    def _repeats(self) -> None:
+        """Find the complete repeats, their sums, and the samples that figures are made of."""
+        timed, n = self.timed, self.n
+        ranked = Groups(timed.row, timed["repeat"], timed["rank"])
+        repeat = Groups(timed.row[ranked.first], timed["repeat"][ranked.first])
+        self.repeat_of = repeat.of[ranked.of]  # of each sample
+        self.repeat_row = timed.row[ranked.first][repeat.first]
+        self.repeat_wall = repeat.largest(np.bincount(ranked.of, timed["wall_s"]))
+        rank = Groups(timed.row, timed["rank"])
+        rank_row = timed.row[rank.first]
+        self.whole_wall = np.full(n, -np.inf)
+        np.maximum.at(self.whole_wall, rank_row, np.bincount(rank.of, timed["wall_s"]))
+        complete = np.bincount(repeat.of) == self._sum(rank_row)[self.repeat_row]
+        complete &= np.bincount(self.repeat_of, timed["complete"] == 0) == 0
+        self.repeats = self._sum(self.repeat_row, complete)  # of each row
+        self.there = self._sum(timed.row) > 0
+        #: Repeats that rates are computed from: the complete ones; all where there are none.
+        self.rated = complete | (self.repeats == 0)[self.repeat_row]
+        self.counted = timed.chosen(self.rated[self.repeat_of])
+        number = timed["repeat"][ranked.first][repeat.first]
+        last = np.full(n, -np.inf)
+        np.maximum.at(last, self.repeat_row, np.where(self.rated, number, -np.inf))
+        #: The samples of the repeat that the items are of.
+        self.last = timed.chosen((number == last[self.repeat_row])[self.repeat_of])
+        self.trains = self._sum(self.counted.row, ~np.isnan(self.counted["loss"])) > 0
+
+    def _limits(self) -> None:
+        """Find what the card and the settings of each row allow."""
+        rows = self.rows
+        peaks = [most_tokens_per_s(row) or (math.nan, "") for row in rows]
+        self.cards = np.array([row.cards for row in rows])
+        self.most = floats(most for most, _ in peaks)  # a card
+        self.peak = np.array([peak for _, peak in peaks])
+        self.exact = np.array([row.parameters.get("ignore_eos") is True for row in rows], bool)
+        self.output_tokens = floats(_whole(row.parameters.get("output_tokens")) for row in rows)
+        self.input_tokens = floats(_whole(row.parameters.get("input_tokens")) for row in rows)
+        #: A batch is read as a whole before its steps begin.
+        static = [row.parameters.get("batching", "static") in ("static", "sorted") for row in rows]
+        self.static = np.array(static, bool)
+
+    def _rates(self) -> None:
+        timed, walls, some = self.timed, self.repeat_wall, self.repeats > 0
+        untimed = self._sum(self.repeat_row, self.rated & ~(walls > 0)) > 0
+        testable = self.there & ~np.where(some, untimed, ~(self.whole_wall > 0))
+        whole = np.where(some, self._sum(self.repeat_row, walls * self.rated), self.whole_wall)
+        throughput = self._metric("throughput")
+        unlike = testable & ~np.isnan(throughput)
+        for name, amounts in (
+            ("generated_tokens_per_s", timed["output_tokens"]),
+            ("total_tokens_per_s", timed["input_tokens"] + timed["output_tokens"]),
+            ("items_per_s", timed["items"]),
+        ):
+            done = np.bincount(self.repeat_of, amounts) * self.rated
+            mean = self._sum(self.repeat_row, done / walls) / np.maximum(self.repeats, 1)
+            # Training steps are of unlike work: the rate of all of them.
+            total = self._sum(self.repeat_row, done) / whole
+            rate = np.where(some & ~self.trains, mean, total)
+            self._compare("rates", name, rate, number, "give", testable)
+            unlike &= _differ(throughput, rate)
+        text = "throughput is {}, its samples give none of that"
+        self._blame("rates", unlike, self.every, text, (number, throughput))
+        stored = self._metric("repeats")
+        wrong = self.there & (stored != self.repeats)
+        text = "it counts {} repeats, its samples have {}"
+        self._blame("repeats", wrong, self.every, text, (_count, stored), (_count, self.repeats))
+
+    def _durations(self) -> None:
+        cpu_s = self._sum(self.timed.row, self.timed["cpu_s"])
+        for name, spent_s in (("measure_s", self.whole_wall), ("cpu_s", cpu_s)):
+            self._compare("durations", name, spent_s, seconds, "took", self.there)
+
+    def _compare(
+        self,
+        check: str,
+        name: str,
+        found: Numbers,
+        write: Callable[[Any], str],
+        verb: str,
+        rows: Numbers,
+    ) -> None:
+        """Blame rows of this mask whose figure is not what was found."""
+        stored = self._metric(name)
+        wrong = rows & _differ(stored, found)
+        text = f"{name} is {{}}, its samples {verb} {{}}"
+        self._blame(check, wrong, self.every, text, (write, stored), (write, found))
+
+    def _percentiles(
+        self, owner: Numbers, values: Numbers, names: Sequence[tuple[str, int]], of: str
+    ) -> None:
+        """A percentile lies between two neighbours in the order of values, however computed."""
+        known = ~np.isnan(values)
+        owner, values = owner[known], values[known]
+        ordered = values[np.lexsort((values, owner))]
+        count = self._sum(owner)
+        start = np.concatenate(([0], np.cumsum(count)[:-1])).astype(np.int64)
+        there = count > 0
+        for name, percent_ in names:
+            stored, found = self._metric(name), np.full(self.n, np.nan)
+            place = (percent_ / 100 * np.maximum(count - 1, 0))[there]
+            low, high = np.full(self.n, np.nan), np.full(self.n, np.nan)
+            low[there] = ordered[start[there] + np.floor(place).astype(np.int64)]
+            high[there] = ordered[start[there] + np.ceil(place).astype(np.int64)]
+            wrong = (stored < low * (1 - ROUNDING)) | (stored > high * (1 + ROUNDING))
+            for row in np.flatnonzero(wrong):
+                own = ordered[start[row] : start[row] + count[row]]
+                found[row] = percentile(own.tolist(), percent_)
+            text = f"{name} is {{}}, its {of} give {{}}"
+            self._blame(names[0][0], wrong, self.every, text, (seconds, stored), (seconds, found))
+
+    def _losses(self, samples: Records) -> None:
+        known = samples.chosen(~np.isnan(samples["loss"]))
+        if not len(known.row):
+            return
+        step = Groups(known.row, known["repeat"], known["batch"])
+        mean = np.bincount(step.of, known["loss"]) / np.bincount(step.of)
+        row = known.row[step.first]
+        first = np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1])))
+        last = np.append(first[1:], len(row)) - 1
+        for name, at in (("loss_first", first), ("loss_last", last)):
+            found = np.full(self.n, np.nan)
+            found[row[at]] = mean[at]
+            trained = self.trains & ~np.isnan(found)
+            self._compare("losses", name, found, number, "give", trained)
+
+    def _counts(self) -> None:
+        """Tokens and prompts of the last repeat, recounted from the prompts."""
+        last, items = self.last, self.items
+        some = self._sum(items.row) > 0
+        for name, mine, theirs in (
+            ("prompts", np.ones(len(items.row)), "items"),
+            ("input tokens", items["input_tokens"], "input_tokens"),
+            ("generated tokens", items["output_tokens"], "output_tokens"),
+        ):
+            found, stored = self._sum(items.row, mine), self._sum(last.row, last[theirs])
+            wrong = some & (found != stored)
+            text = f"its last repeat counts {{}} {name}, its prompts have {{}}"
+            self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, found))
+
+    def _lengths(self) -> None:
+        """Tokens that the job's settings fix, in batches and in prompts."""
+        timed, own = self.timed, self.timed.row
+        count, written, read = timed["items"], timed["output_tokens"], timed["input_tokens"]
+        most, length = self.output_tokens[own], self.input_tokens[own]
+        prompts = (lambda value: plural(int(value), "prompt"), count)
+        text = "a batch generated {} tokens for {} of {} each"
+        wrong = (written > 0) & self._misses(written, count * most, own)
+        self._blame("lengths", wrong, own, text, (_count, written), prompts, (_count, most))
+        text = "a batch read {} tokens of {} with {} each"
+        wrong = (written > 0) & (read != count * length) & ~np.isnan(length)
+        self._blame("lengths", wrong, own, text, (_count, read), prompts, (_count, length))
+        own, written, read = self.items.row, self.items["output_tokens"], self.items["input_tokens"]
+        most, length = self.output_tokens[own], self.input_tokens[own]
+        wrong = self._misses(written, most, own)
+        text = "a prompt generated {} tokens where {} were asked for"
+        self._blame("lengths", wrong, own, text, (_count, written), (_count, most))
+        wrong = (read != length) & ~np.isnan(length)
+        text = "a prompt has {} tokens where {} were asked for"
+        self._blame("lengths", wrong, own, text, (_count, read), (_count, length))
+
+    def _misses(self, written: Numbers, limit: Numbers, owner: Numbers) -> Numbers:
+        return (written > limit) | (self.exact[owner] & (written < limit))
+
+    def _texts(self) -> None:
+        """Texts and the ids of their tokens, which are counted up to the first that ends it."""
+        items, own = self.items, self.items.row
+        written, sizes = items["output_tokens"], items["output_text"]
+        tokens = (lambda value: plural(int(value), "token"), written)
+        wrong = sizes > LONGEST_TOKEN * written
+        self._blame("texts", wrong, own, "a text of {} bytes counts as {}", (_count, sizes), tokens)
+        ids, lengths = items.lists("output_ids")
+        wrong = ~np.isnan(lengths) & (lengths != written)
+        self._blame(
+            "ids", wrong, own, "a text counts as {}, and has {} ids", tokens, (_count, lengths)
+        )
+        counts = np.nan_to_num(lengths).astype(np.int64)
+        place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        text_of = np.repeat(np.arange(len(counts)), counts)
+        ends = [_end_ids(row) for row in self.rows]
+        for end_ids in {known for known in ends if known}:
+            alike = np.array([known == end_ids for known in ends])[own[text_of]]
+            ended = (place < counts[text_of] - 1) & np.isin(ids, list(end_ids)) & alike
+            after = (_count, place + 1)
+            counted = (tokens[0], written[text_of])
+            text = "a text counts as {}, and ended after {}"
+            self._blame("ids", ended, own[text_of], text, counted, after)
+        # The device works on every real token but the last of each text, and on padding.
+        timed = self.timed
+        real = timed["input_tokens"] + np.maximum(0, timed["output_tokens"] - timed["items"])
+        positions = timed["computed_tokens"]
+        wrong = (positions > 0) & (real > positions)
+        text = "a batch has {} tokens to work on, and the device worked on {}"
+        self._blame("positions", wrong, timed.row, text, (_count, real), (_count, positions))
+
+    def _times(self) -> None:
+        """Parts of a batch's time, which may not exceed the whole."""
+        timed, own, wall = self.timed, self.timed.row, self.timed["wall_s"]
+        took = (seconds, wall)
+        self._blame("walls", wall <= 0, own, "a batch took {}", took)
+        values, lengths = timed.lists("step_s")
+        batch = np.repeat(np.arange(len(own)), lengths.astype(np.int64))
+        steps, first = np.bincount(batch, values, len(own)), timed["ttft_s"]
+        # Under continuous batching prompts are read between steps, and the time to first token is
+        # their mean, so that the two overlap.
+        known = np.nan_to_num(first)
+        parts = np.where(self.static[own], known + steps, np.maximum(known, steps))
+        text = "the steps of a batch took {} of its {}"
+        self._blame("steps", parts > _most(wall), own, text, (seconds, parts), took)
+        # A batch whose every step was timed has nothing else to do that takes as long again.
+        every = self.static[own] & (lengths > 0) & ~np.isnan(first)
+        text = "a batch took {}, its first token and steps {}"
+        longer = every & (wall > 2 * parts + 1.0)
+        self._blame("unexplained", longer, own, text, took, (seconds, parts))
+        inside = sum(np.nan_to_num(timed[name]) for name in PARTS)
+        longest = np.maximum(inside, np.nan_to_num(timed["communication_s"]))
+        text = "parts of a step took {} of its {}"
+        self._blame("parts", longest > _most(wall), own, text, (seconds, longest), took)
+
+    def _prompt_times(self) -> None:
+        items, own = self.items, self.items.row
+        latency, first, written = items["latency_s"], items["ttft_s"], items["output_tokens"]
+        longest, fastest = np.full(self.n, -np.inf), np.full(self.n, np.inf)
+        np.maximum.at(longest, self.last.row, self.last["wall_s"])
+        took, batch = (seconds, latency), (seconds, longest[own])
+        wrong = latency > _most(longest)[own]
+        self._blame("prompt times", wrong, own, "a prompt took {}, its batch {}", took, batch)
+        text = "a prompt's first token took {} of {} for all"
+        wrong = first > _most(latency)
+        self._blame("prompt times", wrong, own, text, (seconds, first), took)
+        # The tokens of a prompt cannot come faster than the fastest step of its repeat. (Under
+        # continuous batching a prompt that came last does not wait for the reading of others.)
+        steps, lengths = self.last.lists("step_s")
+        np.minimum.at(fastest, np.repeat(self.last.row, lengths.astype(np.int64)), steps)
+        known = np.isfinite(fastest) & (fastest > 0) & self.static
+        least = np.where(known[own], first + fastest[own] * (written - 1), np.nan)
+        text = "a prompt of {:.0f} tokens took {}; at the fastest step of all that takes {}"
+        wrong = latency < least * (1 - SHARE) - SLACK_S
+        self._blame("prompt steps", wrong, own, text, (float, written), took, (seconds, least))
+
+    def _warmup(self, samples: Records) -> None:
+        warm = samples.chosen((samples["warmup"] != 0) & (samples["rank"] == 0))
+        spent = self._sum(warm.row, warm["wall_s"])
+        stored = floats(row.warmup_s for row in self.rows)
+        wrong = self.there & (spent > 0) & (spent > _most(stored))
+        text = "warm-up took {}, its batches {}"
+        self._blame("warm-up", wrong, self.every, text, (seconds, stored), (seconds, spent))
+
+    def _against_the_card(self) -> None:
+        """Speed against the data sheet of the card, or against what a processor's core can do."""
+        timed, own, rows = self.timed, self.timed.row, self.rows
+        wall, written = timed["wall_s"], timed["output_tokens"]
+        rate = np.where(wall > 0, timed["computed_tokens"] / wall, 0.0)
+        fastest = np.full(self.n, -np.inf)
+        np.maximum.at(fastest, own, rate / self.cards[own])
+        share = MOST * fastest / self.most
+        told = ((number, fastest), (_percent, share), (str, self.peak))
+        self._blame("peak", fastest > self.most, self.every, TOO_MANY, *told)
+        per_core = floats(map(most_decoded_per_core_s, rows))[own]
+        threads = np.array([row.threads or 1 for row in rows])
+        cores = np.maximum(timed["cpu_s"], wall * threads[own])
+        precisions = np.array([row.precision for row in rows])[own]
+        text = "a core decoded {} tokens/s; {} take all that a core can do in {}"
+        values = ((number, written / cores), (number, per_core), (str, precisions))
+        self._blame("cores", written > per_core * cores, own, text, *values)
+        # Each token of a text is a step of its own at least, also where no step was timed.
+        longest = np.where(self.exact, self.output_tokens, np.nan)[own]
+        least = floats(map(least_step_s, rows))[own] * longest
+        weights = (size, floats(row.weight_bytes for row in rows)[own])
+        wrong = (written > 0) & (wall < least)
+        text = "{:.0f} tokens of a text took {}; reading {} of weights for each takes {}"
+        values = ((float, longest), (seconds, wall), weights, (seconds, least))
+        self._blame("text bandwidth", wrong, own, text, *values)
+        own, read, first = self.items.row, self.items["input_tokens"], self.items["ttft_s"]
+        most = (self.most * self.cards)[own]
+        text = "a prompt of {:.0f} tokens was read in {}; at {}, that takes {}"
+        least = (seconds, read / most)
+        values = ((float, read), (seconds, first), (str, self.peak[own]), least)
+        self._blame("prefill", read > most * first, own, text, *values)
+
+
+def _end_ids(row: Measurement) -> frozenset[int]:
+    """The ids of which the first ends a text; none where the row does not say, or where texts go
+    on past them."""
+    words = row.details.get(END_TOKEN_IDS, "").split()
+    return frozenset(int(word) for word in words if word.isdecimal())
+
+
+def _near(value: float, other: float, tolerance: float = ROUNDING) -> bool:
+    """Return whether two numbers are equal but for rounding; NaN equals itself."""
+    return math.isclose(value, other, rel_tol=tolerance, abs_tol=1e-9) or (
+        math.isnan(value) and math.isnan(other)
+    )
+
+
+def _differ(stored: Numbers, found: Numbers) -> Numbers:
+    """True where a stored figure is known and is not what was found, but for rounding."""
+    room = np.maximum(ROUNDING * np.maximum(np.abs(stored), np.abs(found)), 1e-9)
+    return ~np.isnan(stored) & (stored != found) & ~(np.abs(stored - found) <= room)
+
+
+def _most(whole: Numbers) -> Numbers:
+    return whole * (1 + SHARE) + SLACK_S
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return percent(value, 3)
