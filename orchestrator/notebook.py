@@ -97,9 +97,9 @@ class Grid(GridValue):
             ClusterError: the nodes make no sense.
             StoreError: earlier rows cannot be read.
         """
+        from orchestrator.driver.options import RunOptions
+        from orchestrator.driver.plan import plan_grid
         from orchestrator.results.directory import default_results_dir
-        from orchestrator.runtime.grid_plan import plan_grid
-        from orchestrator.runtime.options import RunOptions
 
         options = RunOptions(
             results=Path(results) if results is not None else default_results_dir(),
@@ -174,9 +174,9 @@ def run(
         StoreError: results cannot be read or written, or another driver holds the run.
         KeyboardInterrupt: a third interrupt ended it at once.
     """
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import run_grid
     from orchestrator.results.directory import default_address, default_results_dir
-    from orchestrator.runtime.options import RunOptions
-    from orchestrator.runtime.run import run_grid
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),

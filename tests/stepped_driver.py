@@ -24,15 +24,15 @@ from domain_cases import a_job
 from orchestrator import __version__
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.topology import Node
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray import executor as executor_module
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView

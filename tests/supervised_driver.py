@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator.runtime.supervised import VARIABLE, take_charge
+from orchestrator.driver.supervisor import VARIABLE, take_charge
 
 place = Path(sys.argv[1])
 charge = take_charge()

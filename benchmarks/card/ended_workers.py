@@ -81,7 +81,7 @@ experiments:
 def nightgrid(arguments: list[str]) -> int:
     """Run one command with a watchdog of little patience."""
     from orchestrator.cli import main as command
-    from orchestrator.runtime import watchdog
+    from orchestrator.driver import watchdog
 
     limits: Any = watchdog.LIMITS
     limits.update(measure=HANG_S)

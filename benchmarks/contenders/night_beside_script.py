@@ -22,9 +22,9 @@ from benchmarks.contender import Contender, serve
 from benchmarks.night import check_threads
 from orchestrator.domain.events import RunAttempt, StartWorker, StopWorker
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.run import run_grid
 from orchestrator.on_ray.executor import RayExecutor
-from orchestrator.runtime.options import RunOptions
-from orchestrator.runtime.run import run_grid
 
 
 def main() -> None:

@@ -27,6 +27,10 @@ from orchestrator.domain.events import AttemptEnded, Event, RecordRow, WorkerRea
 from orchestrator.domain.job import Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import parse_emulation
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.session import with_memory
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.plan import Action, Plan, PlannedJob
@@ -34,11 +38,7 @@ from orchestrator.planning.planner import estimator_for
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import row_thread
-from orchestrator.runtime.session import with_memory
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.ahead import AHEAD_S
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from orchestrator.on_ray.token import new_token
+from orchestrator.on_ray.cluster import new_token
 
 
 def own_cluster_variables(directory: Path) -> dict[str, str]:

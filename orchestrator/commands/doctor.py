@@ -128,10 +128,10 @@ def slow_card_findings(results: Path) -> list[Finding]:
 def _examine(args: argparse.Namespace) -> ClusterFacts:
     from orchestrator.doctor.probe import NEEDED
     from orchestrator.domain.topology import parse_emulation
+    from orchestrator.driver.plan import own_machine
     from orchestrator.on_ray.cluster import connect, local_address
     from orchestrator.on_ray.examination import Examination
     from orchestrator.on_ray.local_cluster import emulate
-    from orchestrator.runtime.own_cards import own_machine
 
     examination = Examination(
         packages=tuple(args.packages or NEEDED),

@@ -90,8 +90,8 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
         OptionError: the emulated nodes make no sense.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.runtime.grid_plan import plan_grid
-    from orchestrator.runtime.options import RunOptions
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.plan import plan_grid
 
     options = RunOptions(
         results=args.results,
@@ -152,7 +152,7 @@ def _until(
     if at is None:
         return [], None
     from orchestrator.domain.deadline import Deadline
-    from orchestrator.runtime.grid_plan import forecast_of
+    from orchestrator.driver.plan import forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 
     deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))

@@ -28,11 +28,11 @@ from orchestrator.host.clock import CallAt, Interval
 from orchestrator.results import paths
 
 if TYPE_CHECKING:
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import RunOutcome
+    from orchestrator.driver.supervisor import Charge
     from orchestrator.grid.model import Grid
     from orchestrator.results.store import Store
-    from orchestrator.runtime.options import RunOptions
-    from orchestrator.runtime.run import RunOutcome
-    from orchestrator.runtime.supervised import Charge
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
@@ -152,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
-    from orchestrator.runtime.supervised import take_charge
+    from orchestrator.driver.supervisor import take_charge
 
     if args.keep_imports:
         output.say_aside("--keep-imports has no effect any more: imports are not kept between runs")
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     command = command_to_supervise(args)
     if command is None:
         return _drive_and_tell(args, None)
-    from orchestrator.runtime.supervisor import Supervisor
+    from orchestrator.driver.supervisor import Supervisor
 
     return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
 
@@ -222,9 +222,9 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
+    from orchestrator.driver.options import with_results_of
+    from orchestrator.driver.plan import grid_of
     from orchestrator.errors import GridError
-    from orchestrator.runtime.grid_plan import grid_of
-    from orchestrator.runtime.options import with_results_of
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
@@ -265,9 +265,9 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator import report
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import grid_to_resume
     from orchestrator.errors import GridError, Problem
-    from orchestrator.runtime.options import RunOptions
-    from orchestrator.runtime.run import grid_to_resume
 
     options = RunOptions(
         results=args.results,
@@ -312,7 +312,7 @@ def _measure_and_report(
 ) -> tuple[RunOutcome, Path | None, Iterable[str]]:
     """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
     report that is still to be printed."""
-    from orchestrator.runtime.run import run_grid
+    from orchestrator.driver.run import run_grid
 
     # With --json standard output holds one document and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -54,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import run_grid
     from orchestrator.grid.reader import grid_of_values
     from orchestrator.planning.verification_grid import verified
     from orchestrator.report import read_summary
-    from orchestrator.runtime.options import RunOptions
-    from orchestrator.runtime.run import run_grid
 
     asked = questions(args)
     options = RunOptions(
@@ -91,10 +91,10 @@ def questions(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         GridError: the grid is refused, or has no job that generates text.
     """
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.plan import commits_before, grid_of
     from orchestrator.errors import GridError, Problem
     from orchestrator.planning.verification_grid import verification_grid
-    from orchestrator.runtime.grid_plan import commits_before, grid_of
-    from orchestrator.runtime.options import RunOptions
 
     begun = RunOptions(
         results=args.results,

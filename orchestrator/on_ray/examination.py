@@ -266,7 +266,7 @@ def _asks_for_token(address: str) -> bool:
     send none tries."""
     code = (
         "import sys; from orchestrator.on_ray.gcs import first_answer; "
-        "from orchestrator.on_ray.token import asks_for_token; "
+        "from orchestrator.on_ray.cluster import asks_for_token; "
         "answer = first_answer(sys.argv[1], patience_s=20); "
         "sys.exit(17 if answer is None or asks_for_token(answer) else 0)"
     )

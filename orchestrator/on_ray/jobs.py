@@ -38,9 +38,14 @@ from orchestrator.domain.topology import Node
 from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
-from orchestrator.on_ray.cluster import connect
+from orchestrator.on_ray.cluster import (
+    asks_for_token,
+    connect,
+    missing_token,
+    take_own_token,
+    token_advice,
+)
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
-from orchestrator.on_ray.token import asks_for_token, missing_token, take_own_token, token_advice
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 from orchestrator.results.directory import is_address

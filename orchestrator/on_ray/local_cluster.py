@@ -34,8 +34,9 @@ from orchestrator.on_ray.cluster import (
     RayCluster,
     join_cluster,
     leave_cluster,
+    new_token,
+    ray_environment,
 )
-from orchestrator.on_ray.token import new_token, ray_environment
 from orchestrator.results.directory import RAY_JOB_VARIABLE
 from orchestrator.worker.guard import guarded
 from orchestrator.worker.host_server import threads_asked

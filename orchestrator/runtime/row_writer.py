@@ -26,14 +26,14 @@ from orchestrator.domain.events import (
     RunFinished,
 )
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver.board import Board
+from orchestrator.driver.stop_signal import Patience
 from orchestrator.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.host import output
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Notes
-from orchestrator.runtime.board import Board
 from orchestrator.runtime.held import Delayed, Held, Row
 from orchestrator.runtime.parquet_turns import ParquetTurns
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.traces import keep_trace
 from orchestrator.watching.live import View

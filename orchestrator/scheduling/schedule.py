@@ -8,7 +8,7 @@ other command, and every job gets exactly one final row, whatever breaks. With a
 cell of each configuration goes first (``anchors.py``), what cannot end in time is not started, and
 what overruns is stopped; a process that does not end holds up its card, never the run. Durations
 are of a clock that never jumps; the deadline is a time of day, and moves on that clock when the
-time of day is set (``ClockSet``). The same object runs the night (``driver.py``) and the simulation
+time of day is set (``ClockSet``). The same object runs the night (``loop.py``) and the simulation
 (``simulate.py``).
 """
 

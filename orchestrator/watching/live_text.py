@@ -15,7 +15,7 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
-from orchestrator.runtime.board import Board
+from orchestrator.driver.board import Board
 from orchestrator.runtime.status import RunStatus
 
 REASON_LENGTH = 160

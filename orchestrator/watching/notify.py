@@ -32,9 +32,9 @@ from orchestrator.watching.notice import Ending, Notice
 from workloads import files
 
 if TYPE_CHECKING:
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import RunOutcome
     from orchestrator.results.store import Store
-    from orchestrator.runtime.options import RunOptions
-    from orchestrator.runtime.run import RunOutcome
 
 #: Variable with the hooks that are used when no --notify is given.
 VARIABLE = "NIGHTGRID_NOTIFY"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.on_ray.token import new_token, ray_environment
+from orchestrator.on_ray.cluster import new_token, ray_environment
 from orchestrator.worker import turns
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> int:
     """Run one command of `nightgrid`."""
     register()
     from orchestrator.cli import main as nightgrid
+    from orchestrator.driver import watchdog
     from orchestrator.on_ray import executor
-    from orchestrator.runtime import watchdog
     from orchestrator.worker import host_server
 
     limits: Any = watchdog.LIMITS

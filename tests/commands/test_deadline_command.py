@@ -139,7 +139,7 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
                 time.sleep(0.1)
         raise ClusterError("the executor keeps failing")
 
-    monkeypatch.setattr("orchestrator.runtime.run.run_grid", run_grid)
+    monkeypatch.setattr("orchestrator.driver.run.run_grid", run_grid)
     monkeypatch.setattr("orchestrator.commands.run.LAST_S", 1000.0)
     arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1005s"])]
     assert main(["run", str(grid), *arguments]) == 3

@@ -21,10 +21,10 @@ import orchestrator
 from orchestrator import Grid, Run, load, run
 from orchestrator.cli import main
 from orchestrator.domain.job import State
+from orchestrator.driver.options import RunOptions
 from orchestrator.errors import GridError, NightgridError, StoreError
 from orchestrator.planning.plan import Action
 from orchestrator.results.store import Store
-from orchestrator.runtime.options import RunOptions
 
 VALUES = {
     "name": "tiny-run",

@@ -109,8 +109,8 @@ def test_no_secret_of_a_failed_run_gets_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A run that cannot go on says why to the terminal and in its notice."""
+    from orchestrator.driver.loop import Driver
     from orchestrator.errors import ClusterError
-    from orchestrator.runtime.driver import Driver
 
     def fail(_: Driver) -> NoReturn:
         raise ClusterError(told())

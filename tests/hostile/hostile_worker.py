@@ -128,9 +128,9 @@ def _make_deterministic(base: Path) -> None:
 
 def _stop_before_clusters() -> None:
     """Refuse to start or join a cluster: everything before it is real."""
+    from orchestrator.driver import session
     from orchestrator.errors import ClusterError
     from orchestrator.on_ray import cluster
-    from orchestrator.runtime import session
 
     def refuse(*_: object, **__: object) -> Any:
         raise ClusterError("no cluster is started in this test")

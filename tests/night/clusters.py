@@ -33,9 +33,9 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.failure import FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import Card
+from orchestrator.driver.loop import WRITING_LOOK_S
+from orchestrator.driver.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.errors import ClusterError
-from orchestrator.runtime.driver import WRITING_LOOK_S
-from orchestrator.runtime.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster

@@ -28,16 +28,16 @@ from orchestrator.domain.events import (
     WorkerOverdue,
     WorkerStopped,
 )
+from orchestrator.driver import loop as driver_module
+from orchestrator.driver.stop_signal import Patience
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.errors import StoreFull
 from orchestrator.on_ray import agent_channel
 from orchestrator.results import begun, fragments
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
-from orchestrator.runtime import driver as driver_module
 from orchestrator.runtime.held import Held
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.row_writer import RowWriter
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling import cards, retry, verdicts
 from orchestrator.scheduling import schedule as schedule_module
 from orchestrator.scheduling.breaker import Breaker

@@ -30,18 +30,18 @@ from orchestrator.domain.events import NodeJoined
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Card
+from orchestrator.driver import loop as driver_module
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.stop_signal import StopSignal
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.errors import StoreFull, StoreLocked
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
 from orchestrator.results import fragments, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
-from orchestrator.runtime import driver as driver_module
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.status import RunStatus
-from orchestrator.runtime.stop_signal import StopSignal
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.scheduling.invariants import InvariantViolated
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_chance import SimulationSettings

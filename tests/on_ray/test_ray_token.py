@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ClusterError
-from orchestrator.on_ray.token import MODE, TOKEN, TOKEN_PATH, new_token, ray_environment
+from orchestrator.on_ray.cluster import MODE, TOKEN, TOKEN_PATH, new_token, ray_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from orchestrator.on_ray.token import new_token, ray_environment, take_own_token
+from orchestrator.on_ray.cluster import new_token, ray_environment, take_own_token
 from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
 
 def sent():

@@ -155,7 +155,7 @@ def test_ordinary_files_are_not_taken_for_secrets() -> None:
         assert not is_secret_file(name), name
     for name in ("x/token.py", "keys/model.safetensors", "environment.yaml", "monkey.jsonl"):
         assert not is_secret_file(name), name
-    assert "orchestrator/on_ray/token.py" in program_files()
+    assert "orchestrator/on_ray/cluster.py" in program_files()
 
 
 def test_the_program_of_a_checkout_goes_before_the_installed_one(tmp_path: Path) -> None:

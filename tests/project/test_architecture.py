@@ -227,7 +227,7 @@ TIME_OF_DAY = {
         "run_json": "how old a driver's last word is, which may be on another host",
         "run_lines": "how old a driver's last word is, which may be on another host",
     },
-    "orchestrator/runtime/driver.py": {"Driver": "for notes, the status and the deadline"},
+    "orchestrator/driver/loop.py": {"Driver": "for notes, the status and the deadline"},
     "orchestrator/watching/live.py": {
         "PlainView.line": "the time of day before each line of a log"
     },
@@ -255,21 +255,19 @@ TIME_OF_DAY = {
         "RunLock._refusal": "since when a run is held, for people",
         "held": "how old a sign of life of a driver on another host is",
     },
-    "orchestrator/runtime/grid_plan.py": {
+    "orchestrator/driver/plan.py": {
         "forecast_of": "how far a deadline is away",
     },
-    "orchestrator/runtime/run.py": {
+    "orchestrator/driver/run.py": {
         "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
-    },
-    "orchestrator/runtime/options.py": {
-        "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
-    },
-    "orchestrator/runtime/drive.py": {
         "drive": "when the passport of a card was taken",
         "drive.to_measurement": "when a row was recorded",
     },
-    "orchestrator/runtime/supervisor.py": {
+    "orchestrator/driver/options.py": {
+        "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
+    },
+    "orchestrator/driver/supervisor.py": {
         "Supervisor": "when the first driver began, for its notice",
         "Supervisor.run": "how far a deadline is away",
         "Supervisor._wait": "a deadline is a time of day",

@@ -92,11 +92,11 @@ def test_no_test_reaches_a_private_name_of_another_module() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from orchestrator.runtime.run import _hidden",
+        "from orchestrator.driver.run import _hidden",
         "driver._hidden()",
         "case.driver._hidden = 1",
         'monkeypatch.setattr(driver, "_hidden", 1)',
-        'monkeypatch.setattr("orchestrator.runtime.run._hidden", 1)',
+        'monkeypatch.setattr("orchestrator.driver.run._hidden", 1)',
         'patch.object(Driver, "_hidden")',
         "class Mine(Driver):\n    def act(self): return self._hidden",
         "class Mine(Driver):\n    def act(self): return super()._hidden()",

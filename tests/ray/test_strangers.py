@@ -24,7 +24,7 @@ from patience import patience
 from ray_bench import Bench
 
 from orchestrator.domain.events import NodeJoined
-from orchestrator.on_ray.token import MODE, TOKEN, TOKEN_PATH
+from orchestrator.on_ray.cluster import MODE, TOKEN, TOKEN_PATH
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

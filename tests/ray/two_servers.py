@@ -17,14 +17,14 @@ from domain_cases import a_job
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Accelerator, Job
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.report import reference_data
 from orchestrator.results import paths
-from orchestrator.runtime.options import RunOptions, with_cards_of
 from workloads.data.records import records
 from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of

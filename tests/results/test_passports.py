@@ -16,6 +16,7 @@ from orchestrator.doctor.facts import Level
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import State
 from orchestrator.domain.passport import Passport, slow_cards, spread_of_runs
+from orchestrator.driver.loop import PassportBook
 from orchestrator.report import read_summary
 from orchestrator.results import paths
 from orchestrator.results.passports import (
@@ -25,7 +26,6 @@ from orchestrator.results.passports import (
     spread_between_runs,
 )
 from orchestrator.results.store import Store
-from orchestrator.runtime.passports import PassportBook
 from workloads.confidence import ALIKE
 
 
@@ -162,8 +162,8 @@ def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
 
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:
     """In its line and below it; a status without the field is read as well."""
+    from orchestrator.driver.board import Board
     from orchestrator.planning.plan import Plan
-    from orchestrator.runtime.board import Board
     from orchestrator.runtime.status import RunStatus
 
     board = Board(run="night", plan=Plan(grid_name="g", jobs=(), nodes=()), started_at=0.0)

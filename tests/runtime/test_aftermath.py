@@ -28,7 +28,7 @@ def settle(place: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
         "exit_code": 137,
     }
     return subprocess.run(
-        [sys.executable, "-m", "orchestrator.runtime.aftermath"],
+        [sys.executable, "-m", "orchestrator.driver.supervisor"],
         input=json.dumps(told | changes),
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from orchestrator.runtime.drive import AtLeisure
+from orchestrator.driver.run import AtLeisure
 from orchestrator.runtime.status import CardStatus, RunStatus
 
 FIRST = RunStatus(

@@ -34,6 +34,10 @@ from orchestrator.domain.events import (
 )
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.stop_signal import StopSignal
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.errors import (
     ClusterError,
     ControlStoreLost,
@@ -44,12 +48,8 @@ from orchestrator.errors import (
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.row_writer import ROWS_WAIT_S, row_thread
 from orchestrator.runtime.status import RunStatus
-from orchestrator.runtime.stop_signal import StopSignal
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.watching.live_text import summary_line
 
 
@@ -524,7 +524,7 @@ def test_whom_a_run_waits_for_is_said_at_once_on_change_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And stands in the status meanwhile."""
-    monkeypatch.setattr("orchestrator.runtime.driver.WAITING_INTERVAL_S", 2.0)
+    monkeypatch.setattr("orchestrator.driver.loop.WAITING_INTERVAL_S", 2.0)
     case = Case()
     texts = iter(["a has the cards", *["b has the cards"] * 4])
     case.driver.waiting = lambda: next(texts, "")

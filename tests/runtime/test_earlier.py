@@ -18,6 +18,8 @@ from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.history import TOOK
 from orchestrator.domain.job import State
 from orchestrator.domain.topology import parse_emulation
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.plan import history_of, plan_grid
 from orchestrator.errors import StoreError
 from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
@@ -25,8 +27,6 @@ from orchestrator.results import disk
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.earlier import cards_before, clear_up, owner_of
-from orchestrator.runtime.grid_plan import history_of, plan_grid
-from orchestrator.runtime.options import RunOptions
 from orchestrator.worker.requests import request_of
 from workloads.models.saved import ORIGIN, origin_by, write_origin
 

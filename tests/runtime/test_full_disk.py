@@ -15,18 +15,17 @@ from test_driver import Lines, Rows
 
 from orchestrator.domain.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.domain.job import State
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.stop_signal import Patience, StopSignal
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
-from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 

@@ -12,10 +12,9 @@ from recorded_hl_smi import GAUDI3_CSV
 
 from orchestrator.cli import main
 from orchestrator.domain.job import Accelerator
+from orchestrator.driver.plan import own_cards, own_machine, own_nodes, planned_nodes
+from orchestrator.driver.session import own_session
 from orchestrator.errors import ClusterError
-from orchestrator.runtime.grid_plan import planned_nodes
-from orchestrator.runtime.own_cards import own_cards, own_machine, own_nodes
-from orchestrator.runtime.session import own_session
 from workloads.devices.monitoring import hlml, nvml
 from workloads.devices.monitoring.nvidia_smi import QUERY
 

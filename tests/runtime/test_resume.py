@@ -14,6 +14,14 @@ import pytest
 from measurements import note, row
 
 from orchestrator.domain.job import State
+from orchestrator.driver.options import (
+    RunOptions,
+    kept_options,
+    seed_of,
+    with_cards_of,
+    with_results_of,
+)
+from orchestrator.driver.run import grid_to_resume
 from orchestrator.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
 from orchestrator.grid.reader import load_grid
 from orchestrator.on_ray.agent import owned, owner_in
@@ -23,14 +31,6 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.runtime.options import (
-    RunOptions,
-    kept_options,
-    seed_of,
-    with_cards_of,
-    with_results_of,
-)
-from orchestrator.runtime.run import grid_to_resume
 from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or

@@ -15,10 +15,11 @@ from patience import patience
 
 from orchestrator import trackers
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver import loop, run
+from orchestrator.driver.options import RunOptions
 from orchestrator.results.store import Store
 from orchestrator.results.stored_run import StoredRun
-from orchestrator.runtime import backlog, driver, row_log, run
-from orchestrator.runtime.options import RunOptions
+from orchestrator.runtime import backlog, row_log
 from orchestrator.runtime.row_log import RowLog, close_all
 from orchestrator.trackers.base import TrackedRun, Tracker, tracked
 
@@ -250,7 +251,7 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
 
     tiny_workload.register(monkeypatch)
     monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
-    monkeypatch.setattr(driver, "Driver", Failing)
+    monkeypatch.setattr(loop, "Driver", Failing)
     monkeypatch.setattr(row_log, "close_all", closing)
     options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
     with pytest.raises(RuntimeError, match="the driver fails"):

@@ -14,16 +14,15 @@ from test_driver import Lines, Rows
 from orchestrator.domain.events import RecordRow
 from orchestrator.domain.job import Job, State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.driver.board import Board
+from orchestrator.driver.stop_signal import Patience, StopSignal
 from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.runtime.board import Board
 from orchestrator.runtime.parquet_turns import PARQUET_INTERVAL_S
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.row_writer import RowWriter
-from orchestrator.runtime.stop_signal import StopSignal
 
 LOOK_S = 0.5  # of a loop that waits for events
 BEHIND_S = 10.0  # of a plain reader, as README promises

@@ -23,9 +23,9 @@ from orchestrator.domain.executor import Progress
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Metrics
 from orchestrator.domain.span import Span
+from orchestrator.driver.board import KEPT_FAILURES, Board
 from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
-from orchestrator.runtime.board import KEPT_FAILURES, Board
 from orchestrator.runtime.status import Rate, RunStatus
 
 

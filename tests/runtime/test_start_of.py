@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.driver import plan
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.run import trouble_of
 from orchestrator.planning import duration
 from orchestrator.results import stored_run
-from orchestrator.runtime import grid_plan
-from orchestrator.runtime.drive import trouble_of
-from orchestrator.runtime.options import RunOptions
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
         return []
 
     monkeypatch.setattr(stored_run, "runs", no_runs)
-    assert grid_plan.start_of(options) == kind
+    assert plan.start_of(options) == kind
     assert not read
-    assert grid_plan.startup_of(options).kind == kind
+    assert plan.startup_of(options).kind == kind
     assert read == [options.results]
 
 

@@ -18,14 +18,14 @@ from orchestrator.commands import run as command
 from orchestrator.domain.job import Accelerator
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Node
+from orchestrator.driver import run as nodes
+from orchestrator.driver.options import RunOptions, kept_options
+from orchestrator.driver.run import run_grid
+from orchestrator.driver.session import Session, in_process_session
+from orchestrator.driver.supervisor import Charge
 from orchestrator.errors import ClusterError
 from orchestrator.results import paths
 from orchestrator.results.store import Store
-from orchestrator.runtime import nodes
-from orchestrator.runtime.options import RunOptions, kept_options
-from orchestrator.runtime.run import run_grid
-from orchestrator.runtime.session import Session, in_process_session
-from orchestrator.runtime.supervised import Charge
 
 GRID = """\
 name: night

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.runtime.supervision import (
+from orchestrator.driver.supervisor import (
     FRUITLESS,
     LONGEST_PAUSE_S,
     MOST,

@@ -23,8 +23,8 @@ MOST_S = 60.0
 
 RUNNER = """
 import json, sys
-from orchestrator.runtime import supervision
-from orchestrator.runtime import supervisor
+from orchestrator.driver import supervisor as supervision
+from orchestrator.driver import supervisor
 supervision.FIRST_PAUSE_S, supervision.FRUITLESS = 0.01, 5
 supervisor._ASK_HEAD_S = 0.05
 supervisor.FORCE_AFTER_S = 0.5
@@ -306,7 +306,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_driver_once(
 def test_the_supervisor_is_small() -> None:
     """It waits all night beside benchmarks: none of the large libraries is loaded."""
     code = (
-        "import sys\nimport orchestrator.commands.run, orchestrator.runtime.supervisor\n"
+        "import sys\nimport orchestrator.commands.run, orchestrator.driver.supervisor\n"
         "large = ('ray', 'torch', 'transformers', 'pyarrow', 'pydantic', 'numpy', 'rich', 'yaml')\n"
         "sys.exit(', '.join(name for name in large if name in sys.modules) or 0)"
     )

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.events import RunAttempt
+from orchestrator.driver.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
 from orchestrator.runtime.status import CardStatus
-from orchestrator.runtime.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
 
 BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
 

@@ -14,12 +14,12 @@ from orchestrator.domain.attempt import Attempt
 from orchestrator.domain.job import MAX, Accelerator, Job, State
 from orchestrator.domain.measurement import Measurement
 from orchestrator.domain.topology import Node
+from orchestrator.driver.board import Board
+from orchestrator.driver.loop import Driver
+from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
-from orchestrator.runtime.board import Board
-from orchestrator.runtime.driver import Driver
 from orchestrator.runtime.status import RunStatus
-from orchestrator.runtime.stop_signal import StopSignal
 from orchestrator.scheduling.estimate import Estimator
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 

@@ -12,8 +12,8 @@ from orchestrator.domain.attempt import Outcome, RankOutcome
 from orchestrator.domain.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
+from orchestrator.driver.board import Board
 from orchestrator.results.derive import measurement_of
-from orchestrator.runtime.board import Board
 from orchestrator.runtime.status import Rate
 from orchestrator.watching.live import PlainView, QuietView, open_view
 from orchestrator.watching.live_text import (

@@ -14,11 +14,11 @@ from local_hub import LocalHub, local_hub
 from orchestrator.commands import verify
 from orchestrator.domain.job import Job
 from orchestrator.domain.labels import labels_of
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.plan import grid_of
 from orchestrator.errors import GridError
 from orchestrator.grid.reader import load_grid
 from orchestrator.results import paths
-from orchestrator.runtime.grid_plan import grid_of
-from orchestrator.runtime.options import RunOptions
 from workloads.data.catalog import Reading, load_dataset
 from workloads.errors import DataMissing
 from workloads.hub_revisions import commit_of, pinned_model

@@ -38,20 +38,73 @@ from orchestrator.domain.executor import Executor
 from orchestrator.domain.failure import Failure, FailureClass
 from orchestrator.domain.job import State
 from orchestrator.domain.measurement import Measurement
+from orchestrator.domain.passport import FIGURES, Passport, slow_cards
+from orchestrator.driver.board import Board
+from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
+from orchestrator.driver.watchdog import Watchdog
 from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
+from orchestrator.results import paths
 from orchestrator.results.notes import Notes
-from orchestrator.runtime.board import Board
+from orchestrator.results.passports import earlier_passports, passports_table, read_passports
+from orchestrator.results.store import Store
 from orchestrator.runtime.held import Delayed, Held
-from orchestrator.runtime.passports import PassportBook
-from orchestrator.runtime.patience import Patience
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
-from orchestrator.runtime.stop_signal import AT_ONCE, StopSignal
-from orchestrator.runtime.watchdog import Watchdog
 from orchestrator.watching.live import View
 from orchestrator.watching.live_text import event_line
+
+# Passports of a run's cards: collected from attempts, written, and slow cards named at once.
+
+
+class PassportBook:
+    """The passports of one run, those of its earlier drivers included."""
+
+    def __init__(self, store: Store, wall: Callable[[], float]) -> None:
+        self._store, self._wall = store, wall
+        self._now = list(read_passports(store.path))
+        self._before = earlier_passports(store.path)
+        #: Sentences about the slow cards, the slowest first.
+        self.slow: tuple[str, ...] = ()
+
+    def saw(self, record: RecordRow) -> tuple[str, ...]:
+        """Take note of an attempt that has ended; the slow cards that are new."""
+        taken = _passports(record, self._store.run, self._wall())
+        if not taken:
+            return ()
+        self._now += taken
+        # Rows matter, this does not: on a full disk they are written with the next one.
+        with contextlib.suppress(OSError, StoreError):
+            self._store.write_file(paths.PASSPORTS, passports_table(self._now))
+        known, self.slow = self.slow, tuple(map(str, slow_cards(self._now, self._before)))
+        return tuple(each for each in self.slow if each not in known)
+
+
+def _passports(record: RecordRow, run: str, at: float) -> list[Passport]:
+    if record.attempt is None or record.outcome is None:
+        return []
+    found = []
+    for rank in record.outcome.ranks:
+        if not rank.passport or rank.worker is None:
+            continue
+        card = record.attempt.cards[rank.rank]
+        threads = rank.passport.get("threads")
+        found.append(
+            Passport(
+                run=run,
+                taken_at=at,
+                node=rank.worker.node_name,
+                card_index=card.index,
+                accelerator=str(card.accelerator),
+                device_name=rank.worker.device_name,
+                emulated=rank.worker.emulated,
+                threads=None if threads is None else int(threads),
+                **{name: rank.passport.get(name) for name in FIGURES},
+            )
+        )
+    return found
+
 
 STATUS_INTERVAL_S = 1.0
 WRITING_LOOK_S = 0.01  # between two looks at a file of rows that is being written

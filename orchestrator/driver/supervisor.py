@@ -4,12 +4,13 @@ Ray can end the process that uses it, from C++, without an exception; so can a k
 memory. The driver is therefore a child of a small process that imports neither Ray nor torch. It
 passes signals and the exit code on. When a driver dies without a word it has what was measured
 reported, tells who asked (``--notify``), waits until the cluster answers, and starts the same
-command again, which goes on with the run. ``supervision.py`` decides.
+command again, which goes on with the run. ``supervisor.py`` decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,18 +28,191 @@ from typing import Any
 from orchestrator.exit_codes import INTERRUPTED
 from orchestrator.host import output
 from orchestrator.results import paths
-from orchestrator.runtime.supervised import Charge
-from orchestrator.runtime.supervision import (
-    AT_ONCE,
-    HEAD_PATIENCE_S,
-    GiveUp,
-    Life,
-    Return,
-    decide,
-    exit_code,
-)
 
-#: A driver that is asked for the third time ends by itself within ten seconds (``driver.py``).
+# Restart policy for a driver that died, with its reasons.
+#
+# A driver that ends with an exit code of its own has had its say. One that was killed, or that Ray
+# ended from C++, has not: its rows are safe, its jobs are not done, and the same command goes on.
+
+#: Drivers in a row that end without having written one row. With the pauses between them these are
+#: a quarter of an hour: a head may answer long before its nodes, or this host's own, are back.
+FRUITLESS = 10
+#: The same where none of them ever held the run: what kills them at their start is no accident.
+FRUITLESS_AT_START = 2
+#: In all: a night of crashes is one to look at, not to go on with.
+MOST = 100
+#: The pause before the next driver doubles with each that achieved nothing.
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 300.0
+#: For a head to come back, when no deadline says otherwise: a night.
+HEAD_PATIENCE_S = 8 * 3600.0
+#: With less time than this before the deadline, a driver would do nothing but start and stop.
+USELESS_S = 60.0
+#: From so many requests on, an end is not an orderly one.
+AT_ONCE = 3
+_ASKING = (signal.SIGINT, signal.SIGTERM)
+#: Exit codes of a driver that was refused (grid, cluster, results): of one that was started again,
+#: they say that the cluster or the disk is not back yet, since the first one was not refused.
+REFUSED = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One driver, from its start to its end."""
+
+    returncode: int  # as ``subprocess`` has it: negative for a signal
+    own_end: bool  # whether it said that this is its exit code
+    drove: bool = False  # whether it held the run
+    wrote_rows: bool = False
+    why_again: str = ""  # what it said itself of why another driver should go on
+
+    @property
+    def fate(self) -> str:
+        """Describe its end, for people."""
+        if self.why_again:
+            return f"the driver gave up: {self.why_again}"
+        if self.own_end:
+            return f"the driver was refused (exit code {self.returncode})"
+        if self.returncode < 0:
+            return f"the driver was killed by {_signal_name(-self.returncode)}"
+        return (
+            f"the driver ended with {self.returncode} without a word, as Ray ends a process whose "
+            "cluster is gone"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The run is over, with this exit code."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Another driver goes on after a pause, once the cluster answers."""
+
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The run ends without its driver's say."""
+
+    code: int
+    reason: str
+
+
+def decide(
+    lives: Sequence[Life], *, stops: int, now: float, ends_at: float | None
+) -> Return | StartAgain | GiveUp:
+    """Decide how to go on now that the last of these drivers has ended.
+
+    Args:
+        stops: how often somebody asked for an end (Ctrl-C, SIGTERM).
+        now: seconds since the epoch.
+        ends_at: when the report must be there, if somebody said so.
+    """
+    last = lives[-1]
+    refused = last.own_end and len(lives) > 1 and last.returncode in REFUSED and not last.drove
+    if last.own_end and not last.why_again and not refused:
+        return Return(last.returncode)
+    code = exit_code(last)
+    if stops:
+        if -last.returncode in _ASKING:
+            return Return(last.returncode)
+        if stops >= AT_ONCE or not last.drove:
+            return Return(INTERRUPTED)
+        return GiveUp(code, "an end was asked for")
+    if ends_at is not None and ends_at - now < USELESS_S:
+        return GiveUp(code, "the deadline is too near for another one")
+    if len(lives) > MOST:
+        return GiveUp(code, f"{MOST} drivers were started again, the most that a run gets")
+    fruitless = 0
+    for life in reversed(lives):
+        if life.wrote_rows:
+            break
+        fruitless += 1
+    began = any(life.drove for life in lives)
+    if fruitless >= (FRUITLESS if began else FRUITLESS_AT_START):
+        return GiveUp(code, f"{fruitless} drivers in a row ended so without writing one row")
+    pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
+    return StartAgain(pause_s=min(pause_s, LONGEST_PAUSE_S))
+
+
+def exit_code(life: Life) -> int:
+    """The exit code of a run that ends with this driver: its own, that of a shell for a signal, or
+    that there is no usable cluster."""
+    if life.own_end:
+        return life.returncode
+    return 128 - life.returncode if life.returncode < 0 else 3
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# The driver's side of its supervisor (``supervisor.py``): the messages in both directions.
+#
+# A driver learns from one environment variable that it has a supervisor, and says over a pipe which
+# run it drives and that an exit code is its own. It dies with its supervisor, as everything that a
+# driver starts dies with the driver: whoever kills the process that was typed has killed the run.
+
+#: Holds a ``Charge`` as JSON.
+VARIABLE = "NIGHTGRID_SUPERVISED"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """Facts that a supervisor tells its driver."""
+
+    supervisor: int  # process id
+    pipe: int  # where to tell facts, a JSON object a line
+    began: float  # when the command was typed, seconds since the epoch
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    life: int = 1  # the number of this driver
+    cards: Mapping[str, int] = field(default_factory=dict)  # by kind, as the first driver saw them
+    succeeded: bool = False  # whether a job has, under a driver before this one
+
+    @property
+    def again(self) -> bool:
+        """Return whether a driver before this one has died."""
+        return self.life > 1
+
+    def variables(self) -> dict[str, str]:
+        """Variables for the driver's environment."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def tell(self, **facts: Any) -> None:
+        """Tell the supervisor something. It may be dead, and then this process is soon."""
+        with contextlib.suppress(OSError):
+            os.write(self.pipe, json.dumps(facts).encode() + b"\n")
+
+
+def take_charge() -> Charge | None:
+    """Become the driver of a supervisor, if this process was started as one. What it starts itself
+    does not learn of it."""
+    text = os.environ.pop(VARIABLE, "")
+    if not text:
+        return None
+    charge = Charge(**json.loads(text))
+    os.set_inheritable(charge.pipe, False)
+    # A group of its own: the terminal's Ctrl-C reaches the supervisor, who passes each one on. Such
+    # a process may be stopped for writing to the terminal, unless it ignores the signal.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != charge.supervisor:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return charge
+
+
+#: A driver that is asked for the third time ends by itself within ten seconds (``loop.py``).
 FORCE_AFTER_S = 20.0
 _ASK_HEAD_S = 5.0
 _CONNECT_S = 5.0
@@ -59,7 +233,7 @@ class Supervisor:
     command: Sequence[str]
     notify: Sequence[str] = ()
     ends_at: float | None = None
-    aftermath: Sequence[str] = (sys.executable, "-m", "orchestrator.runtime.aftermath")
+    aftermath: Sequence[str] = (sys.executable, "-m", "orchestrator.driver.supervisor")
     _began: float = field(default_factory=time.time)
     _facts: dict[str, Any] = field(default_factory=dict)  # what drivers told, the newest last
     _lives: list[Life] = field(default_factory=list)
@@ -256,3 +430,38 @@ def answers(address: str) -> bool:
 
 def _say(text: str) -> None:
     output.say_aside(f"nightgrid run: {text}")
+
+
+# Work that is left after a driver died without a message: its report, and its notification.
+#
+# ``python -m orchestrator.driver.supervisor`` is started by the supervisor, with a JSON object on
+# standard input. It says on standard error what went wrong, and raises nothing.
+
+
+def settle(told: dict[str, Any]) -> None:
+    """Write the page of what was measured, and tell the hooks."""
+    from orchestrator.report import read_summary, write_page
+    from orchestrator.results.store import Store
+    from orchestrator.watching.notice import Ending
+    from orchestrator.watching.notify import hooks_of, notice_of_death, tell_all
+
+    store = Store.open(Path(told["results"]), told["run"])
+    page = None
+    try:
+        if store.exists:
+            page = write_page(store, *read_summary(store, lean=True))
+    except Exception as error:  # who asked is told all the same
+        output.say_aside(f"the report of {store.path} could not be written: {error}")
+    try:
+        hooks = hooks_of(told["notify"])
+    except Exception as error:
+        output.say_aside(f"cannot notify anyone: {error}")
+        return
+    if hooks:
+        ending = Ending(told["ending"])
+        notice = notice_of_death(store, ending, told["reason"], told["exit_code"], page)
+        tell_all(hooks, notice, output.say_aside)
+
+
+if __name__ == "__main__":
+    settle(json.load(sys.stdin))

@@ -17,8 +17,8 @@ from orchestrator.results.directory import default_results_dir, directory_of, is
 from workloads import files
 
 if TYPE_CHECKING:
+    from orchestrator.driver.supervisor import Charge
     from orchestrator.grid.model import Grid
-    from orchestrator.runtime.supervised import Charge
 
 #: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
 MOST_BEFORE_S = 600.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,32 +20,251 @@ from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import State
-from orchestrator.planning.plan import Action
-from orchestrator.results import paths
-from orchestrator.runtime.drive import drive
-from orchestrator.runtime.earlier import (
-    clear_up,
-    final_states,
-    owner_of,
-)
-from orchestrator.runtime.grid_before import change_of, refuse_another
-from orchestrator.runtime.grid_plan import forecast_of, grid_of, history_of, plan_run
-from orchestrator.runtime.nodes import cards_by_kind, with_its_nodes
-from orchestrator.runtime.options import (
+from orchestrator.driver.options import (
     RunOptions,
     kept_options,
+    kinds_of,
     seed_of,
     with_cards_of,
     with_results_of,
 )
+from orchestrator.driver.plan import (
+    change_of,
+    forecast_of,
+    grid_of,
+    history_of,
+    plan_run,
+    refuse_another,
+    start_of,
+)
+from orchestrator.errors import ClusterError
+from orchestrator.planning.plan import Action
+from orchestrator.results import paths
+from orchestrator.runtime.earlier import (
+    attempts_before,
+    cards_before,
+    clear_up,
+    final_states,
+    owner_of,
+)
 
 if TYPE_CHECKING:
+    from orchestrator.domain.deadline import Deadline
+    from orchestrator.domain.topology import Node
+    from orchestrator.driver.loop import DriveResult
+    from orchestrator.driver.session import Session
     from orchestrator.grid.model import Grid
     from orchestrator.planning.plan import Plan
     from orchestrator.results.mirror import Mirror
     from orchestrator.results.store import Store
-    from orchestrator.runtime.driver import DriveResult
-    from orchestrator.runtime.session import Session
+    from orchestrator.runtime.row_log import RowLog
+    from orchestrator.runtime.status import RunStatus
+
+# The driver of a run, put together: board, schedule, executor and store, until the last row.
+
+_LOG = logging.getLogger("nightgrid.drive")
+
+
+class AtLeisure:
+    """A task for the time in which only the last jobs run: earlier it would take a core that timed
+    jobs may be measured on. It is started once, in a thread."""
+
+    def __init__(self, task: Callable[[], None] | None) -> None:
+        self._task = task
+        self.thread: threading.Thread | None = None
+
+    def saw(self, status: RunStatus) -> None:
+        """Start the task if the run has a result, and no job is left to start."""
+        if self._task is None or self.thread or status.to_start > 0:
+            return
+        if status.counts.get(State.SUCCEEDED):
+            self.thread = threading.Thread(target=self._run, args=(self._task,), daemon=True)
+            self.thread.start()
+
+    def _run(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception:  # whoever needs it does it again, and says what is wrong
+            _LOG.debug("a task beside the last jobs failed", exc_info=True)
+
+
+def drive(
+    options: RunOptions,
+    session: Session,
+    plan: Plan,
+    store: Store,
+    deadline: Deadline | None,
+    seed: int,
+    say: Callable[[str], None],
+    mirror: Mirror | None = None,
+    logs: Sequence[RowLog] = (),
+) -> DriveResult:
+    """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.domain.events import RecordRow
+    from orchestrator.domain.measurement import Measurement
+    from orchestrator.driver.board import Board
+    from orchestrator.driver.loop import Driver, PassportBook
+    from orchestrator.driver.stop_signal import StopSignal
+    from orchestrator.driver.watchdog import Watchdog
+    from orchestrator.host.environment import provenance
+    from orchestrator.planning.plan import Action
+    from orchestrator.planning.planner import estimator_for
+    from orchestrator.results.derive import measurement_of
+    from orchestrator.results.notes import Notes
+    from orchestrator.results.stop_file import requested
+    from orchestrator.runtime.clean_output import CleanView, clean_row
+    from orchestrator.runtime.in_process import InProcessExecutor
+    from orchestrator.runtime.row_writer import row_thread
+    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+    from orchestrator.watching.live import open_view
+    from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.redaction import redact
+
+    owner = Owner.of_this_process()
+    assert owner is not None
+    origin = provenance()
+    board = Board(
+        run=store.run,
+        plan=plan,
+        started_at=time.monotonic() - options.under_way_s(),
+        start=start_of(options),
+    )
+
+    def to_measurement(record: RecordRow) -> Measurement:
+        row = measurement_of(
+            record,
+            run=store.run,
+            invocation_id=owner.invocation_id,
+            recorded_at=time.time(),
+            provenance=origin,
+            nodes=board.nodes or plan.nodes,
+        )
+        return clean_row(row)
+
+    at_leisure = AtLeisure(options.while_last_jobs_run)
+
+    def publish(status: RunStatus) -> None:
+        if status.counts.get(State.SUCCEEDED):
+            options.tell(succeeded=True)  # should this driver die, the next one's breaker rests
+        at_leisure.saw(status)
+        session.publish(status)
+
+    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
+    # it is closed: an impatient Ctrl-C must not leave processes behind.
+    with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
+        if any(planned.action is Action.RUN for planned in plan.jobs):
+            say(f"starting on {session.description} …")
+            opening = session.executor(
+                store.run, store.path / paths.LOGS, plan.host_packages, board.label
+            )
+            executor = stack.enter_context(opening)
+        else:
+            executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
+        stop = signals.enter_context(StopSignal().on_signals())
+        view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
+        outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
+        history = history_of(store)
+        settings = ScheduleSettings(
+            seed=seed,
+            passports=options.passports,
+            succeeded_before=options.charge is not None and options.charge.succeeded,
+        )
+        if deadline is not None:
+            until, stop_s = deadline.work_until, deadline.stop_s
+            settings = replace(
+                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
+            )
+        schedule = Schedule(
+            plan.jobs,
+            settings,
+            estimator_for(history, plan.nodes),
+            attempts_before=attempts_before(
+                history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
+            ),
+            cards_before=cards_before(plan, store),
+        )
+        return Driver(
+            schedule=schedule,
+            executor=executor,
+            store=store,
+            to_measurement=to_measurement,
+            notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
+            board=board,
+            view=CleanView(view),
+            publish=publish,
+            logged=lambda row: [log.take(row) for log in logs],
+            trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
+            waiting=lambda: getattr(executor, "waiting", ""),
+            asked_to_stop=lambda: requested(store.path),
+            write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            # Where jobs run in this process, the thread would run beside what is timed.
+            row_thread=None if options.in_process else stack.enter_context(row_thread()),
+            passports=PassportBook(store, time.time) if options.passports else None,
+            # In this very process a watchdog could end nothing but the whole run.
+            watchdog=None if options.in_process else Watchdog(),
+            stop=stop,
+        ).drive()
+
+
+def trouble_of(edge: object) -> str:
+    """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
+    told: str = getattr(edge, "trouble", "")
+    return told
+
+
+# Nodes that a run had before, and that come back one after the other.
+
+#: Time that nodes may take to join a restarted head.
+NODES_PATIENCE_S = 180.0
+
+
+def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
+    """Count the cards of each kind."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
+            node.card_indices
+        )
+    return found
+
+
+def with_its_nodes(
+    options: RunOptions, session: Session, say: Callable[[str], None], run: Path
+) -> Session:
+    """The session with the nodes that the cluster had before its head died: they come back one
+    after the other, and a plan for those that happen to be there would give up jobs for good.
+
+    A run that somebody resumes may have fewer cards than before, but waits for each kind it had: it
+    may be resumed while the cluster comes up.
+
+    Raises:
+        ClusterError: a kind of card does not come back at all.
+    """
+    if session.look is None:
+        return session
+    expected: Mapping[str, int] = {}
+    if options.charge is not None and options.charge.again:
+        expected = options.charge.cards
+    elif options.resume:
+        expected = dict.fromkeys(kinds_of(run), 1)
+    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
+    while True:
+        there = cards_by_kind(session.nodes)
+        missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
+        if not missing:
+            return session
+        what = ", ".join(f"{n} {k}" if n > 1 else k for k, n in missing.items())
+        if time.monotonic() > deadline:
+            if gone := [kind for kind in missing if kind not in there]:
+                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
+            say(f"going on without {what} cards that the cluster had before")
+            return session
+        if not told:
+            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
+            told = True
+        time.sleep(1.0)
+        session = replace(session, nodes=session.look())
+
 
 Say = Callable[[str], None]
 
@@ -207,8 +428,8 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 
 
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
+    from orchestrator.driver import session
     from orchestrator.errors import OptionError
-    from orchestrator.runtime import session
     from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()

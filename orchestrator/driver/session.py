@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.domain.executor import Executor
 from orchestrator.domain.job import Accelerator, Job, default_accelerator
 from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.driver.plan import no_cards_text, own_nodes
 from orchestrator.errors import ClusterError
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
@@ -115,7 +116,6 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
         ClusterError: it has none of these kinds, or a Ray cluster runs here, whose cards they are.
     """
     from orchestrator.on_ray.cluster import WAYS, local_address
-    from orchestrator.runtime.own_cards import no_cards_text, own_nodes
 
     nodes = with_own_packages(own_nodes(accelerators))
     if not nodes:

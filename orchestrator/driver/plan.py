@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.deadline import Deadline
 from orchestrator.domain.job import Accelerator, State
-from orchestrator.errors import OptionError
+from orchestrator.domain.topology import Node
+from orchestrator.driver.options import RunOptions, commits_of, with_results_of
+from orchestrator.errors import GridError, NightgridError, OptionError
 from orchestrator.results import paths
 from orchestrator.results.directory import directory_of, is_address
-from orchestrator.runtime.options import RunOptions, commits_of, with_results_of
+from workloads import files
+from workloads.devices import all_devices, device_class, host_device
 
 if TYPE_CHECKING:
     from orchestrator.domain.history import PastRow
-    from orchestrator.domain.topology import Node
+    from orchestrator.domain.job import Job
+    from orchestrator.driver.session import Session
     from orchestrator.grid.model import Grid
     from orchestrator.planning.duration import Startup
     from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.plan import Plan
     from orchestrator.results.store import Store
-    from orchestrator.runtime.session import Session
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
@@ -130,7 +136,6 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
     """
     from orchestrator.domain.topology import assumed_servers, parse_emulation
     from orchestrator.host.node_packages import with_own_packages
-    from orchestrator.runtime.own_cards import own_nodes
 
     if emulate is not None:
         return list(with_own_packages(parse_emulation(emulate, accelerators)))
@@ -256,3 +261,142 @@ def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> F
     from orchestrator.planning.planner import estimator_for
 
     return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
+
+
+# ---------------------------------------------------------------- the cards of this machine
+#
+# Their drivers' tools are asked from outside, as the doctor and the sensors ask: no card is
+# opened, neither torch nor Ray is imported.
+
+
+def own_nodes(accelerators: Sequence[Accelerator]) -> list[Node]:
+    """This machine as a node of each kind of card that a grid names and that it has; of the
+    processor only for a grid that names nothing else, since cards share it."""
+    if all(kind.spec.host for kind in accelerators):
+        return [_node(kind, (0,)) for kind in accelerators]
+    found = [(kind, own_cards(kind)) for kind in accelerators if not kind.spec.host]
+    return [_node(kind, cards) for kind, cards in found if cards]
+
+
+def own_machine() -> list[Node]:
+    """This machine as a node, with whatever cards it has; with its processor where it has none."""
+    kinds = [Accelerator(spec.accelerator) for spec in all_devices() if not spec.host]
+    return own_nodes(kinds) or own_nodes([Accelerator(host_device().accelerator)])
+
+
+def own_cards(kind: Accelerator) -> tuple[int, ...]:
+    """The indices of this machine's cards of a kind, less those that the environment hides."""
+    found = sorted(device_class(kind.device).telemetry())
+    shown = os.environ.get(kind.spec.visible_variable) if kind.spec.visible_variable else None
+    if shown is None:
+        return tuple(found)
+    return tuple(card for card in found if str(card) in shown.split(","))
+
+
+def no_cards_text(accelerators: Sequence[Accelerator]) -> str:
+    """Describe where cards of these kinds were looked for on this machine, and not found."""
+    asked = [kind.spec for kind in accelerators if not kind.spec.host]
+    tools = [f"{spec.tool} lists none" for spec in asked if spec.tool]
+    why = f" ({', '.join(tools)})" if tools else ""
+    return f"this machine has no {' or '.join(spec.accelerator for spec in asked)} card{why}"
+
+
+def _node(kind: Accelerator, cards: tuple[int, ...]) -> Node:
+    name = socket.gethostname()
+    known = kind.spec.server_cards or 0
+    return Node(
+        node_id=f"{kind.lower()}-1",
+        name=name,
+        accelerator=kind,
+        card_indices=cards,
+        server_cards=max(known, max(cards) + 1) if not kind.spec.host else 1,
+        device_name=kind.value if kind.spec.host else "",
+    )
+
+
+# ---------------------------------------------------------------- the grid of a run that goes on
+
+#: Experiments that are named, of those that changed; the others are counted.
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridChange:
+    """A grid beside the one that its run kept."""
+
+    name_before: str
+    equal: int  # jobs of both
+    new: tuple[Job, ...]
+    gone: tuple[Job, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Say what the run will and will not measure that it would have before."""
+        if not self.new and not self.gone:
+            return
+        yield (
+            f"grid changed since this run began: {_jobs(self.equal)} as before, "
+            f"{len(self.new)} new, {len(self.gone)} gone"
+        )
+        yield from _experiments("new", self.new)
+        yield from _experiments("gone", self.gone)
+        if self.gone:
+            yield "  rows of jobs that are gone stay in the run and in its report"
+
+
+def change_of(grid: Grid, run: Path) -> GridChange | None:
+    """Compare a grid with the one that the run in a directory kept; None where these are equal, and
+    where there is none or it cannot be read any more."""
+    from orchestrator.grid.reader import load_grid
+
+    kept = run / paths.GRID
+    with contextlib.suppress(OSError, ValueError, NightgridError):
+        if files.read_text(kept) == grid.text:
+            return None
+        before = load_grid(kept, commits=commits_of(run))  # as --resume reads it
+        known = {job.job_id for job in before.jobs()}
+        now = {job.job_id for job in grid.jobs()}
+        return GridChange(
+            name_before=before.name,
+            equal=len(known & now),
+            new=tuple(job for job in grid.jobs() if job.job_id not in known),
+            gone=tuple(job for job in before.jobs() if job.job_id not in now),
+        )
+    return None
+
+
+def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collection[str]) -> None:
+    """Refuse a grid of another name none of whose jobs the run has asked for or measured.
+
+    Args:
+        measured: ids of the jobs that have rows.
+
+    Raises:
+        GridError: it is another grid; the message names both and the ways out.
+    """
+    if not measured or change.equal or change.name_before == grid.name:
+        return
+    if any(job.job_id in measured for job in grid.jobs()):
+        return
+    message = (
+        f"run {run!r} was made by another grid, {change.name_before!r}, and has none of the "
+        f"{_jobs(len(grid.jobs()))} of {grid.name!r}"
+    )
+    hint = (
+        f"give this grid a run of its own (--run with another name); to extend run {run!r}, add "
+        f"experiments to its grid, or name this one {change.name_before!r}, too"
+    )
+    raise GridError([grid.document.problem(("name",), message, hint)])
+
+
+def _experiments(what: str, jobs: Collection[Job]) -> Iterator[str]:
+    counts = Counter(job.experiment for job in jobs)
+    named = [f"{_jobs(count)} of {name}" for name, count in counts.most_common(MOST_NAMED)]
+    if len(counts) > MOST_NAMED:
+        rest = sum(counts.values()) - sum(n for _, n in counts.most_common(MOST_NAMED))
+        named.append(f"{_jobs(rest)} of {len(counts) - MOST_NAMED} more experiments")
+    if named:
+        yield f"  {what}: {', '.join(named)}"
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
