@@ -21,8 +21,8 @@ from benchmarks.figures import Goal, Line
 from benchmarks.night import THREADS, night
 from benchmarks.setting import Setting, Takes
 from orchestrator.analysis.flags import barred, raised_on
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.store import Store
 
 TITLE = "The demonstration on emulated cards, beside one card alone"

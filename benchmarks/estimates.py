@@ -18,9 +18,8 @@ from benchmarks.contender import ROOT
 from benchmarks.figures import Goal, Line
 from benchmarks.past_runs import PastAttempt, PastRun, runs_in
 from benchmarks.setting import Setting, Takes
-from orchestrator.domain.span import Span
-from orchestrator.planning.duration import CLUSTER, Startup, work
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.plan import Action, PlannedJob, Span
+from orchestrator.planning.forecast import CLUSTER, Startup, work
 from orchestrator.scheduling.estimate import Estimator
 
 TITLE = "Estimates: how often the promised range of a run's duration held"

@@ -26,7 +26,7 @@ from benchmarks.figures import Goal, Line
 from benchmarks.placement import bound, makespan
 from benchmarks.scheduling import CARDS, shape
 from benchmarks.setting import Setting, Takes
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
 
 TITLE = "Scheduling where it is hard: five jobs a card"

@@ -32,8 +32,8 @@ from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
 from benchmarks.setting import Setting, Takes
 from orchestrator.analysis.flags import barred, raised_by_job
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.passport import Passport, spread_of_runs
+from orchestrator.core.card_check import Passport, spread_of_runs
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import join
 from orchestrator.results.passports import read_passports

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.contender import ALLOCATOR, ROOT
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.store import Store
 
 #: Of every contender beside a run. One core stays with what else runs: Ray's daemons here, a parent

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Node
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.plan import PastRow
+from orchestrator.core.topology import Node
 from orchestrator.results import paths
 from orchestrator.results.past_rows import parameters_of
 from orchestrator.results.scan import scan_rows

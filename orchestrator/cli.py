@@ -17,8 +17,9 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from orchestrator import __version__, exit_codes
-from orchestrator.errors import GridError, NightgridError, StoreError
+from orchestrator import __version__
+from orchestrator.core import errors
+from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.host import output
 from workloads.errors import WorkloadError
 
@@ -64,7 +65,7 @@ the morning after:
 docs/first-grid.md to begin with, docs/grids.md for every key of a grid file.
 
 exit codes:
-{exit_codes.table()}
+{errors.table()}
 """
 
 
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(arguments)
     except output.OutputFailed as error:
         if error.errno == errno.EPIPE:  # `nightgrid plan … | head` is fine
-            return exit_codes.OK
+            return errors.OK
         output.say_aside(f"nightgrid: standard output cannot be written: {error.strerror}")
         return StoreError.exit_code
 
@@ -187,7 +188,7 @@ def _main(arguments: list[str]) -> int:
         _complain(f"nightgrid {args.command}: {where}{error.strerror or error}")
         return StoreError.exit_code
     except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
+        return errors.INTERRUPTED
 
 
 def _complain(text: str) -> None:

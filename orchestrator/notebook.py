@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.grid.model import Grid as GridValue
-from orchestrator.grid.reader import grid_of_values, load_grid, parse_grid
-from orchestrator.planning.plan import Plan
+from orchestrator.core.plan import Plan
+from orchestrator.grid.parser import Grid as GridValue
+from orchestrator.grid.parser import grid_of_values, load_grid, parse_grid
 from orchestrator.run_rows import Run
 from orchestrator.watching.plan_text import plan_html
 

@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.job import State
-from orchestrator.errors import ExtraMissing
-from orchestrator.planning.plan import Plan
+from orchestrator.core.errors import ExtraMissing
+from orchestrator.core.job import State
+from orchestrator.core.plan import Plan
 from orchestrator.watching.plan_text import html_table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow as pa
 
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
     from orchestrator.report.comparison import RunComparison
     from orchestrator.report.query import Answer
     from orchestrator.report.summary import Summary

@@ -10,24 +10,30 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future
 from typing import Any
 
-from domain_cases import a_job, a_worker
+from core_cases import a_job, a_worker
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     NodeJoined,
+    Progress,
     RunAttempt,
     StartWorker,
     StopWorker,
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Card, Node
-from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import (
+    Attempt,
+    Failure,
+    FailureClass,
+    Outcome,
+    RankOutcome,
+    WorkerInfo,
+)
+from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.topology import Card, Node
 from orchestrator.runtime.status import CardStatus, RunStatus
 from workloads.api import Result, Sample
 from workloads.devices.monitoring.telemetry import CardTelemetry

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from measurements import note, row
 
-from orchestrator.domain.job import State
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import State
 from orchestrator.results import disk, paths
 from orchestrator.results import store as store_module
 from orchestrator.results.lock import RunLock

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from orchestrator.grid.fields import Vocabulary
-from orchestrator.grid.model import Grid
-from orchestrator.grid.reader import parse_grid
+from orchestrator.grid.parser import Grid, parse_grid
+from orchestrator.grid.vocabulary import Vocabulary
 
 HEAD = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.schema import SCHEMA_VERSION
 from workloads.api import Item, MeasureSettings, Sample
 

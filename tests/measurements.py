@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from domain_cases import a_job, a_worker
+from core_cases import a_job, a_worker
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Card
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt, Outcome, RankOutcome, WorkerInfo
+from orchestrator.core.topology import Card
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION

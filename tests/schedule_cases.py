@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from domain_cases import a_job, a_worker
+from core_cases import a_job, a_worker
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Command,
     Event,
@@ -25,10 +24,10 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Card, Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

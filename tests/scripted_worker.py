@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
 from workloads.api import Result
 
 

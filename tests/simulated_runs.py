@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schedule_cases import job, node
 
-from orchestrator.domain.job import MAX, Accelerator, Job
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import MAX, Accelerator, Job
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationResult

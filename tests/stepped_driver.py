@@ -19,17 +19,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from domain_cases import a_job
+from core_cases import a_job
 
 from orchestrator import __version__
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.domain.topology import Node
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store

@@ -13,7 +13,7 @@ from typing import Any
 
 from measurements import row
 
-from orchestrator.errors import StoreLocked
+from orchestrator.core.errors import StoreLocked
 from orchestrator.results.lock import Holder
 from orchestrator.results.store import Store
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.card.prepared import THREADS
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.topology import Card
 from workloads.api import MeasureSettings
 from workloads.devices.cuda import CUDNN_ATTENTION
 

@@ -17,7 +17,7 @@ import peft  # noqa: F401
 import torch
 import transformers  # noqa: F401
 
-from orchestrator.domain.attempt import Attempt, WorkerInfo
+from orchestrator.core.outcome import Attempt, WorkerInfo
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
 from workloads import finetuning, text_generation  # noqa: F401

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import parse_emulation
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.local_cluster import emulate
 
 

@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 from benchmarks.contender import Contender, serve
 from benchmarks.night import check_threads
-from orchestrator.domain.events import RunAttempt, StartWorker, StopWorker
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.events import RunAttempt, StartWorker, StopWorker
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.run import run_grid
 from orchestrator.on_ray.executor import RayExecutor

@@ -23,17 +23,17 @@ from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.contenders.noop_workload import offer_workload
-from orchestrator.domain.events import AttemptEnded, Event, RecordRow, WorkerReady
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import parse_emulation
+from orchestrator.core.events import AttemptEnded, Event, RecordRow, WorkerReady
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.session import with_memory
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.planner import estimator_for
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes

@@ -14,8 +14,8 @@ import ray
 from ray.util import ActorPool
 
 from benchmarks.contender import serve
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import parse_emulation
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.local_cluster import emulate
 
 

@@ -6,10 +6,9 @@ import os
 import time
 from typing import Any
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, classify
-from orchestrator.domain.job import State
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.worker.acquisition import WorkerConfig
 from workloads.api import Result
 

@@ -22,13 +22,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.contender import serve
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.passport import Passport
-from orchestrator.domain.topology import Card
-from orchestrator.grid.reader import load_grid
+from orchestrator.core.card_check import Passport
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.core.topology import Card
+from orchestrator.grid.parser import load_grid
 from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.passports import passports_table

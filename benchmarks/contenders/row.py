@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Card
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt, Outcome, RankOutcome
+from orchestrator.core.topology import Card
 from orchestrator.results.derive import measurement_of
 from workloads.api import Item, Result, Sample
 

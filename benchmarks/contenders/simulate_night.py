@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.scheduling import CARDS, NOISE, shape
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.plausibility import contradictions
 from orchestrator.analysis.raw import Raw
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.units import plural
 from workloads.declared import installed
 from workloads.steadiness import TOLERANCE

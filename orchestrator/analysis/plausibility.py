@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.analysis.raw import Groups, Numbers, Raw, Records, floats
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.reference_data import DeviceSheet, reference
 from orchestrator.report.roofline import arithmetic_of, sheet_of
 from orchestrator.report.units import number, percent, plural, seconds, size

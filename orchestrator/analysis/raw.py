@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results import arrays
 
 if TYPE_CHECKING:

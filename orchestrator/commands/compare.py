@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes
+from orchestrator.core import errors
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
     from orchestrator.report.comparison import RunComparison
 
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         StoreError: a run cannot be read.
         NotComparable: no pair of rows may be compared.
     """
-    from orchestrator.errors import NotComparable
+    from orchestrator.core.errors import NotComparable
     from orchestrator.report.comparability import RULES
     from orchestrator.report.comparison import compare
 
@@ -108,7 +108,7 @@ def verdict(comparison: RunComparison, limit: float | None) -> int:
     if limit is None:
         return 0
     worse = comparison.regressions(limit) or comparison.broken
-    return exit_codes.REGRESSION if worse else exit_codes.OK
+    return errors.REGRESSION if worse else errors.OK
 
 
 def nothing(comparison: RunComparison) -> str:

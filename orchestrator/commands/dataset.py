@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.errors import NightgridError
+from orchestrator.core.errors import NightgridError
 from orchestrator.host import output
 
 if TYPE_CHECKING:

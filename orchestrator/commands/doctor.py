@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with passports here."""
+    from orchestrator.core.errors import StoreError
     from orchestrator.doctor.facts import Finding, Level
-    from orchestrator.errors import StoreError
     from orchestrator.results.passports import read_passports, slow_cards_of
     from orchestrator.results.stored_run import runs
 
@@ -126,8 +126,8 @@ def slow_card_findings(results: Path) -> list[Finding]:
 
 
 def _examine(args: argparse.Namespace) -> ClusterFacts:
+    from orchestrator.core.topology import parse_emulation
     from orchestrator.doctor.probe import NEEDED
-    from orchestrator.domain.topology import parse_emulation
     from orchestrator.driver.plan import own_machine
     from orchestrator.on_ray.cluster import connect, local_address
     from orchestrator.on_ray.examination import Examination
@@ -152,10 +152,10 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
 
 def _from_afar(args: argparse.Namespace) -> int:
     """Have the head node do it, and add what only this side can see."""
+    from orchestrator.core.errors import SubmitError
     from orchestrator.doctor.checks import check_workstation
     from orchestrator.doctor.facts import Versions
     from orchestrator.doctor.text import exit_code, finding_lines, finding_of
-    from orchestrator.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_results_argument, add_runs_argument
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.host import output
 from orchestrator.trackers import TRACKERS
 
 if TYPE_CHECKING:
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
     from orchestrator.report.atlas import Atlas
     from orchestrator.trackers.base import Tracker
 
@@ -122,7 +122,7 @@ def _track(
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     """Write the bundle of a grid; the number of its cells by status."""
-    from orchestrator.grid.reader import load_grid
+    from orchestrator.grid.parser import load_grid
     from orchestrator.report.atlas import atlas_of, merged, to_json
 
     grid = load_grid(args.atlas, check_data=False)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
-    from orchestrator.errors import SubmitError
+    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, directory_there
     from orchestrator.results.fetched import fetched_directory
     from orchestrator.results.parcels import Receiver, what_is_there

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.errors import Problem
-    from orchestrator.grid.model import Grid
+    from orchestrator.core.errors import Problem
+    from orchestrator.grid.parser import Grid
     from workloads.devices import DeviceSpec
     from workloads.workloads.base import WorkloadSpec
 
@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
         WorkloadError: no workload runs such a model.
         StoreError: the file is there, or cannot be written.
     """
-    from orchestrator.domain.job_fields import FIELDS
-    from orchestrator.errors import GridError, StoreError
-    from orchestrator.grid.first import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
-    from orchestrator.grid.reader import parse_grid
+    from orchestrator.core.errors import GridError, StoreError
+    from orchestrator.core.settings import FIELDS
+    from orchestrator.grid.parser import parse_grid
+    from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
     from workloads.precision import PRECISIONS, support
     from workloads.registry import find_workload
 

@@ -7,8 +7,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.domain.deadline import parse_budget, parse_deadline
-from orchestrator.errors import StoreError
+from orchestrator.core.deadline import parse_budget, parse_deadline
+from orchestrator.core.errors import StoreError
 from orchestrator.results.directory import (
     default_address,
     default_results_dir,

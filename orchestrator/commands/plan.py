@@ -18,13 +18,12 @@ from orchestrator.commands.options import (
     add_set_argument,
     ends_at,
 )
-from orchestrator.grid.shipped import found
+from orchestrator.grid.yaml import found
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.domain.history import PastRow
+    from orchestrator.core.plan import PastRow, Plan
     from orchestrator.planning.forecast import Forecast
-    from orchestrator.planning.plan import Plan
 
 _NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
@@ -151,7 +150,7 @@ def _until(
     at = ends_at(args)
     if at is None:
         return [], None
-    from orchestrator.domain.deadline import Deadline
+    from orchestrator.core.deadline import Deadline
     from orchestrator.driver.plan import forecast_of
     from orchestrator.watching.plan_text import deadline_lines
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands.options import add_results_argument, add_verbose_argument
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.host import output
 from orchestrator.host.visible import visible_json
 from orchestrator.report import page_text, read_summary, units, write_aside

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import exit_codes
 from orchestrator.commands.options import (
     add_deadline_arguments,
     add_notify_argument,
@@ -22,7 +21,8 @@ from orchestrator.commands.options import (
     ends_at,
 )
 from orchestrator.commands.plan import add_grid_arguments
-from orchestrator.errors import ControlStoreLost, NightgridError
+from orchestrator.core import errors
+from orchestrator.core.errors import ControlStoreLost, NightgridError
 from orchestrator.host import output
 from orchestrator.host.clock import CallAt, Interval
 from orchestrator.results import paths
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
     from orchestrator.driver.supervisor import Charge
-    from orchestrator.grid.model import Grid
+    from orchestrator.grid.parser import Grid
     from orchestrator.results.store import Store
 
 #: Set to anything, it means --no-restart.
@@ -183,7 +183,7 @@ def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
         code = error.exit_code
         raise
     except KeyboardInterrupt:
-        code = exit_codes.INTERRUPTED
+        code = errors.INTERRUPTED
         raise
     finally:
         if charge is not None:
@@ -222,9 +222,9 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 
 def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
+    from orchestrator.core.errors import GridError
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of
-    from orchestrator.errors import GridError
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
@@ -250,9 +250,9 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
                 output.say_aside,
             )
         raise
-    code = exit_codes.INTERRUPTED
+    code = errors.INTERRUPTED
     if outcome.result.finished:
-        code = 0 if outcome.answered else exit_codes.JOBS_FAILED
+        code = 0 if outcome.answered else errors.JOBS_FAILED
     if hooks:
         tell_all(hooks, notice_of_run(outcome, page, code), output.say_aside)
     if args.json:  # last of all, since it is the one output whose loss is an error
@@ -265,9 +265,9 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
 def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator import report
+    from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import grid_to_resume
-    from orchestrator.errors import GridError, Problem
 
     options = RunOptions(
         results=args.results,
@@ -333,7 +333,7 @@ def _measure_and_report(
 def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
     """Write the report even if this process cannot: because it hangs in a call into a dead cluster
     as the deadline comes, or gives up the cluster."""
-    from orchestrator.errors import ClusterError
+    from orchestrator.core.errors import ClusterError
 
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
@@ -369,7 +369,7 @@ def _changed_at(directory: Path) -> int:
 
 def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None, Iterable[str]]:
     """Write the page; print the tables and where everything is, or make one JSON document."""
-    from orchestrator.errors import StoreError
+    from orchestrator.core.errors import StoreError
     from orchestrator.report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 

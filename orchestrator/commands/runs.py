@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:
     """The runs of a cluster's head, and those that were sent there and have not begun."""
-    from orchestrator.errors import SubmitError
+    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
     from orchestrator.watching.run_list import entry_of, with_sent
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the schema."""
     if args.of == "grid":
-        from orchestrator.grid.json_schema import grid_schema_text
+        from orchestrator.grid.schema import grid_schema_text
 
         output.emit_json(grid_schema_text())
         return 0

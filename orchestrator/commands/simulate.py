@@ -22,7 +22,7 @@ from orchestrator.host import output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.planning.plan import Plan
+    from orchestrator.core.plan import Plan
     from orchestrator.scheduling.simulate import Faults, SimulationResult
 
 EPILOG = """\
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    from orchestrator.domain.deadline import Deadline
+    from orchestrator.core.deadline import Deadline
     from orchestrator.planning.planner import estimator_for
     from orchestrator.scheduling.schedule import ScheduleSettings
     from orchestrator.scheduling.simulate import SimulationSettings, simulate
@@ -116,7 +116,7 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.planning.plan import Action
+    from orchestrator.core.plan import Action
 
     cards = sum(len(node.cards) for node in plan.nodes)
     table = Table(show_header=False, box=None, pad_edge=False)

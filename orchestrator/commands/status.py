@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _one_there(args: argparse.Namespace, server: JobServer) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
-    from orchestrator.errors import SubmitError
+    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import ask_json, ask_there
 
     job = server.sent(args.id)

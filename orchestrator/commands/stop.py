@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.errors import StoreError
+    from orchestrator.core.errors import StoreError
     from orchestrator.results.finding import find_run
     from orchestrator.results.lock import held
     from orchestrator.results.stop_file import request_stop
@@ -54,7 +54,7 @@ def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _asked_there(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.errors import SubmitError
+    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json
 
     server = JobServer(args.address)

@@ -17,7 +17,7 @@ from orchestrator.commands.options import (
     add_priority_argument,
     add_set_argument,
 )
-from orchestrator.grid.shipped import found
+from orchestrator.grid.yaml import found
 from orchestrator.host import output
 from orchestrator.results.directory import is_address
 
@@ -140,8 +140,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submission(args: argparse.Namespace, path: Path) -> Submission:
-    from orchestrator.errors import SubmitError
-    from orchestrator.grid.reader import load_grid
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.jobs import Submission, new_submission_id
 
     grid = load_grid(path, overrides=args.overrides)

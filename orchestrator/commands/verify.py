@@ -6,13 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import exit_codes
 from orchestrator.commands.options import add_results_argument, add_set_argument
-from orchestrator.grid.shipped import found
+from orchestrator.core import errors
+from orchestrator.grid.yaml import found
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.planning.verification_grid import Verified
+    from orchestrator.planning.verification import Verified
 
 EPILOG = """\
 The same prompts go through each engine on its card and through stock transformers on the CPU of
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import run_grid
-    from orchestrator.grid.reader import grid_of_values
-    from orchestrator.planning.verification_grid import verified
+    from orchestrator.grid.parser import grid_of_values
+    from orchestrator.planning.verification import verified
     from orchestrator.report import read_summary
 
     asked = questions(args)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.say(_as_text(answers))
     wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
-    return exit_codes.DISAGREEMENT if wrong else exit_codes.OK
+    return errors.DISAGREEMENT if wrong else errors.OK
 
 
 def questions(args: argparse.Namespace) -> dict[str, Any]:
@@ -91,10 +91,10 @@ def questions(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         GridError: the grid is refused, or has no job that generates text.
     """
+    from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.plan import commits_before, grid_of
-    from orchestrator.errors import GridError, Problem
-    from orchestrator.planning.verification_grid import verification_grid
+    from orchestrator.planning.verification import verification_grid
 
     begun = RunOptions(
         results=args.results,

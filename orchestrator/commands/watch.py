@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
-    from orchestrator.errors import NightgridError
+    from orchestrator.core.errors import NightgridError
     from orchestrator.results.finding import find_run
     from orchestrator.watching.access import TOKEN, is_loopback
     from orchestrator.watching.feed import RunFeed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from orchestrator.core.job import Accelerator
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, Versions
-from orchestrator.domain.job import Accelerator
 from workloads.devices import all_devices
 from workloads.engines import engine_packages
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

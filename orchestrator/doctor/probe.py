@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from orchestrator.core.job import Accelerator
 from orchestrator.doctor.facts import CardFacts, Probe, SharedFacts, Space
-from orchestrator.domain.job import Accelerator
 from orchestrator.host.environment import driver_version, kernel, versions
 
 #: Packages that every node imports for a job, by the name it imports them by.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator import exit_codes
+from orchestrator.core import errors
 from orchestrator.doctor.facts import ClusterFacts, Finding, Level, NodeFacts
 from workloads.engines import engine_packages
 
@@ -18,9 +18,9 @@ def exit_code(findings: Sequence[Finding]) -> int:
     """Exit code of the command, by the worst finding."""
     worst = max((finding.level for finding in findings), default=Level.NOTE)
     return {
-        Level.NOTE: exit_codes.OK,
-        Level.WARNING: exit_codes.CLUSTER_DOUBTFUL,
-        Level.ERROR: exit_codes.CLUSTER_UNFIT,
+        Level.NOTE: errors.OK,
+        Level.WARNING: errors.CLUSTER_DOUBTFUL,
+        Level.ERROR: errors.CLUSTER_UNFIT,
     }[worst]
 
 

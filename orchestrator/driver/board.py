@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Command,
     Event,
     NodeJoined,
     NodeLeft,
+    Progress,
     RecordRow,
     RunAttempt,
     RunFinished,
@@ -26,13 +27,11 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.labels import Label, labels_of
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.span import NOTHING, Span
-from orchestrator.domain.topology import Card, CardSet, Node
-from orchestrator.planning.plan import Action, Plan
+from orchestrator.core.job import Job, State
+from orchestrator.core.labels import Label, labels_of
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import NOTHING, Action, Plan, Span
+from orchestrator.core.topology import Card, CardSet, Node
 from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
 from workloads.devices.monitoring.telemetry import CardTelemetry
 

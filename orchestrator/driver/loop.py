@@ -18,12 +18,14 @@ from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.card_check import FIGURES, Passport, slow_cards
+from orchestrator.core.errors import ClusterError, StoreError
+from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
     Command,
     Event,
+    Executor,
     RecordRow,
     RunAttempt,
     RunFinished,
@@ -34,15 +36,12 @@ from orchestrator.domain.events import (
     Wake,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Executor
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.passport import FIGURES, Passport, slow_cards
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.errors import ClusterError, StoreError
 from orchestrator.host.clock import STEP_S
 from orchestrator.results import paths
 from orchestrator.results.notes import Notes

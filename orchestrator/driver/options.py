@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import GridError
+from orchestrator.core.errors import GridError
 from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir, directory_of, is_address
 from workloads import files
 
 if TYPE_CHECKING:
     from orchestrator.driver.supervisor import Charge
-    from orchestrator.grid.model import Grid
+    from orchestrator.grid.parser import Grid
 
 #: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
 MOST_BEFORE_S = 600.0

@@ -13,24 +13,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.deadline import Deadline
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import Node
+from orchestrator.core.deadline import Deadline
+from orchestrator.core.errors import GridError, NightgridError, OptionError
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.topology import Node
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
-from orchestrator.errors import GridError, NightgridError, OptionError
 from orchestrator.results import paths
 from orchestrator.results.directory import directory_of, is_address
 from workloads import files
 from workloads.devices import all_devices, device_class, host_device
 
 if TYPE_CHECKING:
-    from orchestrator.domain.history import PastRow
-    from orchestrator.domain.job import Job
+    from orchestrator.core.job import Job
+    from orchestrator.core.plan import PastRow, Plan
     from orchestrator.driver.session import Session
-    from orchestrator.grid.model import Grid
-    from orchestrator.planning.duration import Startup
-    from orchestrator.planning.forecast import Forecast
-    from orchestrator.planning.plan import Plan
+    from orchestrator.grid.parser import Grid
+    from orchestrator.planning.forecast import Forecast, Startup
     from orchestrator.results.store import Store
 
 #: The nodes to plan for, given the kinds of card that a grid names.
@@ -86,7 +84,7 @@ def plan_grid(
 
 def start_of(options: RunOptions) -> str:
     """The way in which a run comes to its cards, as ``Startup.kind`` has it."""
-    from orchestrator.planning import duration
+    from orchestrator.planning import forecast as duration
 
     if options.in_process:
         return duration.IN_PROCESS
@@ -99,7 +97,7 @@ def startup_of(options: RunOptions) -> Startup:
     """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
     the newest runs of the same results that came to theirs so."""
     from orchestrator.host.processors import usable_cores
-    from orchestrator.planning import duration
+    from orchestrator.planning import forecast as duration
 
     kind = start_of(options)
     return duration.Startup(
@@ -134,7 +132,7 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
     Raises:
         OptionError: the specification is not understood.
     """
-    from orchestrator.domain.topology import assumed_servers, parse_emulation
+    from orchestrator.core.topology import assumed_servers, parse_emulation
     from orchestrator.host.node_packages import with_own_packages
 
     if emulate is not None:
@@ -167,8 +165,7 @@ def grid_of(
     Raises:
         GridError: it is refused.
     """
-    from orchestrator.grid.model import Grid
-    from orchestrator.grid.reader import load_grid
+    from orchestrator.grid.parser import Grid, load_grid
 
     if isinstance(source, Grid):
         return source
@@ -186,7 +183,7 @@ def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
     """The commits of the run that is gone on with: else its branches may have moved, and what it
     has measured would be measured again."""
     from orchestrator.grid.overrides import overridden
-    from orchestrator.grid.strict_yaml import read
+    from orchestrator.grid.yaml import read
 
     if not options.resume:
         return {}
@@ -346,7 +343,7 @@ class GridChange:
 def change_of(grid: Grid, run: Path) -> GridChange | None:
     """Compare a grid with the one that the run in a directory kept; None where these are equal, and
     where there is none or it cannot be read any more."""
-    from orchestrator.grid.reader import load_grid
+    from orchestrator.grid.parser import load_grid
 
     kept = run / paths.GRID
     with contextlib.suppress(OSError, ValueError, NightgridError):

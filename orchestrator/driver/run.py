@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.deadline import Deadline
-from orchestrator.domain.job import State
+from orchestrator.core.deadline import Deadline
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import State
+from orchestrator.core.plan import Action
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
@@ -37,8 +39,6 @@ from orchestrator.driver.plan import (
     refuse_another,
     start_of,
 )
-from orchestrator.errors import ClusterError
-from orchestrator.planning.plan import Action
 from orchestrator.results import paths
 from orchestrator.runtime.earlier import (
     attempts_before,
@@ -49,12 +49,12 @@ from orchestrator.runtime.earlier import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.domain.deadline import Deadline
-    from orchestrator.domain.topology import Node
+    from orchestrator.core.deadline import Deadline
+    from orchestrator.core.plan import Plan
+    from orchestrator.core.topology import Node
     from orchestrator.driver.loop import DriveResult
     from orchestrator.driver.session import Session
-    from orchestrator.grid.model import Grid
-    from orchestrator.planning.plan import Plan
+    from orchestrator.grid.parser import Grid
     from orchestrator.results.mirror import Mirror
     from orchestrator.results.store import Store
     from orchestrator.runtime.row_log import RowLog
@@ -100,14 +100,14 @@ def drive(
     logs: Sequence[RowLog] = (),
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
-    from orchestrator.domain.events import RecordRow
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.events import RecordRow
+    from orchestrator.core.measurement import Measurement
+    from orchestrator.core.plan import Action
     from orchestrator.driver.board import Board
     from orchestrator.driver.loop import Driver, PassportBook
     from orchestrator.driver.stop_signal import StopSignal
     from orchestrator.driver.watchdog import Watchdog
     from orchestrator.host.environment import provenance
-    from orchestrator.planning.plan import Action
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
@@ -377,7 +377,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
     Raises:
         StoreError: there is no such run.
     """
-    from orchestrator.errors import StoreError
+    from orchestrator.core.errors import StoreError
     from orchestrator.results.store import Store
     from orchestrator.results.stored_run import runs
 
@@ -406,7 +406,7 @@ def _begun(session: Session, plan: Plan, store: Store) -> contextlib.AbstractCon
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
     """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
-    from orchestrator.errors import GridError, Problem
+    from orchestrator.core.errors import GridError, Problem
     from workloads.models.hub import split
 
     known = {job.model for job in grid.jobs()} if named else set()
@@ -428,8 +428,8 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 
 
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
+    from orchestrator.core.errors import OptionError
     from orchestrator.driver import session
-    from orchestrator.errors import OptionError
     from orchestrator.scheduling.run_queue import QueueOptions
 
     kinds = grid.accelerators()

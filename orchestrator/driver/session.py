@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.domain.executor import Executor
-from orchestrator.domain.job import Accelerator, Job, default_accelerator
-from orchestrator.domain.topology import Node, parse_emulation
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.events import Executor
+from orchestrator.core.job import Accelerator, Job, default_accelerator
+from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
-from orchestrator.errors import ClusterError
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduling.run_queue import QueueOptions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
-from orchestrator.errors import ControlStoreLost, StoreFull, StoreLocked
+from orchestrator.core.errors import ControlStoreLost, StoreFull, StoreLocked
 from orchestrator.watching.live import View
 
 AT_ONCE = 3  # the third request: leave the loop as it is

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.exit_codes import INTERRUPTED
+from orchestrator.core.errors import INTERRUPTED
 from orchestrator.host import output
 from orchestrator.results import paths
 

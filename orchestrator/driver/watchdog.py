@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from orchestrator.domain.events import Command, RunAttempt, WorkerOverdue
+from orchestrator.core.events import Command, RunAttempt, WorkerOverdue
 from orchestrator.runtime.status import CardStatus
 
 #: Seconds that a worker may stay in a phase. ``starting`` is the process itself: its imports and

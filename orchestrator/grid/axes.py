@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from orchestrator.domain.job import Scalar
-from orchestrator.grid.fields import Fault, shown
+from orchestrator.core.job import Scalar
+from orchestrator.grid.vocabulary import Fault, shown
 
 MAX_JOBS = 1_000_000
 MAX_RANGE = 10_000  # values of one range

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from orchestrator.errors import GridError, Problem
-from orchestrator.grid.strict_yaml import Document, parse
+from orchestrator.core.errors import GridError, Problem
+from orchestrator.grid.yaml import Document, parse
 
 #: Keys of an experiment under which settings stand.
 GROUPS = ("axes", "measure")

@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 from orchestrator.results.derive import Provenance
 from workloads.devices import all_devices
 from workloads.engines import engine_packages

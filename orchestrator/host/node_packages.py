@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.domain.topology import Node
+from orchestrator.core.topology import Node
 from orchestrator.host.processors import usable_cores
 from workloads.devices import device_spec
 from workloads.devices.cpu import CORES

@@ -15,12 +15,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.domain.processor import (
-    SHORTEST_OF_HOST_S,
-    HostTime,
-    ProcessorReading,
-    ThreadTime,
-)
+from orchestrator.core.readings import SHORTEST_OF_HOST_S, HostTime, ProcessorReading, ThreadTime
 
 _THREADS = Path("/proc/self/task")
 _HOST = Path("/proc/stat")

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.domain.energy import Energy
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import ControlStoreLost
+from orchestrator.core.errors import ControlStoreLost
+from orchestrator.core.events import Progress
+from orchestrator.core.job import Accelerator
+from orchestrator.core.readings import Energy
+from orchestrator.core.topology import Node
 from orchestrator.host import output
 from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray.gcs import is_absence

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import ClusterError, ControlStoreLost
+from orchestrator.core.errors import ClusterError, ControlStoreLost
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.topology import Node
 from orchestrator.on_ray.agent import PlacedAgent, end_agent, start_agent
 from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Node
 from orchestrator.host.node_packages import packages_here
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
 from workloads import files

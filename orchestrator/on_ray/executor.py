@@ -20,24 +20,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome, WorkerInfo
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     CardsHeld,
     ClusterSilent,
     Event,
     NodeJoined,
     NodeLeft,
+    Progress,
     RunAttempt,
     StartWorker,
     StopWorker,
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import (
+    Attempt,
+    Failure,
+    FailureClass,
+    Outcome,
+    RankOutcome,
+    WorkerInfo,
+)
+from orchestrator.core.topology import Card
 from orchestrator.host.clock import Interval
 from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator.core.errors import SubmitError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Node
 from orchestrator.doctor.facts import Versions
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import SubmitError
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.cluster import (
@@ -52,7 +52,7 @@ from orchestrator.results.directory import is_address
 from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:
-    from orchestrator.domain.job import Job
+    from orchestrator.core.job import Job
 
 #: Modules of Ray that tell of each package which they upload.
 _CHATTERERS = (

@@ -22,8 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.topology import Node
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.topology import Node
 from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.cluster import (
     CARD_MEMORY_MIB,

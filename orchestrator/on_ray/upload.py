@@ -19,11 +19,11 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import SubmitError
-from orchestrator.planning.needs import things
+from orchestrator.core.errors import SubmitError
+from orchestrator.grid.dependencies import things
 
 if TYPE_CHECKING:
-    from orchestrator.domain.job import Job
+    from orchestrator.core.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
 #: Directories in which nothing is of use to a job, wherever they are.

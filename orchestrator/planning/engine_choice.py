@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from orchestrator.domain.job import Accelerator, Job, Parameters
-from orchestrator.domain.topology import Node
+from orchestrator.core.job import Accelerator, Job, Parameters
+from orchestrator.core.topology import Node
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec

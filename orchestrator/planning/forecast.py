@@ -1,20 +1,146 @@
-"""Forecast of the part of a plan that is measured before a deadline, by the estimates.
+"""Forecasts of a run: how long it takes, and what is measured before a deadline. Pure.
 
-The schedule of the night is played with every job lasting as long as it is estimated to. Pure, and
-quick enough to be asked before a run: about a second for ten thousand jobs.
+The start (a Ray of one's own, workers, their imports), loading and the work are added up, each with
+a range that holds nine of ten. Jobs take what the nearest rows say (``scheduling/estimate.py``),
+spread evenly over the cards. Emulated cards take turns on their host's processors, so they are
+worth as many cards as have a turn at once, and waiting for one is no part of a job's own time. Jobs
+that are guessed from the same knowledge are wrong together: a slow host makes all of them slow. So
+ranges are added up as if all jobs were short or all were long.
+
+Before a deadline the schedule of the night is simulated with every job lasting as long as it is
+estimated to: about a second for ten thousand jobs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
-from orchestrator.domain.job import Job, State
-from orchestrator.planning.plan import Action, Plan
+from orchestrator.core.job import Job, State
+from orchestrator.core.plan import NOTHING, Action, Plan, PlannedJob, Span
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.anchors import anchors
-from orchestrator.scheduling.estimate import Estimate
+from orchestrator.scheduling.estimate import Estimate, Estimator
 from orchestrator.scheduling.record import Estimates
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import SimulationSettings, simulate
+
+#: How far the next start may be from the middle one of the earlier ones.
+START_FACTOR = 3.0
+#: Time that the first job in a process takes longer than in a worker that is up: libraries are
+#: imported and used for the first time (2 to 16 s in the runs that are kept).
+FIRST_USE = Span(low_s=0.0, middle_s=4.0, high_s=20.0)
+
+PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """Knowledge of the time from the command to the first job, and of the host's processors."""
+
+    kind: str = PRIVATE  # a Ray of its own; else the cluster's, or none
+    earlier_s: tuple[float, ...] = ()  # of earlier runs that came to their cards in the same way
+    processors: int = 1  # on which emulated cards take turns
+    load: float = 0.0  # programs that compute on these processors now
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which one more program takes longer there than alone, while the load stays. The
+        load counts programs of a lower priority, too, and those that wait for a disk: so its root.
+        """
+        return sqrt(max(1.0, (self.load + 1) / self.processors))
+
+    def span(self, cards: int) -> Span:
+        """Range of the time to the first job, on so many cards; and what the first job takes
+        longer because no worker is up for it."""
+        first_use = FIRST_USE if self.kind == IN_PROCESS else NOTHING
+        return self._to_first_job(cards) + first_use
+
+    def _to_first_job(self, cards: int) -> Span:
+        if self.earlier_s:
+            known = sorted(self.earlier_s)
+            middle = known[len(known) // 2]
+            return Span(
+                low_s=min(known[0], middle / START_FACTOR),
+                middle_s=middle,
+                high_s=max(known[-1], middle * START_FACTOR),
+            )
+        if self.kind == PRIVATE:  # its head and nodes, torch's import, and a process a card
+            return Span(low_s=5.0 + 0.5 * cards, middle_s=12.0 + cards, high_s=40.0 + 3.0 * cards)
+        if self.kind == IN_PROCESS:
+            return Span(low_s=1.0, middle_s=6.0, high_s=25.0)
+        return Span(low_s=3.0, middle_s=12.0, high_s=60.0)
+
+
+def duration(
+    planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, startup: Startup
+) -> Span:
+    """Range of the seconds that these jobs take on these nodes, from the command to the last
+    row. What computes on this host is slowed down by what does so already; it may be over soon, so
+    the shortest time stays. Rows and earlier starts had loads of their own, so where there are any,
+    only the longest time grows."""
+    working = work(planned, nodes, estimator, startup.processors)
+    if working == NOTHING:
+        return NOTHING
+
+    def slowed(span: Span, *, known: bool) -> Span:
+        return span.times(1.0, 1.0 if known else startup.slowdown, startup.slowdown)
+
+    start = slowed(startup.span(_cards(nodes)), known=bool(startup.earlier_s))
+    here = any(node.emulated or node.accelerator.spec.host for node in nodes)
+    return start + (slowed(working, known=estimator.knows_rows) if here else working)
+
+
+def work(
+    planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, processors: int
+) -> Span:
+    """The same, from the first attempt: each kind of card works off its own jobs, side by side, but
+    for emulated cards, which share their host's processors."""
+    jobs = [each.job for each in planned if each.action is Action.RUN]
+    emulated = {node.accelerator for node in nodes if node.emulated}
+    span = NOTHING
+    if shared := [job for job in jobs if job.accelerator in emulated]:
+        cards = _cards(node for node in nodes if node.emulated)
+        span = _work(shared, cards, _turns(cards, processors), estimator)
+    for kind in {job.accelerator for job in jobs} - emulated:
+        cards = _cards(node for node in nodes if node.accelerator is kind)
+        of_kind = [job for job in jobs if job.accelerator is kind]
+        span = span.or_longer(_work(of_kind, cards, cards, estimator))
+    return span
+
+
+def _cards(nodes: Iterable[Node]) -> int:
+    return max(1, sum(len(node.card_indices) for node in nodes))
+
+
+def _turns(cards: int, processors: int) -> int:
+    """Emulated cards that compute at once: each has its share of the processors, of which one is
+    kept free (``worker/turns.py``)."""
+    threads = max(1, processors // cards)
+    return max(1, min(cards, (processors - 1) // threads))
+
+
+def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -> Span:
+    """Range of the time that so many cards, so many of them at once, need for these jobs, loading
+    included."""
+    total = longest = NOTHING
+    loads: dict[object, tuple[Span, int]] = {}
+    guesses: Counter[tuple[Span, int]] = Counter()
+    for job in jobs:
+        run, load = estimator.guess(job)
+        guesses[run, min(job.cards, at_once)] += 1
+        key = job.job_id if job.alone else (job.model, job.precision, job.engine)
+        loads[key] = load, loads.get(key, (load, 0))[1] + 1
+    for (run, width), count in guesses.items():
+        longest = longest.or_longer(run)
+        total += run.times(*[width * count] * 3)
+    for load, count in loads.values():  # a model is loaded once, or on every card that has its jobs
+        most = min(count, cards)
+        total += load.times(1, sqrt(most), most)
+    return total.times(*[1 / at_once] * 3).or_longer(longest)
+
 
 #: More jobs are not played: their number would only be waited for.
 MOST_JOBS = 20_000

@@ -16,15 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Job, State, supersedes
-from orchestrator.domain.topology import Node, legal_card_sets
-from orchestrator.errors import ClusterError, GridError, Problem
-from orchestrator.planning.duration import Startup, duration
+from orchestrator.core.errors import ClusterError, GridError, Problem
+from orchestrator.core.job import Accelerator, Job, State, supersedes
+from orchestrator.core.plan import Action, PastRow, Plan, PlannedJob
+from orchestrator.core.topology import Node, legal_card_sets
+from orchestrator.grid.dependencies import Thing, measured_again, with_implied, with_needs
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
-from orchestrator.planning.implied_jobs import with_implied
-from orchestrator.planning.needs import Thing, measured_again, with_needs
-from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.planning.forecast import Startup, duration
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
 from workloads.precision import support
@@ -32,7 +30,7 @@ from workloads.registry import find_workload
 from workloads.saving import Saving
 
 if TYPE_CHECKING:
-    from orchestrator.grid.model import Grid
+    from orchestrator.grid.parser import Grid
     from orchestrator.scheduling.estimate import Estimator
 
 #: Ended without having been measured, through no fault of the job.

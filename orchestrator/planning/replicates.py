@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.planning.plan import Action, Plan, PlannedJob
+from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.scheduling.estimate import PRIOR_START_S
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Generic, SupportsIndex, TypeVar
 
-from orchestrator.domain.job import Job, Parameters
+from orchestrator.core.job import Job, Parameters
 from workloads.refusal import Asked
 
 Answer = TypeVar("Answer")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from workloads import files
 from workloads.files import SMALL_BYTES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orchestrator.analysis.flags import Raised
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
     from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
     from orchestrator.results.stored_run import Contents
@@ -108,7 +108,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
 
 
 def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
-    from orchestrator.domain.job import State
+    from orchestrator.core.job import State
     from orchestrator.report.shown import ORDINARY_ROWS
     from orchestrator.report.steps import step_times_of
     from orchestrator.results.bulk import read_lean, with_raw
@@ -134,7 +134,7 @@ def _raised_from_columns(
 ) -> dict[str, tuple[Raised, ...]]:
     """The flags of rows that were read without samples and items, which are read for it."""
     from orchestrator.analysis.flags import raised_by_job
-    from orchestrator.domain.job import State
+    from orchestrator.core.job import State
     from orchestrator.report.grouping import newest_final
     from orchestrator.results.bulk import raw_batches
 

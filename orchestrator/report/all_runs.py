@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.flags import raised_by_job, ranked
-from orchestrator.domain.labels import labels_of
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.answers import best_text
 from orchestrator.report.comparison import RunComparison, compare

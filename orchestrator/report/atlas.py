@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from math import isfinite
 from typing import Any
 
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
 
 FORMAT = "nightgrid-atlas-1"
 NOBODY, EMULATED, CARD = "nobody", "emulated", "card"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.drawing import WIDE, nice_top, svg, text_at
 from orchestrator.report.payload import shown_spans

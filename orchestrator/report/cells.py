@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
 from orchestrator.report.quality import quality_note

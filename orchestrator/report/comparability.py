@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.analysis.flags import Raised, barred, league_of
-from orchestrator.domain.job import Scalar
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Scalar
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.grouping import scalar
 
 #: Text of a row without flags.

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.flags import raised_by_job
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.comparability import DEVICE, Difference, differences
 from orchestrator.report.noise import between_runs, significant
 from orchestrator.report.ratio import KNOWN, Rate, Ratio, rate_of, rate_of_metrics, ratio_of

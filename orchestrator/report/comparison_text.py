@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.domain.labels import Label, labels_of
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.labels import Label, labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
 from orchestrator.report.reported import figure_changes

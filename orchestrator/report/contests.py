@@ -18,9 +18,9 @@ from enum import Enum
 from math import isfinite
 from typing import Any
 
-from orchestrator.domain.job import State
-from orchestrator.domain.job_fields import FIELDS
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import FIELDS
 from orchestrator.report.grouping import Setting
 from orchestrator.report.reported import figure_of, same
 from workloads import registry

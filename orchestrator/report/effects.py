@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from orchestrator.domain.declared import declared_of, usual_engine
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import declared_of, usual_engine
 from orchestrator.report.contests import Works, peak_memory_bytes
 from orchestrator.report.grouping import Setting, precision_rank, scalar
 from orchestrator.report.ratio import Ratio, pooled, rate_of, ratio_of_rows

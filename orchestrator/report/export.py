@@ -16,7 +16,7 @@ from itertools import chain
 from operator import attrgetter
 
 from orchestrator.analysis.flags import Raised, raised_on_each
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
 from orchestrator.report.figure_data import Record, figure_records
 from orchestrator.report.safe import csv_field, finite

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.report.query import read_runs
 
 if TYPE_CHECKING:

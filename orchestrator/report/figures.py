@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report import units
 from orchestrator.report.contests import interval
 from orchestrator.report.drawing import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.finding import Finding
 from orchestrator.report.forms import forms

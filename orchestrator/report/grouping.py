@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from orchestrator.analysis.flags import Raised, league_of
-from orchestrator.domain.declared import as_declared
-from orchestrator.domain.job import Accelerator, Scalar, State, supersedes
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Accelerator, Scalar, State, supersedes
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import as_declared
 
 #: Report order; a precision that is not listed comes after these, by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.domain.job import State
-from orchestrator.domain.labels import labels_of
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.grouping import Setting, card_name
 from orchestrator.report.ratio import Ratio, pooled, ratio_of_rows
 

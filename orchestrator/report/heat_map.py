@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.drawing import LETTER, svg, text_at
 from orchestrator.report.safe import one_line, visible

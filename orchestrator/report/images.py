@@ -10,7 +10,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 #: Bytes of all images of a page; further ones stay in the rows.

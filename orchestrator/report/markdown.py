@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells, units
 from orchestrator.report.answers import answers
 from orchestrator.report.contests import Contest

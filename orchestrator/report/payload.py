@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.contests import memory_kind, peak_memory_bytes
 from orchestrator.report.grouping import described, precision_rank

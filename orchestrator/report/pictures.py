@@ -15,7 +15,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from orchestrator.errors import ExtraMissing, StoreError
+from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.report import charts, units
 from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.figures import throughput_curve

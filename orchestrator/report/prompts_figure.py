@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.drawing import SHAPES, WIDTH, nice_top, precision_style, svg, text_at
 from orchestrator.report.safe import visible
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.declared import undeclared
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.passport import SlowCard
+from orchestrator.core.card_check import SlowCard
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import undeclared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
-from orchestrator.domain.job import Scalar, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Scalar, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.grouping import scalar
 from orchestrator.report.reference_data import Published, reference
 from orchestrator.report.roofline import sheet_of

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.flags import ranked
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.fronts import fronts_of
 from workloads import registry

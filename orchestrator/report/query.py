@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import ExtraMissing, QueryError
+from orchestrator.core.errors import ExtraMissing, QueryError
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 from workloads.confidence import student_t_quantile, student_t_two_sided
 
 #: Degrees of freedom of a spread that is taken as known.

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.grouping import Setting
 from orchestrator.report.provenance import Banner
 from orchestrator.report.ratio import rate_of

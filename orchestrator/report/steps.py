@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from workloads.api import Sample
 
 #: Parts that follow each other in a step, in this order; fields of ``workloads.api.Sample``.

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
-from orchestrator.domain.job import State
-from orchestrator.domain.labels import Label, batch_word, labels_of
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.passport import SlowCard
+from orchestrator.core.card_check import SlowCard
+from orchestrator.core.job import State
+from orchestrator.core.labels import Label, batch_word, labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.causes import (
     SETTLED,
     STATE_ORDER,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 
 from orchestrator.analysis.flags import Raised, ranked
-from orchestrator.domain.labels import Label
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.labels import Label
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.drawing import precision_style
 from orchestrator.report.grouping import Differences, Setting, precision_rank

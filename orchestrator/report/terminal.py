@@ -12,7 +12,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report import cells, units
 from orchestrator.report.answers import answers
 from orchestrator.report.findings import findings

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

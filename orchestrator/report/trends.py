@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.flags import barred, raised_on_each
-from orchestrator.domain.job import State
-from orchestrator.domain.labels import labels_of
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.noise import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
 from orchestrator.report.ratio import KNOWN, rate_of
 from workloads.confidence import student_t_two_sided

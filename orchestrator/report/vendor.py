@@ -11,8 +11,8 @@ import csv
 import io
 import math
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.figure_data import plain
 from orchestrator.report.grouping import precision_rank
 from orchestrator.report.summary import Summary

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.core.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.core.measurement import Measurement
 from orchestrator.results import disk, fragments
 from orchestrator.results.notes import Note, row_of
 

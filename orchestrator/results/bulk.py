@@ -19,9 +19,9 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results import arrays, disk, fragments
 from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage

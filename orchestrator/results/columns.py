@@ -19,7 +19,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.row_values import json_text, other_columns, scalar, text
 from orchestrator.results.schema import (
     RAW_TYPES,

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import fragments
 from orchestrator.results.append_log import parts_of
 from orchestrator.results.row_file import parquet

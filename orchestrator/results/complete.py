@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import paths
 from orchestrator.results.scan import Scan
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.failure import Failure
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.repeats import timed_repeats
-from orchestrator.domain.topology import Node
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement, timed_repeats
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome
+from orchestrator.core.topology import Node
 from orchestrator.results.metrics_of_samples import NOTHING, metrics_of
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.timed import derived_figures

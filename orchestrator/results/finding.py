@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir
 from orchestrator.results.store import Store

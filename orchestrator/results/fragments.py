@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import StoreError, StoreFull
+from orchestrator.core.errors import StoreError, StoreFull
 from orchestrator.results import disk
 
 _LOG = logging.getLogger("nightgrid.store")

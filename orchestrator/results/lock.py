@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results import disk, paths
 from workloads import files
 from workloads.owned_directory import ProcessIdentity

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.domain.measurement import Metrics
-from orchestrator.domain.repeats import (
+from orchestrator.core.measurement import (
+    Metrics,
     Ranked,
     Totals,
     complete_of,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.append_log import is_log
 from orchestrator.results.parcels import SIDE_FILES, carried

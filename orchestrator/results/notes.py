@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.domain.attempt import Attempt, Outcome, RankOutcome
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Node
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.topology import Node
 from orchestrator.results.derive import Provenance, measurement_of
 from orchestrator.results.older_tables import refuse_newer
 from orchestrator.results.schema import SCHEMA_VERSION

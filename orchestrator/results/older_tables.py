@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from functools import lru_cache
 
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.results.schema import (
     NESTED,
     SCHEMA_VERSION,

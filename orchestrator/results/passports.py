@@ -14,8 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.passport import Passport, SlowCard, slow_cards, spread_of_runs
-from orchestrator.errors import StoreError
+from orchestrator.core.card_check import Passport, SlowCard, slow_cards, spread_of_runs
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from workloads.confidence import Spread
 from workloads.files import SMALL_BYTES

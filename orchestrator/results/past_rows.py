@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.declared import as_declared
-from orchestrator.domain.history import TOOK, PastRow
-from orchestrator.domain.job import Accelerator, Scalar, State
+from orchestrator.core.job import Accelerator, Scalar, State
+from orchestrator.core.plan import TOOK, PastRow
+from orchestrator.core.settings import as_declared
 from orchestrator.results.complete import refuse_unread
 from orchestrator.results.scan import scan_rows
 

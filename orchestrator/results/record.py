@@ -24,7 +24,7 @@ from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results import fragments
 from orchestrator.results.columns import arrays_of, packed_fields, values_of
 from orchestrator.results.older_tables import refuse_newer

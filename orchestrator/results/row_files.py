@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, fragments
 from orchestrator.results.append_log import AppendLog, is_log
 from orchestrator.results.complete import refuse_unread
 from orchestrator.results.scan import ATTEMPT, Scan, replaced_by, scan_rows
 
 if TYPE_CHECKING:
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
 
 _LOG = logging.getLogger("nightgrid.store")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.schema import RAW_TYPES, TIMES, hints_of
 
 _json = json.JSONEncoder(separators=(",", ":")).encode

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.results import disk, fragments
 from orchestrator.results.append_log import is_log, parts_of
 from orchestrator.results.fragments import Damage

@@ -19,7 +19,7 @@ from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
 from workloads.api import Item, MeasureSettings, Sample
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from orchestrator.errors import StoreFull
+from orchestrator.core.errors import StoreFull
 from orchestrator.results import disk, fragments, paths
 
 _RESERVE_BYTES = 64 * 2**10

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.complete import refuse_unread
 from orchestrator.results.identity import Former

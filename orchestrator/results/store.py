@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, fragments, identity, paths
 from orchestrator.results.lock import SILENCE_S, Holder, RunLock
 from orchestrator.results.row_files import RowFiles, record_of
@@ -26,7 +26,7 @@ from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.stored_run import StoredRun, no_such_run
 
 if TYPE_CHECKING:
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
     from orchestrator.results.append_log import AppendLog
     from orchestrator.results.begun import BegunLog
     from orchestrator.results.notes import Note

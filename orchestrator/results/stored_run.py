@@ -14,15 +14,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.history import PastRow
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.plan import PastRow
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.fragments import Damage
 from orchestrator.results.past_rows import past_rows
 from orchestrator.results.scan import Scan, scan_rows
 
 if TYPE_CHECKING:
-    from orchestrator.domain.measurement import Measurement
+    from orchestrator.core.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.columns import columns_of
 from orchestrator.results.older_tables import current
 from orchestrator.results.row_values import json_text, mappings, other_columns, scalar, text

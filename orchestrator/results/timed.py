@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from orchestrator.domain.repeats import Ranked, timed_repeats
+from orchestrator.core.measurement import Ranked, timed_repeats
 from workloads.api import Item, Sample
 from workloads.metrics import Metric, Timed
 

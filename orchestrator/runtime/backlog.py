@@ -11,8 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.measurement import Measurement
 from orchestrator.trackers.base import Connection, Tracker, attempt_of, tracked
 
 #: Failures, each over a new connection, after which a row is set aside.

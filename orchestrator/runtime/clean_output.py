@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.runtime.status import RunStatus
 from orchestrator.watching.live import View
 from orchestrator.worker.redaction import redact

@@ -6,14 +6,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.job import State
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import State
 from orchestrator.results.past_rows import cards_of_succeeded, unbegun
 from orchestrator.scheduling.replicates import replicated_cells
 
 if TYPE_CHECKING:
-    from orchestrator.domain.history import PastRow
-    from orchestrator.planning.plan import Plan
+    from orchestrator.core.plan import PastRow, Plan
     from orchestrator.results.store import Store
     from orchestrator.worker.leftovers import Owner
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     RecordRow,
@@ -21,9 +20,9 @@ from orchestrator.domain.events import (
     StopWorker,
     WorkerStopped,
 )
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Failure, FailureClass, Outcome
 
 #: The schedule's command and its row. The row is made once: when it is written again after a
 #: failure, it must have the same bytes.

@@ -16,19 +16,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     NodeJoined,
+    Progress,
     RunAttempt,
     StartWorker,
     StopWorker,
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.topology import Card, Node
+from orchestrator.core.outcome import Outcome
+from orchestrator.core.topology import Card, Node
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.process_server import OPTIONAL

@@ -12,7 +12,7 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from orchestrator.errors import StoreLocked
+from orchestrator.core.errors import StoreLocked
 
 _LOG = logging.getLogger("nightgrid.store")
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.runtime.backlog import Backlog
 from orchestrator.trackers.base import Connection, Tracker

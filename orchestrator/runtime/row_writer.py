@@ -20,15 +20,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 
-from orchestrator.domain.events import (
-    RecordRow,
-    RunAttempt,
-    RunFinished,
-)
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.core.events import RecordRow, RunAttempt, RunFinished
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import Patience
-from orchestrator.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.host import output
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Notes

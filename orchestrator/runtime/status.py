@@ -79,7 +79,7 @@ class RunStatus:
     eta_s: float | None  # None when unknown
     eta_low_s: float | None = None  # while little of the run is done: the range that it is in
     eta_high_s: float | None = None
-    #: How the run came to its cards (``duration.py``), and how long after the command its first
+    #: How the run came to its cards (``forecast.py``), and how long after the command its first
     #: attempt began; None before that, and where it waited for cards that others held.
     start: str = ""
     first_attempt_s: float | None = None
@@ -89,7 +89,7 @@ class RunStatus:
     paused: str = ""  # why nothing new is started for now; empty while all is well
     waiting: str = ""  # for whose cards, while it has none or nothing to do on them
     trouble: str = ""  # what is wrong with the cluster, while work goes on
-    slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``domain/passport.py``)
+    slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``core/card_check.py``)
     finished: bool = False
     jobs_run: int = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()

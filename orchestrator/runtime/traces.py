@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.domain.events import RecordRow
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.events import RecordRow
 from orchestrator.results import paths
 from orchestrator.runtime.row_store import RowStore
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Outcome
 
 #: Jobs that may wait behind one on its worker: enough that the shortest ones last until the driver
 #: has handled the ends of many together, and sent more.

@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.domain.job import Job
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import Job
+from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduling.record import configuration_of
 from workloads import registry
 

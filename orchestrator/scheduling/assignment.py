@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from math import inf
 
-from orchestrator.domain.events import Command
+from orchestrator.core.events import Command
 from orchestrator.scheduling.ahead import may_have_more, may_wait_behind
 from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
 from orchestrator.scheduling.gangs import Gangs, has_room, window_s

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor, log
 
-from orchestrator.domain.batch_size import Search
+from orchestrator.core.settings import Search
 from orchestrator.scheduling.memory_line import MemoryLine
 from workloads.confidence import Interval
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.domain.failure import FailureClass
+from orchestrator.core.outcome import FailureClass
 from orchestrator.scheduling.retry import POLICIES
 
 

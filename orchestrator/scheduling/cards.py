@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.topology import Accelerator, Card, Node, legal_groups
+from orchestrator.core.topology import Accelerator, Card, Node, legal_groups
 from orchestrator.scheduling.record import JobRecord
 
 if TYPE_CHECKING:

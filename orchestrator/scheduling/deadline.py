@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import Command
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.core.events import Command
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Outcome
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.ledger import Ledger
 from orchestrator.scheduling.pool import Pool

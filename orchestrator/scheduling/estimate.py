@@ -20,9 +20,8 @@ from functools import lru_cache
 from math import ceil, exp, log
 from typing import Protocol
 
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Job, Scalar, State
-from orchestrator.domain.span import Span
+from orchestrator.core.job import Accelerator, Job, Scalar, State
+from orchestrator.core.plan import PastRow, Span
 from workloads.measure_settings import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from math import inf
 
-from orchestrator.domain.events import Command
+from orchestrator.core.events import Command
 from orchestrator.scheduling.cards import CardPool, Reservation, Server, Slot, SlotSet, WorkerState
 from orchestrator.scheduling.leases import Leases
 from orchestrator.scheduling.pending import PendingJobs

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -32,8 +31,9 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card, CardSet, Node, legal_groups
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Outcome
+from orchestrator.core.topology import Card, CardSet, Node, legal_groups
 
 _LATE_S = 0.01  # timers come due a moment after their time
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
-from orchestrator.domain.topology import Card
+from orchestrator.core.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.cards import CardPool, Slot, SlotSet, Worker, WorkerState
 from orchestrator.scheduling.pending import Bucket, PendingJobs
 from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings

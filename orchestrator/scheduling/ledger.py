@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import Command, RecordRow, Wake
-from orchestrator.domain.job import Job, State
+from orchestrator.core.events import Command, RecordRow, Wake
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.scheduling.leases import Lease
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord, Phase, ScheduleSettings, configuration_of

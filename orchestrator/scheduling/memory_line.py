@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.job import Job
+from orchestrator.core.job import Job
+from orchestrator.core.outcome import Outcome
 from workloads.measure_settings import MeasureSettings
 
 #: The share of a card's memory at which the line is read: allocators lose some between blocks.

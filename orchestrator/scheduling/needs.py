@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from orchestrator.domain.job import State
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import State
+from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduling.record import JobRecord, Phase
 
 

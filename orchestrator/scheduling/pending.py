@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
-from orchestrator.domain.topology import Card
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.ahead import Pace
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.queue import LOOK_AHEAD, DurationQueue

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import Command, Wake
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card, Node, legal_card_sets
+from orchestrator.core.events import Command, Wake
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import FailureClass, Outcome
+from orchestrator.core.topology import Card, Node, legal_card_sets
 from orchestrator.scheduling.ahead import pace_after
 from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.cards import CardPool, Slot

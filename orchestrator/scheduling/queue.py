@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 
-from orchestrator.domain.topology import Card
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.record import JobRecord
 
 #: The job's duration, or the place drawn for it; then the batch size, the order and the token.

@@ -8,11 +8,10 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from orchestrator.domain.attempt import Purpose
-from orchestrator.domain.batch_size import Search, search_of
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import FailureClass, Purpose
+from orchestrator.core.settings import Search, search_of
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.batch_search import Trial, next_size
 from orchestrator.scheduling.estimate import PRIOR_START_S, SEARCH_FACTOR, Estimate
 from orchestrator.scheduling.trials import purpose_of, timed_roughly

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from orchestrator.domain.job import Job
+from orchestrator.core.job import Job
 
 
 def drawn(seed: int, name: str) -> float:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import FailureClass, Outcome
 
 #: The longest pause before a retry, seconds.
 MAX_BACKOFF_S = 300.0

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     CardsHeld,
     ClockSet,
@@ -37,10 +36,10 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import Card
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.cards import WorkerState
 from orchestrator.scheduling.deadline import Deadline

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import Command
-from orchestrator.domain.job import State
+from orchestrator.core.events import Command
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Outcome
 from orchestrator.scheduling.batch_search import Trial, answer, next_size, why
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.leases import Lease

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from orchestrator.domain.events import Event, NodeJoined, RecordRow, Tick
-from orchestrator.domain.job import Job
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import Event, NodeJoined, RecordRow, Tick
+from orchestrator.core.job import Job
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.record import Estimates, LearningEstimates
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from orchestrator.domain.events import Command, RunFinished, StopWorker
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.core.events import Command, RunFinished, StopWorker
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.scheduling.cards import Worker
 from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import Phase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.domain.attempt import Outcome, Purpose
-from orchestrator.domain.batch_size import Goal, Search
-from orchestrator.domain.job import Job
-from orchestrator.domain.repeats import complete_of, repeats_of, totals_of
+from orchestrator.core.job import Job
+from orchestrator.core.measurement import complete_of, repeats_of, totals_of
+from orchestrator.core.outcome import Outcome, Purpose
+from orchestrator.core.settings import Goal, Search
 from workloads import registry
 from workloads.confidence import Interval, mean_interval
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from orchestrator.domain.attempt import Outcome, RankOutcome
-from orchestrator.domain.events import Command, RunAttempt, StartWorker, StopWorker
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.topology import Node
+from orchestrator.core.events import Command, RunAttempt, StartWorker, StopWorker
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.batch_search import why
 from orchestrator.scheduling.breaker import Breaker
 from orchestrator.scheduling.cards import Worker

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from random import Random
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card, Node
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass
+from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.virtual_results import simulated_result
 from workloads.api import Result
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Command,
     Event,
@@ -28,9 +27,9 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card, Node
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Failure, FailureClass, Outcome
+from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
 from orchestrator.scheduling.schedule import Schedule

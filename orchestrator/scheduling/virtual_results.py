@@ -10,9 +10,8 @@ from __future__ import annotations
 from math import exp, log2
 from random import Random
 
-from orchestrator.domain.attempt import Outcome, RankOutcome, WorkerInfo
-from orchestrator.domain.failure import Failure
-from orchestrator.domain.job import Job, State
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Failure, Outcome, RankOutcome, WorkerInfo
 from workloads.api import Result, Sample
 
 _FIXED, _LIMIT = 2 * 10**9, 10**11  # bytes: of the weights, and of a card

@@ -7,7 +7,7 @@ what was measured, ``nightgrid run --log-to NAME`` every row as it comes (``runt
 
 from __future__ import annotations
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.trackers.base import Tracker
 from workloads.declared import Declared
 

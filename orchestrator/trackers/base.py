@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.errors import ExtraMissing, StoreError
+from orchestrator.core.errors import ExtraMissing, StoreError
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement, Metrics
 
 #: Characters of a parameter or tag; servers refuse much longer ones.
 _LONGEST = 500

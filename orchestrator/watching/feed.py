@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.job import Scalar, State
-from orchestrator.domain.labels import Label, Named, labels_of
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import Scalar, State
+from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.report.progress import STALE_AFTER_S, as_it_stands, underway_of
 from orchestrator.report.safe import one_line
 from orchestrator.report.units import number, plural, seconds

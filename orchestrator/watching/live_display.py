@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.runtime.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.watching.live_text import duration, left_text, printable, rate_texts, shortened
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     ClockSet,
     Event,
     NodeJoined,
@@ -13,8 +13,8 @@ from orchestrator.domain.events import (
     StopRequested,
     WorkerStopped,
 )
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver.board import Board
 from orchestrator.runtime.status import RunStatus
 

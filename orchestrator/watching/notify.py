@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.domain.job import State
-from orchestrator.errors import NightgridError
-from orchestrator.exit_codes import INTERRUPTED
+from orchestrator.core.errors import INTERRUPTED, NightgridError
+from orchestrator.core.job import State
 from orchestrator.watching.notice import Ending, Notice
 from workloads import files
 

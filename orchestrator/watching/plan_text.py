@@ -17,19 +17,18 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.domain.job import Accelerator, Job, Scalar
-from orchestrator.domain.labels import MOST_NAMED
-from orchestrator.domain.span import Span
-from orchestrator.domain.topology import Node, legal_card_sets
+from orchestrator.core.job import Accelerator, Job, Scalar
+from orchestrator.core.labels import MOST_NAMED
+from orchestrator.core.plan import Action, Plan, PlannedJob, Span
+from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.host import output
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.planning.planner import card_seconds
 from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.domain.deadline import Deadline
+    from orchestrator.core.deadline import Deadline
     from orchestrator.planning.forecast import Forecast
     from orchestrator.planning.replicates import ReplicateCost
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results.finding import existing_runs
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus

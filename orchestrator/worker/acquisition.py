@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.topology import Card
+from orchestrator.core.topology import Card
 from orchestrator.worker.failure_record import one_line
 from workloads.devices import host_device
 from workloads.devices.monitoring.release import Waiting

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
 from orchestrator.host.clock import Interval
 from orchestrator.worker.redaction import redacted_end
 from orchestrator.worker.served_process import ServedProcess

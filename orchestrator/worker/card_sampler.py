@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from orchestrator.domain.card_readings import card_readings
-from orchestrator.domain.energy import Energy, Reading, energy_between
+from orchestrator.core.readings import Energy, Reading, card_readings, energy_between
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 Read = Callable[[], Mapping[int, CardTelemetry]]

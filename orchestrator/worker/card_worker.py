@@ -18,12 +18,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.history import TOOK
-from orchestrator.domain.job import State
-from orchestrator.domain.processor import ProcessorReading, ProcessorUse, Turn, use_between
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.core.plan import TOOK
+from orchestrator.core.readings import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.host.clock import Interval
 from orchestrator.host.processor_time import processor_reading
 from orchestrator.host.processors import usable_cores

@@ -13,7 +13,7 @@ import re
 import traceback
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.failure import Failure, FailureClass, classify
+from orchestrator.core.outcome import Failure, FailureClass, classify
 from orchestrator.worker.redaction import redact
 from workloads.errors import OutOfMemory
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Node
 from orchestrator.host import output
 from orchestrator.host.processors import threads_of_card, usable_cores
 from orchestrator.worker.guard import guarded

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.domain.events import StartWorker
-from orchestrator.domain.topology import Node
+from orchestrator.core.events import StartWorker
+from orchestrator.core.topology import Node
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_process import Launch
 from orchestrator.worker.host_facts import HostFacts

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
-from orchestrator.domain.energy import Energy
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure
+from orchestrator.core.events import Progress
+from orchestrator.core.outcome import Failure, RankOutcome, WorkerInfo
+from orchestrator.core.readings import Energy
 from orchestrator.worker.card_process import Launch, Order
 from orchestrator.worker.wire import compact
 from workloads.devices.monitoring.telemetry import CardTelemetry

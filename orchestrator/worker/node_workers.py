@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.domain.energy import Energy
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.core.events import Progress
+from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.readings import Energy
 from orchestrator.worker.card_process import CardProcess, Order
 from orchestrator.worker.messages import (
     Ended,

@@ -14,9 +14,9 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
-from orchestrator.domain.job import State
-from orchestrator.domain.processor import ProcessorUse, Turn
+from orchestrator.core.job import State
+from orchestrator.core.outcome import RankOutcome, WorkerInfo
+from orchestrator.core.readings import ProcessorUse, Turn
 from orchestrator.worker.wire import pickled, unpickled
 from workloads.api import Item, Result, Sample
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.job import Job
+from orchestrator.core.job import Job
+from orchestrator.core.outcome import Attempt
 from orchestrator.worker.leftovers import Owner
 from workloads.api import MeasureSettings, Request
 from workloads.errors import BadConfiguration
@@ -85,7 +85,7 @@ def request_of(attempt: Attempt) -> Request:
 
 def _taken(job: Job) -> Iterator[str]:
     """Savings of what a job takes by name: a model that is saved anew is another."""
-    from orchestrator.planning.needs import things, took
+    from orchestrator.grid.dependencies import things, took
     from workloads.products import saving_of
 
     for _, _, thing in things([job], "consumes"):

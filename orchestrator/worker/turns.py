@@ -39,7 +39,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from orchestrator.domain.processor import Turn
+from orchestrator.core.readings import Turn
 from orchestrator.worker.wake_up import WakeUp, wake
 from workloads import files
 from workloads.api import Collective

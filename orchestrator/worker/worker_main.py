@@ -16,10 +16,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, classify
-from orchestrator.domain.job import State
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.worker.card_process import TAIL_BYTES
 from orchestrator.worker.outcome_bytes import packed
 from orchestrator.worker.redaction import finish_output, redact, redact_output

@@ -8,7 +8,7 @@ import pytest
 from measurements import row
 
 from benchmarks.emulated import Turn, lines_of
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 
 
 def measured(number: int, rate: float, wait_share: float = 0.0) -> Measurement:

@@ -25,7 +25,7 @@ from chaos_invariants import OF_CLUSTER
 from chaos_left import left_behind
 from chaos_plan import KINDS, ROT
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.bulk import about_how_many
 from orchestrator.results.scan import row_files
 from orchestrator.results.store import Store
@@ -286,7 +286,7 @@ class Night:
     def _job_ids(self) -> list[str]:
         from chaos_worker import register
 
-        from orchestrator.grid.reader import load_grid
+        from orchestrator.grid.parser import load_grid
         from workloads import registry
 
         before = registry.WORKLOADS  # of a process in which other tests run, too

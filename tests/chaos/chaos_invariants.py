@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from chaos_fault import Fault
 
-from orchestrator.domain.job import State, supersedes
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State, supersedes
+from orchestrator.core.measurement import Measurement
 
 #: How a job that goes wrong of itself must end: its states, and a word of its reason.
 ENDS: Mapping[str, tuple[set[State], str]] = {

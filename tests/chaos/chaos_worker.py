@@ -12,9 +12,8 @@ from typing import Literal
 
 from fake_workers import FakeWorker
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import Failure, FailureClass
+from orchestrator.core.events import Progress
+from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from workloads import registry
 from workloads.api import JobContext, Phase, Request, Result, Sample
 from workloads.parameters import WorkloadParameters

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from measurements import row
 from patience import until
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 
 WORKS = {"behaviour": "work"}
 

@@ -21,9 +21,10 @@ import tiny_workload
 from example_grids import NOTEBOOK_GRID
 from measurements import row
 
-from orchestrator import errors, exit_codes
 from orchestrator.cli import COMMANDS, EPILOG, full_parser, main, parsed
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core import errors
+from orchestrator.core import errors as exit_codes
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.on_ray.jobs import JobInfo, Submission
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus

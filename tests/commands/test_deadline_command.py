@@ -14,9 +14,9 @@ from patience import patience
 
 from orchestrator.cli import main
 from orchestrator.commands.submit import deadline_words
-from orchestrator.domain.deadline import parse_deadline
-from orchestrator.domain.job import State
-from orchestrator.errors import ClusterError
+from orchestrator.core.deadline import parse_deadline
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import State
 from orchestrator.results.store import Store
 
 GRIDS = Path(__file__).parents[2] / "grids"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.grid.first import name_of
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.parser import load_grid
+from orchestrator.grid.schema import name_of
 from workloads.registry import WORKLOADS
 
 

@@ -13,8 +13,8 @@ import tiny_workload
 from example_grids import GRID
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import build_parser, main
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.errors import SubmitError
+from orchestrator.core.errors import SubmitError
+from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.jobs import JobInfo, Submission
 from orchestrator.results import paths
 from orchestrator.results.stop_file import forget_requests, requested

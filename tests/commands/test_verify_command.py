@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from orchestrator.cli import main
-from orchestrator.grid.reader import grid_of_values, parse_grid
-from orchestrator.planning.verification_grid import verification_grid
+from orchestrator.grid.parser import grid_of_values, parse_grid
+from orchestrator.planning.verification import verification_grid
 from workloads.stock_reference import Reference
 from workloads.verification import EQUAL, NEAR_TIES, NO, QUANTIZED, compare
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from patience import patience
 
-from orchestrator import exit_codes
+from orchestrator.core import errors
+from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import check_workstation, judge
 from orchestrator.doctor.facts import (
     CardFacts,
@@ -27,7 +28,6 @@ from orchestrator.doctor.facts import (
 )
 from orchestrator.doctor.probe import hugepages_asked, import_errors, look_into
 from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
-from orchestrator.domain.job import Accelerator
 
 GIB = 2**30
 HERE = Versions(ray="2.60.0", python="3.10.12")
@@ -371,10 +371,10 @@ def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level])
 @pytest.mark.parametrize(
     ("levels", "code"),
     [
-        ([], exit_codes.OK),
-        ([N], exit_codes.OK),
-        ([W, N], exit_codes.CLUSTER_DOUBTFUL),
-        ([N, E, W], exit_codes.CLUSTER_UNFIT),
+        ([], errors.OK),
+        ([N], errors.OK),
+        ([W, N], errors.CLUSTER_DOUBTFUL),
+        ([N, E, W], errors.CLUSTER_UNFIT),
     ],
 )
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:

@@ -20,10 +20,10 @@ from example_grids import NOTEBOOK_GRID
 import orchestrator
 from orchestrator import Grid, Run, load, run
 from orchestrator.cli import main
-from orchestrator.domain.job import State
+from orchestrator.core.errors import GridError, NightgridError, StoreError
+from orchestrator.core.job import State
+from orchestrator.core.plan import Action
 from orchestrator.driver.options import RunOptions
-from orchestrator.errors import GridError, NightgridError, StoreError
-from orchestrator.planning.plan import Action
 from orchestrator.results.store import Store
 
 VALUES = {

@@ -52,7 +52,7 @@ for typed in (["report", "after", "--json"], compare):
         assert main(typed) == 0
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.grouping import settings_of
-from orchestrator.domain.labels import labels_of
+from orchestrator.core.labels import labels_of
 from orchestrator.results.store import Store
 from workloads.techniques import all_techniques
 rows = Store.existing(Path("results"), "after").measurements()

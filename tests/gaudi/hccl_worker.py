@@ -7,8 +7,8 @@ from typing import Any
 
 from scripted_worker import ScriptedWorker
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.executor import Progress
+from orchestrator.core.events import Progress
+from orchestrator.core.outcome import Attempt, RankOutcome
 from workloads import collective
 from workloads.devices import device_for
 

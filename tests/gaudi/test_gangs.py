@@ -13,7 +13,7 @@ from patience import patience
 from test_card_process import ATTEMPT, Server, close_server, eventually, open_server
 from test_node_workers import Node
 
-from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.card_process import Launch, Order
 from orchestrator.worker.messages import Ended, Halted, Listen, Listened, Run, Start, Started, Stop
 from workloads.devices import environment_for

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.core.errors import GridError
 from orchestrator.driver.plan import planned_nodes
-from orchestrator.errors import GridError
-from orchestrator.grid.fields import FIELD_NAMES, Vocabulary
-from orchestrator.grid.findings import MEANT
-from orchestrator.grid.reader import load_grid, parse_grid
+from orchestrator.grid.diagnostics import MEANT
+from orchestrator.grid.parser import load_grid, parse_grid
+from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary
 
 TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
 ONE = TOP + "  - name: e\n"  # line 4; what follows is line 5

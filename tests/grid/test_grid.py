@@ -14,13 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, model_validator
 
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.errors import GridError
+from orchestrator.core.errors import GridError
+from orchestrator.core.job import Accelerator, Job
 from orchestrator.grid.axes import parse_range
-from orchestrator.grid.blocks import MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
-from orchestrator.grid.fields import FIELD_NAMES, Fault, JobFields, Vocabulary, shown
-from orchestrator.grid.reader import load_grid, parse_grid
+from orchestrator.grid.parser import load_grid, parse_grid
+from orchestrator.grid.vocabulary import (
+    FIELD_NAMES,
+    Fault,
+    JobFields,
+    MeasureBlock,
+    Vocabulary,
+    shown,
+)
 from workloads.api import MeasureSettings
 from workloads.registry import WORKLOADS
 from workloads.workloads.base import WorkloadSpec

@@ -10,10 +10,9 @@ import yaml
 from grid_cases import grid
 
 from orchestrator.grid.axes import parse_range
-from orchestrator.grid.blocks import GridFile, MeasureBlock
 from orchestrator.grid.experiment import STRUCTURE
-from orchestrator.grid.fields import FIELD_NAMES, JobFields
-from orchestrator.grid.json_schema import grid_schema
+from orchestrator.grid.schema import grid_schema
+from orchestrator.grid.vocabulary import FIELD_NAMES, GridFile, JobFields, MeasureBlock
 from tools.documents.settings import renewed
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS

@@ -11,10 +11,10 @@ import yaml
 from grid_cases import HEAD, grid, vocabulary
 
 from orchestrator.cli import main
-from orchestrator.errors import GridError
-from orchestrator.grid.fields import FIELD_NAMES
-from orchestrator.grid.json_schema import grid_schema, grid_schema_text
-from orchestrator.grid.reader import load_grid
+from orchestrator.core.errors import GridError
+from orchestrator.grid.parser import load_grid
+from orchestrator.grid.schema import grid_schema, grid_schema_text
+from orchestrator.grid.vocabulary import FIELD_NAMES
 from workloads.devices import DEVICES
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS

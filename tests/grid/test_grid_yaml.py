@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import GridError
-from orchestrator.grid import nodes as grid_nodes
-from orchestrator.grid import strict_yaml as grid_yaml
-from orchestrator.grid.nodes import resolve
+from orchestrator.core.errors import GridError
+from orchestrator.grid import yaml as grid_nodes
+from orchestrator.grid import yaml as grid_yaml
+from orchestrator.grid.yaml import resolve
 
 
 def problems(content: bytes) -> list[tuple[int | None, int | None, str]]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from nested import places
 
 from orchestrator.cli import main
-from orchestrator.grid import strict_yaml
+from orchestrator.grid import yaml as strict_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(120)

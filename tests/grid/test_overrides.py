@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import GridError
+from orchestrator.core.errors import GridError
 from orchestrator.grid.overrides import overridden
-from orchestrator.grid.reader import load_grid
-from orchestrator.grid.strict_yaml import parse
+from orchestrator.grid.parser import load_grid
+from orchestrator.grid.yaml import parse
 
 GRID = """\
 name: night  # of November

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from grid_cases import vocabulary
 
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.grid.model import Grid
-from orchestrator.grid.reader import load_grid
-from orchestrator.planning.plan import Action
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
 from workloads.techniques import all_techniques
 from workloads.techniques.strategy import Strategy

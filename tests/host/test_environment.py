@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 from orchestrator.host import environment
 from orchestrator.host.environment import GitState, driver_version, git_state, provenance, versions
 

@@ -21,8 +21,8 @@ from measurements import row
 from source_tree import ROOT, modules, syntax
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
-from orchestrator.exit_codes import MEANINGS
+from orchestrator.core.errors import MEANINGS
+from orchestrator.core.job import State
 from orchestrator.host.visible import visible
 from orchestrator.results.lock import Holder
 from orchestrator.results.store import Store

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disks import fill, small_disk
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.host import output
 from orchestrator.host.output import GuardedFile, OutputFailed, guarded
 from orchestrator.host.visible import visible, visible_json

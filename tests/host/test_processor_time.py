@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.domain.processor import SHORTEST_OF_HOST_S, ProcessorUse, use_between
+from orchestrator.core.readings import SHORTEST_OF_HOST_S, ProcessorUse, use_between
 from orchestrator.host.processor_time import (
     TICK_S,
     OwnThreads,

@@ -11,7 +11,7 @@ import pytest
 import tiny_workload
 
 from orchestrator.cli import main
-from orchestrator.domain.events import RunAttempt
+from orchestrator.core.events import RunAttempt
 from orchestrator.results.store import Store
 from orchestrator.runtime.in_process import InProcessExecutor
 from orchestrator.worker.card_process import TAIL_BYTES, tail_of
@@ -109,8 +109,8 @@ def test_no_secret_of_a_failed_run_gets_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A run that cannot go on says why to the terminal and in its notice."""
+    from orchestrator.core.errors import ClusterError
     from orchestrator.driver.loop import Driver
-    from orchestrator.errors import ClusterError
 
     def fail(_: Driver) -> NoReturn:
         raise ClusterError(told())

@@ -128,8 +128,8 @@ def _make_deterministic(base: Path) -> None:
 
 def _stop_before_clusters() -> None:
     """Refuse to start or join a cluster: everything before it is real."""
+    from orchestrator.core.errors import ClusterError
     from orchestrator.driver import session
-    from orchestrator.errors import ClusterError
     from orchestrator.on_ray import cluster
 
     def refuse(*_: object, **__: object) -> Any:
@@ -184,7 +184,7 @@ def ask(line: list[str], case: Case, base: Path) -> Told:
 
 
 def _disagreeable(code: int | None, words: str) -> str:
-    from orchestrator.exit_codes import MEANINGS
+    from orchestrator.core.errors import MEANINGS
 
     if code not in MEANINGS:
         return f"exit code {code} is none of the documented ones"
@@ -210,7 +210,7 @@ def _perform(line: list[str], base: Path) -> int:
 
 def _write(results: Path) -> int:
     """Become the writer, as the run's next driver does."""
-    from orchestrator.errors import NightgridError
+    from orchestrator.core.errors import NightgridError
     from orchestrator.results.store import Store
 
     try:
@@ -228,7 +228,7 @@ def _write(results: Path) -> int:
 
 def _feed(results: Path) -> int:
     """Serve the live view, and look at every address of it twice."""
-    from orchestrator.errors import NightgridError
+    from orchestrator.core.errors import NightgridError
     from orchestrator.results.finding import find_run
     from orchestrator.watching.feed import RunFeed
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from shapes import MOST_BAD_STARTS, NOTICED_S, TOO_LONG_S, must
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
     Command,
     Event,
     NodeJoined,
     NodeLeft,
+    Progress,
     RecordRow,
     RunAttempt,
     StartWorker,
@@ -29,13 +30,11 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import State
+from orchestrator.core.outcome import FailureClass, Outcome
+from orchestrator.core.topology import Card
 from orchestrator.driver.loop import WRITING_LOOK_S
 from orchestrator.driver.watchdog import LIMITS, MEASURE_FACTOR
-from orchestrator.errors import ClusterError
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_cluster import VirtualCluster

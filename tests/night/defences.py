@@ -18,7 +18,8 @@ from exchange import run_exchange
 from nights import Night, NightOfShortJobs, run_night
 from stores import Lock, Promises
 
-from orchestrator.domain.events import (
+from orchestrator.core.errors import StoreFull
+from orchestrator.core.events import (
     ClockSet,
     Command,
     Event,
@@ -31,7 +32,6 @@ from orchestrator.domain.events import (
 from orchestrator.driver import loop as driver_module
 from orchestrator.driver.stop_signal import Patience
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.errors import StoreFull
 from orchestrator.on_ray import agent_channel
 from orchestrator.results import begun, fragments
 from orchestrator.results.spilled import SpilledRows

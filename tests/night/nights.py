@@ -26,17 +26,17 @@ from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is
 from stores import DiskStore, MemoryStore, Promises, row_of
 
 from clusters import URGENCY, NightCluster, NightExecutor
-from orchestrator.domain.events import NodeJoined
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Card
+from orchestrator.core.errors import StoreFull, StoreLocked
+from orchestrator.core.events import NodeJoined
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.topology import Card
 from orchestrator.driver import loop as driver_module
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.errors import StoreFull, StoreLocked
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results import disk as real_disk
 from orchestrator.results import fragments, paths
 from orchestrator.results.derive import measurement_of

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from orchestrator.domain.job import Job
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Job
+from orchestrator.core.measurement import Measurement
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.virtual_chance import Faults
 

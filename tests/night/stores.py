@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from disk_model import NOWHERE
 from shapes import is_late, must
 
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.append_log import AppendLog
 from orchestrator.results.notes import Note
 from orchestrator.results.store import Store

@@ -10,9 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from orchestrator import __version__
-from orchestrator.domain.failure import Failure
-from orchestrator.domain.topology import Node, legal_card_sets
-from orchestrator.errors import ClusterError, ControlStoreLost
+from orchestrator.core.errors import ClusterError, ControlStoreLost
+from orchestrator.core.outcome import Failure
+from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.agent import PlacedAgent
 from orchestrator.on_ray.channel import Calls

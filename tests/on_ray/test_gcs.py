@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ControlStoreLost
+from orchestrator.core.errors import ControlStoreLost
 from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.gcs import (
     JOINING,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from patience import patience
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import Accelerator
 from orchestrator.on_ray import cluster as ray_cluster
 from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
 from orchestrator.on_ray.local_cluster import emulate

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.on_ray.cluster import MODE, TOKEN, TOKEN_PATH, new_token, ray_environment
 
 ROOT = Path(__file__).resolve().parents[2]

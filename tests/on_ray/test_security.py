@@ -10,10 +10,10 @@ import pytest
 from source_tree import ROOT, imported, modules, syntax
 
 from orchestrator.cli import main
-from orchestrator.domain.events import StartWorker
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card, Node
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.events import StartWorker
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Card, Node
 from orchestrator.results.schema import schema
 from orchestrator.results.store import Store
 from orchestrator.worker.host_facts import HostFacts

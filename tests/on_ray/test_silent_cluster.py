@@ -14,7 +14,7 @@ import pytest
 import ray
 from patience import patience
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.on_ray import cluster
 from orchestrator.results.store import Store
 

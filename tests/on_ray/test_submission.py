@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 
 from orchestrator.cli import main
-from orchestrator.errors import SubmitError
+from orchestrator.core.errors import SubmitError
 from orchestrator.on_ray.jobs import (
     JobServer,
     Submission,

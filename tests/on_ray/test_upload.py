@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.errors import SubmitError
-from orchestrator.grid.reader import load_grid
+from orchestrator.core.errors import SubmitError
+from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of
 
 GRID = """\

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from domain_cases import a_worker
+from core_cases import a_worker
 from schedule_cases import job, node
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     RunAttempt,
@@ -20,8 +19,8 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
 from orchestrator.worker.messages import (
     Ended,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.implied_jobs import calibration_of, with_implied
-from orchestrator.planning.plan import Action
+from orchestrator.core.job import Accelerator
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import Node
+from orchestrator.grid.dependencies import calibration_of, with_implied
+from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 
 WORKLOAD = "fp8-calibration"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.grid.reader import load_grid
-from orchestrator.planning.plan import Action
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
 
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "deployment.yaml"

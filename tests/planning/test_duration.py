@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node, planned
 
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import MAX, Job, State
-from orchestrator.domain.span import NOTHING, Span
-from orchestrator.planning.duration import (
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.plan import NOTHING, Action, PastRow, Span
+from orchestrator.planning.forecast import (
     CLUSTER,
     FIRST_USE,
     IN_PROCESS,
@@ -22,7 +21,6 @@ from orchestrator.planning.duration import (
     duration,
     work,
 )
-from orchestrator.planning.plan import Action
 from orchestrator.scheduling.estimate import Estimator
 
 REAL = node(cards=1, emulated=False)

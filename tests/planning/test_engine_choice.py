@@ -10,12 +10,12 @@ from grid_cases import HEAD, grid, one
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.domain.topology import Node, assumed_servers, parse_emulation
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.plan import Action, Plan
+from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.planning.engine_choice import with_engines
-from orchestrator.planning.plan import Action, Plan
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.verification_grid import verification_grid
+from orchestrator.planning.verification import verification_grid
 from workloads.engines import ENGINES
 
 HPU = Accelerator.HPU

@@ -11,12 +11,11 @@ from grid_cases import grid, vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.errors import GridError
-from orchestrator.grid.model import Grid
-from orchestrator.grid.reader import load_grid
-from orchestrator.planning.plan import Action
+from orchestrator.core.errors import GridError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.metrics_of_samples import metrics_of
 from workloads.api import Sample

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, job, node
 from simulated_runs import Scattered, check_rows, clusters, faults, schedules, thorough
 
-from orchestrator.domain.events import StopRequested
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Node, parse_emulation
-from orchestrator.errors import GridError
-from orchestrator.grid.reader import load_grid
-from orchestrator.planning.needs import Thing, measured_again, needs_of, took, with_needs
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.errors import GridError
+from orchestrator.core.events import StopRequested
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.plan import Action, PastRow, PlannedJob
+from orchestrator.core.topology import Node, parse_emulation
+from orchestrator.grid.dependencies import Thing, measured_again, needs_of, took, with_needs
+from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate

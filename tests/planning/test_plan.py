@@ -17,12 +17,10 @@ from grid_cases import HEAD, experiments, grid, one
 from rich.console import Console
 
 from orchestrator.cli import main
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.span import NOTHING
-from orchestrator.domain.topology import Node, assumed_servers, parse_emulation
-from orchestrator.errors import ClusterError, GridError
-from orchestrator.planning.plan import Action, Plan
+from orchestrator.core.errors import ClusterError, GridError
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
+from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.planning.planner import card_seconds, legal_counts, make_plan
 from orchestrator.watching.plan_text import duration_text, plan_json, print_plan
 from workloads.precision import support

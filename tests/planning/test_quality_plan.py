@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, job, node
 
-from orchestrator.domain.events import RunAttempt
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import Node
-from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.implied_jobs import quality_reference_of
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import RunAttempt
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Node
+from orchestrator.grid.dependencies import quality_reference_of
+from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 
 GRID = """\

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.errors import GridError
-from orchestrator.grid.model import Grid
-from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.plan import Action
+from orchestrator.core.errors import GridError
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import Grid, parse_grid
 from orchestrator.planning.planner import make_plan
 
 HEAD = "name: g\ndefaults: {model: tiny-chatglm3, accelerator: %s}\nexperiments:\n"

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.errors import GridError
-from orchestrator.grid.fields import Vocabulary
-from orchestrator.grid.model import Grid
-from orchestrator.grid.reader import parse_grid
-from orchestrator.planning.plan import Plan
+from orchestrator.core.errors import GridError
+from orchestrator.core.plan import Plan
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import Grid, parse_grid
+from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.planning.replicates import cost_of_replicates
 from orchestrator.scheduling.estimate import PRIOR_START_S

@@ -10,10 +10,10 @@ from itertools import product
 from pickle import dumps, loads
 
 import pytest
-from domain_cases import a_job
+from core_cases import a_job
 
-from orchestrator.domain.job import Job, Scalar
-from orchestrator.grid.reader import parse_grid
+from orchestrator.core.job import Job, Scalar
+from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.rules import Rule, Rules
 from workloads.refusal import Asked, Refusal
 from workloads.registry import WORKLOADS, refusals, refusals_by

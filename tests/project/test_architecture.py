@@ -16,7 +16,7 @@ from workloads.devices import own_devices
 from workloads.engines import ENGINES
 
 #: Folders whose decisions are plain functions on values: they may not reach any edge.
-PURE_FOLDERS = ("domain", "planning", "scheduling")
+PURE_FOLDERS = ("core", "grid", "planning", "scheduling")
 PURE = sorted(
     [
         *(path for name in PURE_FOLDERS for path in (ROOT / "orchestrator" / name).glob("*.py")),
@@ -188,7 +188,7 @@ def test_help_loads_nothing_heavy() -> None:
 #: What a plan of text generation has no use for, beside the large packages; each costs its start.
 UNPLANNED = (
     *("numpy", "rich", "asyncio", "html"),
-    *("workloads.techniques", "workloads.api", "orchestrator.worker", "orchestrator.on_ray"),
+    *("workloads.techniques", "orchestrator.worker", "orchestrator.on_ray"),
 )
 
 

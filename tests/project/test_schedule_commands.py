@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from source_tree import modules
 
-from orchestrator.domain import events
+from orchestrator.core import events
 
 COMMANDS = {"Command", *(kind.__name__ for kind in get_args(events.Command))}
 #: Beside the schedule and its parts: what carries their commands out, or looks at them.

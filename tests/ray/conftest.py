@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray_bench import Bench, emulated_node
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from domain_cases import a_job
+from core_cases import a_job
 from patience import patience
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -22,8 +21,9 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card, CardSet, Node
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.topology import Card, CardSet, Node
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import LocalCluster
 

@@ -13,12 +13,12 @@ import pytest
 from patience import patience
 from ray_bench import Bench
 
+from orchestrator.core.errors import CLUSTER_UNFIT
+from orchestrator.core.events import NodeJoined
+from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import judge
 from orchestrator.doctor.facts import ClusterFacts, Level, NodeFacts
 from orchestrator.doctor.text import exit_code, lines
-from orchestrator.domain.events import NodeJoined
-from orchestrator.domain.job import Accelerator
-from orchestrator.exit_codes import CLUSTER_UNFIT
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages
 from orchestrator.on_ray.examination import Examination, clock_offset

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.results.store import Store
 from orchestrator.worker import turns
 

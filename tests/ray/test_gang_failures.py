@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from orchestrator.domain.job import State
-from orchestrator.grid.reader import parse_grid
+from orchestrator.core.job import State
+from orchestrator.grid.parser import parse_grid
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
 

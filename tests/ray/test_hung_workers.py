@@ -9,8 +9,8 @@ import pytest
 from patience import patience
 from ray_bench import Bench
 
-from orchestrator.domain.events import StartWorker, StopWorker, WorkerStopped
-from orchestrator.domain.job import State
+from orchestrator.core.events import StartWorker, StopWorker, WorkerStopped
+from orchestrator.core.job import State
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

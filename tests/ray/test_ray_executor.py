@@ -16,12 +16,12 @@ import outside_device
 import psutil
 import pytest
 import ray
-from domain_cases import a_job
+from core_cases import a_job
 from patience import alive, patience
 from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
 
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     CardsHeld,
     NodeLeft,
@@ -30,9 +30,9 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import legal_card_sets
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.topology import legal_card_sets
 from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray import channel, claims, executor
 from orchestrator.on_ray.channel import answers_of
@@ -485,8 +485,8 @@ def test_a_node_of_another_packages_device_joins_works_and_takes_everything_alon
 
 _DRIVER = """
 import time
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.domain.events import NodeJoined, StartWorker, WorkerReady
+from orchestrator.core.topology import parse_emulation
+from orchestrator.core.events import NodeJoined, StartWorker, WorkerReady
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.on_ray.executor import RayExecutor
 

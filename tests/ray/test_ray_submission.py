@@ -26,7 +26,7 @@ import psutil
 import pytest
 from patience import patience, until
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.results import paths
 from orchestrator.results.parcels import digests
 from orchestrator.results.store import Store

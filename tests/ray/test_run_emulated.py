@@ -19,8 +19,8 @@ import psutil
 import pytest
 from patience import patience
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.grouping import settings_of
 from orchestrator.report.replicates import join
 from orchestrator.results.store import Store

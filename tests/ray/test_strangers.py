@@ -23,7 +23,7 @@ from network_namespace import OtherHost, other_host
 from patience import patience
 from ray_bench import Bench
 
-from orchestrator.domain.events import NodeJoined
+from orchestrator.core.events import NodeJoined
 from orchestrator.on_ray.cluster import MODE, TOKEN, TOKEN_PATH
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 from ray_bench import Bench, emulated_node
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ import pytest
 from patience import patience
 from ray_bench import Bench
 
-from orchestrator.domain.events import NodeLeft
-from orchestrator.domain.job import State
+from orchestrator.core.events import NodeLeft
+from orchestrator.core.job import State
 from orchestrator.on_ray import gcs
 
 pytestmark = pytest.mark.ray

@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from domain_cases import a_job
+from core_cases import a_job
 
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Accelerator, Job
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store

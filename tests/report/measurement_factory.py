@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import domain_cases
+import core_cases
 
-from orchestrator.domain.job import MAX, Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import MAX, Accelerator, Job, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.timed import derived_figures
 from workloads import registry
@@ -263,7 +263,7 @@ def a_job(**changes: object) -> Job:
         "batch_size": 8,
         "parameters": (("attention", "sdpa"), ("output_tokens", 128)),
     }
-    return domain_cases.a_job(**{**known, **changes})
+    return core_cases.a_job(**{**known, **changes})
 
 
 def precision_grid(

@@ -10,9 +10,9 @@ import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid, with_interval
 from rich.console import Console
 
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.labels import labels_of
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.answers import answers
 from orchestrator.report.figures import throughput_curve

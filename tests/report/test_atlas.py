@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
-from orchestrator.errors import StoreError
-from orchestrator.grid.reader import load_grid
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import State
+from orchestrator.grid.parser import load_grid
 from orchestrator.report.atlas import (
     CARD,
     EMULATED,

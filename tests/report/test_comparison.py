@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from measurements import job, row, sample
 
 from orchestrator.cli import main
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.comparability import RULES, differences
 from orchestrator.report.comparison import RunComparison, compare
 from orchestrator.report.noise import ASSUMED_NOISE, LEAST_NOISE, between_runs, significant

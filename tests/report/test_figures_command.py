@@ -13,7 +13,7 @@ import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report.figure_data import figure_data
 from orchestrator.report.page import render
 from orchestrator.report.pictures import MOST_PICTURES, pictures_of, standalone

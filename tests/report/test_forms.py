@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from measurement_factory import Night, a_job
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.forms import forms
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid, with_interval
 
-from orchestrator.domain.job import MAX, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import MAX, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
 from orchestrator.report.effects import baseline, effects_of
 from orchestrator.report.fronts import fronts_of, latency, pareto, throughput

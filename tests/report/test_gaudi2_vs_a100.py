@@ -10,10 +10,10 @@ import pytest
 from grid_cases import grid
 from measurement_factory import Night
 
-from orchestrator.domain.job import Job
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.grid.reader import load_grid
-from orchestrator.planning.plan import Action
+from orchestrator.core.job import Job
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.report.published import against_published, matches
 from orchestrator.report.reference_data import Published, reference

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.flags import raised_on
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.page import render
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.units import times

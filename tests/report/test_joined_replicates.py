@@ -11,8 +11,8 @@ import pytest
 from measurements import job, row
 
 from orchestrator.analysis.flags import raised_by_job
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.cells import cell_text, scopes, throughput
 from orchestrator.report.comparison import compare
 from orchestrator.report.findings import replicates as replicates_found

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job, every_state, large_run
 from measurement_strategies import measurements
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report import page_text, payload, read_summary, shown
 from orchestrator.report.export import document, json_parts, to_json
 from orchestrator.report.grouping import Differences, Setting, varying_parameters

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from measurement_factory import Night, with_interval
 
-from orchestrator.grid.reader import parse_grid
+from orchestrator.grid.parser import parse_grid
 from orchestrator.report.contests import Verdict, hold_contests
 from orchestrator.report.effects import effects_of
 from orchestrator.report.grouping import settings_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job
 from rich.console import Console
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.contests import Leader
 from orchestrator.report.export import document
 from orchestrator.report.markdown import to_markdown

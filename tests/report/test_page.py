@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report import units
 from orchestrator.report.page import render
 from orchestrator.report.payload import MOST_POINTS, MOST_TEXT, payload

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.job import Accelerator
 from orchestrator.report import drawing, read_summary, write_page
 from orchestrator.report.figures import clipped, throughput_curve
 from orchestrator.report.page import render

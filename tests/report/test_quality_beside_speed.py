@@ -8,7 +8,7 @@ import pytest
 from measurement_factory import Night, a_job
 
 from orchestrator.cli import main
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.cells import cell_text
 from orchestrator.report.quality import at_equal_quality, equal, quality_note
 from orchestrator.report.summary import summarize

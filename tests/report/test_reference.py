@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import reference_data
 from orchestrator.report.published import against_published, far_below, same_model, same_precision
 from orchestrator.report.reference_data import reference

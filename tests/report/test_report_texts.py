@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 from rich.console import Console
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.report import safe, units
 from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.markdown import to_markdown

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
 from pydantic.fields import FieldInfo
 
-from orchestrator.domain.job import MAX, Accelerator, Job
-from orchestrator.domain.job_fields import FIELDS, JobFields
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import MAX, Accelerator, Job
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import FIELDS, JobFields
 from orchestrator.report.contests import hold_contests
 from orchestrator.report.effects import effects_of
 from orchestrator.report.grouping import settings_of

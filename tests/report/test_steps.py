@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from measurement_factory import Night, a_job
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.findings import findings
 from orchestrator.report.steps import step_times_of
 from orchestrator.report.summary import summarize

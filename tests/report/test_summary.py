@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import START, Night, a_job, every_state, precision_grid, with_interval
 
-from orchestrator.domain.job import MAX, Accelerator, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import MAX, Accelerator, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells
 from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.cells import cell_text

@@ -10,8 +10,8 @@ import pytest
 from measurement_factory import START, Night, a_job, with_interval
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.all_runs import since_last, since_text
 from orchestrator.report.noise import ASSUMED_NOISE
 from orchestrator.report.trends import Trends, trends_of

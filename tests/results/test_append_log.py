@@ -23,7 +23,7 @@ from measurements import note, row
 from patience import patience
 from store_processes import CONTEXT, log_rows
 
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results import compaction, disk, fragments, paths, record, scan, validation
 from orchestrator.results.append_log import AppendLog, is_log, parts_of
 from orchestrator.results.bulk import raw_batches, read_lean, with_raw

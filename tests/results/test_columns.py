@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from measurements import row, sample
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.columns import Odd, columns_of
 from orchestrator.results.record import record_of
 from orchestrator.results.schema import undocumented_schema

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from measurement_strategies import measurements
 from measurements import row
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results import fragments
 from orchestrator.results.scan import COVERS_KEY
 from orchestrator.results.schema import schema

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from measurements import note, row
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from orchestrator.results.store import Store
 

@@ -25,7 +25,7 @@ from measurements import row
 from odd_files import a_directory, a_link_to_a_device, a_pipe
 
 from orchestrator.cli import main
-from orchestrator.exit_codes import MEANINGS
+from orchestrator.core.errors import MEANINGS
 from orchestrator.results import fragments
 from orchestrator.results.store import Store
 
@@ -423,7 +423,7 @@ def test_a_report_is_not_written_over_what_is_no_file(
 )
 def test_a_run_goes_on_beside_a_foreign_file(results: Path, kind: str) -> None:
     """Everything is measured, so `nightgrid run` starts nothing, reuses all and reports."""
-    from orchestrator.grid.reader import parse_grid
+    from orchestrator.grid.parser import parse_grid
 
     (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
     assert isinstance(job.batch_size, int)

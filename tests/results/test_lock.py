@@ -21,7 +21,7 @@ from patience import patience
 from store_processes import CONTEXT
 
 from orchestrator.cli import main
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.report import read_status
 from orchestrator.report.progress import underway_of
 from orchestrator.results import lock, paths

@@ -17,7 +17,7 @@ from measurements import row
 from moto.server import ThreadedMotoServer
 
 from orchestrator.cli import main
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, mirror, paths
 from orchestrator.results.mirror import Mirror, fetch_from, shown
 from orchestrator.results.parcels import digests

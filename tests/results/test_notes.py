@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from measurements import job, note, recorded
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Card, Node
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
+from orchestrator.core.topology import Card, Node
 from orchestrator.results.derive import Provenance, measurement_of
 from orchestrator.results.notes import Notes, row_of
 from orchestrator.results.schema import SCHEMA_VERSION

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from measurements import row
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import parcels, paths
 from orchestrator.results.fetched import fetched_directory, fetched_id
 from orchestrator.results.parcels import (

@@ -12,10 +12,10 @@ from measurements import attempt, job, outcome, rank, row, worker
 
 from orchestrator.commands.doctor import slow_card_findings
 from orchestrator.commands.status import run_lines
+from orchestrator.core.card_check import Passport, slow_cards, spread_of_runs
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import State
 from orchestrator.doctor.facts import Level
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import State
-from orchestrator.domain.passport import Passport, slow_cards, spread_of_runs
 from orchestrator.driver.loop import PassportBook
 from orchestrator.report import read_summary
 from orchestrator.results import paths
@@ -162,8 +162,8 @@ def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
 
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:
     """In its line and below it; a status without the field is read as well."""
+    from orchestrator.core.plan import Plan
     from orchestrator.driver.board import Board
-    from orchestrator.planning.plan import Plan
     from orchestrator.runtime.status import RunStatus
 
     board = Board(run="night", plan=Plan(grid_name="g", jobs=(), nodes=()), started_at=0.0)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from measurements import row, sample
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.results import bulk, fragments, record
 from orchestrator.results.append_log import AppendLog
 from orchestrator.results.bulk import read_lean, with_raw

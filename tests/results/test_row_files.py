@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from measurements import row
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk
 from orchestrator.results.lock import RunLock
 from orchestrator.results.store import Store

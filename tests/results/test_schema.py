@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from measurement_strategies import measurements
 from measurements import row, sample
 
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.errors import SchemaMismatch, StoreError
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results import older_tables
 from orchestrator.results.schema import SCHEMA_VERSION, column_names, schema, undocumented_schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS

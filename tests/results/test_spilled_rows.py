@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from measurements import row
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store

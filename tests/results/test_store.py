@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from measurements import job, row
 
-from orchestrator.domain.declared import as_declared
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.core.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import PastRow
+from orchestrator.core.settings import as_declared
 from orchestrator.results import disk, fragments, scan
 from orchestrator.results import store as store_module
 from orchestrator.results.store import Store

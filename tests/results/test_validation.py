@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from measurement_strategies import measurements
 from measurements import row, sample
 
-from orchestrator.domain.measurement import Measurement, Metrics
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results import validation
 from orchestrator.results.older_tables import current
 from orchestrator.results.schema import OUT_OF_RANGE, schema

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from schedule_cases import Fixed, job, node, planned
 
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     ClockSet,
     Command,
     NodeJoined,
@@ -25,7 +25,7 @@ from orchestrator.domain.events import (
     Wake,
     WorkerReady,
 )
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.host.clock import CallAt
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.scheduling.virtual_results import WORKER_INFO
@@ -149,7 +149,7 @@ def test_a_budget_is_a_length_of_time() -> None:
 
 def test_a_row_that_the_schedule_makes_has_the_time_of_day() -> None:
     """Of an attempt whose node went, nobody else can say when that was."""
-    from orchestrator.domain.events import NodeLeft
+    from orchestrator.core.events import NodeLeft
 
     schedule = started(ScheduleSettings())
     (start,) = [c for c in schedule.handle(Tick(at=1.0)) if not isinstance(c, Wake)]

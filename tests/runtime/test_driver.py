@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.errors import (
+    ClusterError,
+    ControlStoreLost,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+)
+from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
     Command,
@@ -32,19 +38,13 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.errors import (
-    ClusterError,
-    ControlStoreLost,
-    StoreError,
-    StoreFull,
-    StoreLocked,
-)
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store

@@ -14,14 +14,13 @@ import pytest
 from grid_cases import grid
 from measurements import attempt, job, row
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.history import TOOK
-from orchestrator.domain.job import State
-from orchestrator.domain.topology import parse_emulation
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.plan import TOOK, Action
+from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import history_of, plan_grid
-from orchestrator.errors import StoreError
-from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from orchestrator.results import disk
 from orchestrator.results.notes import Notes

@@ -13,12 +13,12 @@ from measurements import row
 from small_disks import FILLER, fill, small_disk
 from test_driver import Lines, Rows
 
-from orchestrator.domain.events import RecordRow, RunAttempt, StartWorker
-from orchestrator.domain.job import State
+from orchestrator.core.errors import StoreError, StoreFull
+from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
+from orchestrator.core.job import State
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import Patience, StopSignal
-from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes

@@ -15,7 +15,7 @@ import transformers  # noqa: F401
 from driver_cases import attempt, job, node
 from patience import patience
 
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     Event,
     NodeJoined,
@@ -25,9 +25,9 @@ from orchestrator.domain.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.topology import Card
 from orchestrator.runtime.in_process import InProcessExecutor, ProtocolViolation
 from orchestrator.worker.memory_limit import MemoryLimit
 

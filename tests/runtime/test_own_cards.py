@@ -11,10 +11,10 @@ import pytest
 from recorded_hl_smi import GAUDI3_CSV
 
 from orchestrator.cli import main
-from orchestrator.domain.job import Accelerator
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import Accelerator
 from orchestrator.driver.plan import own_cards, own_machine, own_nodes, planned_nodes
 from orchestrator.driver.session import own_session
-from orchestrator.errors import ClusterError
 from workloads.devices.monitoring import hlml, nvml
 from workloads.devices.monitoring.nvidia_smi import QUERY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from driver_cases import FakeClock
 
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results.fragments import write_error
 from orchestrator.runtime.parquet_turns import PARQUET_INTERVAL_S, ParquetTurns
 

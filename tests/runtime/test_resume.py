@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from measurements import note, row
 
-from orchestrator.domain.job import State
+from orchestrator.core.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
+from orchestrator.core.job import State
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
@@ -22,8 +23,7 @@ from orchestrator.driver.options import (
     with_results_of,
 )
 from orchestrator.driver.run import grid_to_resume
-from orchestrator.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.agent import owned, owner_in
 from orchestrator.results import begun, disk, paths
 from orchestrator.results.begun import read_begun

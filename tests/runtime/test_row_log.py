@@ -14,7 +14,7 @@ from measurements import row
 from patience import patience
 
 from orchestrator import trackers
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver import loop, run
 from orchestrator.driver.options import RunOptions
 from orchestrator.results.store import Store

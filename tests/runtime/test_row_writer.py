@@ -11,12 +11,12 @@ from driver_cases import MOMENT, FakeClock, Later, job, plan
 from measurements import row
 from test_driver import Lines, Rows
 
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.errors import StoreError, StoreFull
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import Patience, StopSignal
-from orchestrator.errors import StoreError, StoreFull
 from orchestrator.results import disk, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes

@@ -24,7 +24,7 @@ from measurements import row
 from odd_files import a_pipe
 
 from orchestrator.cli import main
-from orchestrator.errors import StoreError, StoreLocked
+from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results import disk, identity, paths
 from orchestrator.results.identity import Place, Relation, relation
 from orchestrator.results.store import Store

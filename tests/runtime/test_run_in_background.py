@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patience import patience, until
 
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     NodeJoined,
     NodeLeft,
+    Progress,
     RecordRow,
     RunAttempt,
     RunFinished,
@@ -19,12 +19,11 @@ from orchestrator.domain.events import (
     StopRequested,
     WorkerStopped,
 )
-from orchestrator.domain.executor import Progress
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Metrics
-from orchestrator.domain.span import Span
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Metrics
+from orchestrator.core.outcome import Outcome
+from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.driver.board import KEPT_FAILURES, Board
-from orchestrator.planning.plan import Action, Plan, PlannedJob
 from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.status import Rate, RunStatus
 

@@ -10,18 +10,18 @@ import pytest
 from orchestrator.driver import plan
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.run import trouble_of
-from orchestrator.planning import duration
+from orchestrator.planning import forecast
 from orchestrator.results import stored_run
 
 
 @pytest.mark.parametrize(
     ("options", "variable", "kind"),
     [
-        (RunOptions(in_process=True, address="there"), "", duration.IN_PROCESS),
-        (RunOptions(address="there"), "", duration.CLUSTER),
-        (RunOptions(), "there", duration.CLUSTER),
-        (RunOptions(emulate="1x1"), "there", duration.PRIVATE),
-        (RunOptions(), "", duration.PRIVATE),
+        (RunOptions(in_process=True, address="there"), "", forecast.IN_PROCESS),
+        (RunOptions(address="there"), "", forecast.CLUSTER),
+        (RunOptions(), "there", forecast.CLUSTER),
+        (RunOptions(emulate="1x1"), "there", forecast.PRIVATE),
+        (RunOptions(), "", forecast.PRIVATE),
     ],
 )
 def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(

@@ -15,15 +15,15 @@ from driver_cases import node
 
 from orchestrator.cli import build_parser
 from orchestrator.commands import run as command
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Node
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.topology import Node
 from orchestrator.driver import run as nodes
 from orchestrator.driver.options import RunOptions, kept_options
 from orchestrator.driver.run import run_grid
 from orchestrator.driver.session import Session, in_process_session
 from orchestrator.driver.supervisor import Charge
-from orchestrator.errors import ClusterError
 from orchestrator.results import paths
 from orchestrator.results.store import Store
 

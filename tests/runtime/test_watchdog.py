@@ -10,7 +10,7 @@ from driver_cases import MOMENT, attempt, job, node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.events import RunAttempt
+from orchestrator.core.events import RunAttempt
 from orchestrator.driver.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
 from orchestrator.runtime.status import CardStatus
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, job, node, planned
 
-from orchestrator.domain.attempt import Outcome
-from orchestrator.domain.events import AttemptEnded, RecordRow, RunAttempt, StopWorker
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.events import AttemptEnded, RecordRow, RunAttempt, StopWorker
+from orchestrator.core.job import State
+from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.scheduling.ahead import (
     ANSWER_S,
     MOST_AHEAD,

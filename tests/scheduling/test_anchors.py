@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_cases import job, planned
 
-from orchestrator.domain.job import MAX, Job
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.job import MAX, Job
+from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduling.anchors import anchors
 
 

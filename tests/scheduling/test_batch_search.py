@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job
 
-from orchestrator.domain.attempt import Outcome, RankOutcome
-from orchestrator.domain.batch_size import Search, from_mapping, search_of
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Outcome, RankOutcome
+from orchestrator.core.settings import Search, from_mapping, search_of
 from orchestrator.scheduling.batch_search import (
     MOST_JUMPS,
     Trial,

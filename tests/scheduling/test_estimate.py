@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_cases import job
 
-from orchestrator.domain.history import PastRow
-from orchestrator.domain.job import MAX, Job, State
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.plan import PastRow
 from orchestrator.scheduling.estimate import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
 from workloads.api import MeasureSettings
 

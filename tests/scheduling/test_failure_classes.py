@@ -18,9 +18,9 @@ from ray.exceptions import (
 )
 from schedule_cases import Cluster, job, node, planned
 
-from orchestrator.domain.events import RunAttempt
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.events import RunAttempt
+from orchestrator.core.job import State
+from orchestrator.core.outcome import FailureClass
 from orchestrator.on_ray.claims import agent_failure
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.worker.failure_record import describe

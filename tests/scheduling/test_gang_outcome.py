@@ -6,11 +6,10 @@ import pytest
 from driver_cases import job
 from orchestrator.on_ray.workers import Running
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.events import RecordRow
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
+from orchestrator.core.topology import Card
 from orchestrator.results.derive import measurement_of
 
 CARDS = tuple(Card(node_id="n", accelerator=Accelerator.HPU, index=index) for index in range(2))

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from schedule_cases import Cluster, job, node, planned
 
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import (
+from orchestrator.core.events import (
     AttemptEnded,
     RecordRow,
     RunAttempt,
@@ -16,8 +15,9 @@ from orchestrator.domain.events import (
     StartWorker,
     StopWorker,
 )
-from orchestrator.domain.job import Accelerator, Job, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated, is_legal
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Card
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.pending import PendingJobs
 from orchestrator.scheduling.record import JobRecord

@@ -14,17 +14,11 @@ from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, job, node
 from simulated_runs import Scattered, thorough
 
-from orchestrator.domain.attempt import Attempt, Outcome
-from orchestrator.domain.events import (
-    AttemptEnded,
-    NodeJoined,
-    RecordRow,
-    RunAttempt,
-    StartWorker,
-)
-from orchestrator.domain.job import Job, State
-from orchestrator.domain.topology import Card, Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import AttemptEnded, NodeJoined, RecordRow, RunAttempt, StartWorker
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card, Node
 from orchestrator.planning.replicates import cost_of_replicates
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated

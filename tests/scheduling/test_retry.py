@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.domain.attempt import Outcome, RankOutcome
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.scheduling.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
-from orchestrator.domain.events import RecordRow, RunAttempt, StartWorker
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import Action, PlannedJob
 
 # ------------------------------------------------------------ what is planned
 

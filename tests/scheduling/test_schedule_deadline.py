@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from schedule_cases import Cluster, Fixed, job, kinds, node, planned
 
-from orchestrator.domain.events import RunAttempt, StopWorker, WorkerOverdue
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import MAX, Job, State
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import PlannedJob
+from orchestrator.core.events import RunAttempt, StopWorker, WorkerOverdue
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.plan import PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.anchors import anchors
 from orchestrator.scheduling.estimate import Estimate, Estimator
 from orchestrator.scheduling.schedule import ScheduleSettings

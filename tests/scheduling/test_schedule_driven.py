@@ -10,10 +10,10 @@ from collections import Counter
 
 from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
 
-from orchestrator.domain.attempt import Attempt
-from orchestrator.domain.job import MAX, Accelerator, Job, State
-from orchestrator.domain.measurement import Measurement
-from orchestrator.domain.topology import Node
+from orchestrator.core.job import MAX, Accelerator, Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal

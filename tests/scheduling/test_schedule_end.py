@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from schedule_cases import Cluster, job, kinds, node, planned, result_of
 
-from orchestrator.domain.events import RunAttempt
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import MAX, Accelerator, State
-from orchestrator.domain.topology import Card
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import RunAttempt
+from orchestrator.core.job import MAX, Accelerator, State
+from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card
 
 # ------------------------------------------------------------ batch_size: max
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
-from orchestrator.domain.events import RecordRow, StopWorker
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Job, State
+from orchestrator.core.events import RecordRow, StopWorker
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Failure, FailureClass
 
 
 def sweep(*sizes: int, **changes: object) -> list[Job]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
-from orchestrator.domain.events import CardsHeld, RunAttempt, StartWorker
-from orchestrator.domain.job import State
+from orchestrator.core.events import CardsHeld, RunAttempt, StartWorker
+from orchestrator.core.job import State
 
 # ------------------------------------------------------------ gangs
 

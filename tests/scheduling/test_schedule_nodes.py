@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, cards_of, job, node, planned
 
-from orchestrator.domain.events import CardsHeld, ClusterSilent, StopWorker
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.events import CardsHeld, ClusterSilent, StopWorker
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass
 
 ACQUIRE = Failure(failure_class=FailureClass.ACQUIRE, message="card is held by pid 7")
 

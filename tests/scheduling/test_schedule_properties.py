@@ -25,10 +25,10 @@ from simulated_runs import (
     thorough,
 )
 
-from orchestrator.domain.events import StopRequested
-from orchestrator.domain.job import MAX, State
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import Action, PlannedJob
+from orchestrator.core.events import StopRequested
+from orchestrator.core.job import MAX, State
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.schedule import ScheduleSettings
 from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
 

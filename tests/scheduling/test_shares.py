@@ -8,7 +8,7 @@ import pytest
 from schedule_cases import Cluster, Fixed, job, node, planned
 
 from benchmarks.hard_scheduling import simulated
-from orchestrator.domain.job import Accelerator, State
+from orchestrator.core.job import Accelerator, State
 from orchestrator.scheduling.simulate import simulate
 
 

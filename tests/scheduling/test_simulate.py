@@ -12,10 +12,10 @@ import pytest
 from schedule_cases import Fixed, job, node, planned
 
 from orchestrator.cli import main
-from orchestrator.domain.events import Command, Event, NodeJoined, StopRequested
-from orchestrator.domain.job import MAX, Job, State
-from orchestrator.domain.topology import Node
-from orchestrator.planning.plan import PlannedJob
+from orchestrator.core.events import Command, Event, NodeJoined, StopRequested
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.plan import PlannedJob
+from orchestrator.core.topology import Node
 from orchestrator.scheduling.batch_search import most_trials
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import InvariantViolated

@@ -11,8 +11,8 @@ from measurements import row
 from patience import patience
 from run_directory import RunDirectory
 
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Metrics
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Metrics
 from orchestrator.report import read_summary
 from orchestrator.report.progress import STALE_AFTER_S
 from orchestrator.watching import feed as feed_module

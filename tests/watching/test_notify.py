@@ -20,8 +20,8 @@ from example_grids import GRID
 from measurements import row
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
-from orchestrator.errors import NightgridError
+from orchestrator.core.errors import NightgridError
+from orchestrator.core.job import State
 from orchestrator.report.summary import summarize
 from orchestrator.watching.notice import Ending, Notice
 from orchestrator.watching.notify import (

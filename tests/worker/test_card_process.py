@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from domain_cases import a_job
+from core_cases import a_job
 from patience import alive, patience
 from scripted_worker import KindConfig
 from small_disks import fill, small_disk
 
-from orchestrator.domain.attempt import Attempt, RankOutcome, WorkerInfo
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.core.topology import Card
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.host_server import PRELOAD, preload_with
@@ -592,7 +591,7 @@ def test_forked_workers_have_what_was_imported_once(
     monkeypatch.syspath_prepend(tmp_path)
     packages = preload_with(("broken_package", "no_such_package"))[len(PRELOAD) :]
     assert installed(("no_such_module", *packages)) == ["broken_package?"]
-    forked = open_server(tmp_path, *packages, "json", "orchestrator.domain.attempt")
+    forked = open_server(tmp_path, *packages, "json", "orchestrator.core.outcome")
     first, second = forked.process(name="1"), forked.process(name="2")
     pid = info_of(first).pid
     assert pid != info_of(second).pid

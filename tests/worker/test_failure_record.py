@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from orchestrator.domain.failure import FailureClass
+from orchestrator.core.outcome import FailureClass
 from orchestrator.worker.failure_record import describe, one_line
 from workloads.devices import device_for
 

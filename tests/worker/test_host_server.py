@@ -14,7 +14,7 @@ import pytest
 from patience import until
 from source_tree import ROOT
 
-from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.card_process import CardProcess, Launch
 from orchestrator.worker.host_server import end_server, start_server, wait_for_server
 from orchestrator.worker.process_table import processes

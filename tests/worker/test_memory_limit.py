@@ -11,7 +11,7 @@ import sys
 import pytest
 from patience import patience
 
-from orchestrator.domain.failure import FailureClass
+from orchestrator.core.outcome import FailureClass
 from orchestrator.worker.failure_record import describe
 
 PROGRAM = """

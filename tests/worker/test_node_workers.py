@@ -17,10 +17,9 @@ from patience import patience
 from scripted_worker import KindConfig
 from test_card_process import ATTEMPT, Server, alive, close_server, eventually, open_server
 
-from orchestrator.domain.attempt import RankOutcome, WorkerInfo
-from orchestrator.domain.energy import Energy
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.core.readings import Energy
 from orchestrator.worker import card_process
 from orchestrator.worker.card_process import CardProcess, Launch, Order
 from orchestrator.worker.messages import (

@@ -6,14 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from domain_cases import a_worker
+from core_cases import a_worker
 from scripted_worker import unreadable_result
 
-from orchestrator.domain.attempt import RankOutcome
-from orchestrator.domain.energy import Energy
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import State
-from orchestrator.domain.processor import ProcessorUse, Turn
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, RankOutcome
+from orchestrator.core.readings import Energy, ProcessorUse, Turn
 from orchestrator.worker.outcome_bytes import packed, unpacked, without_result
 from workloads.api import Item, Result, Sample
 

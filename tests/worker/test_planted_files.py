@@ -14,7 +14,7 @@ from measurements import row
 from odd_files import a_link_to_a_device, a_link_to_the_kernel, a_pipe, a_sparse_file
 
 from orchestrator.cli import main
-from orchestrator.errors import NightgridError, StoreError
+from orchestrator.core.errors import NightgridError, StoreError
 from orchestrator.report import write_aside
 from orchestrator.results import disk
 from orchestrator.results.store import Store

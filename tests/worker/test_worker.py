@@ -18,10 +18,9 @@ import torch
 from driver_cases import attempt, job, node
 from pydantic import ValidationError
 
-from orchestrator.domain.attempt import Attempt, RankOutcome
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Accelerator, Scalar, State
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator, Scalar, State
+from orchestrator.core.outcome import Attempt, FailureClass, RankOutcome
+from orchestrator.core.topology import Card
 from orchestrator.host.processors import usable_cores
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.attempt import WorkerInfo
+from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.card_worker import CardWorker
 from workloads.devices import cpu
 from workloads.devices.base import Device

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.domain.job import State
+from orchestrator.core.job import State
 from orchestrator.results.store import Store
 
 TRAINING = """\

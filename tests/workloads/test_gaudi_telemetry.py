@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
-from orchestrator.domain.card_readings import card_readings
+from orchestrator.core.readings import card_readings
 from orchestrator.report.reference_data import reference
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, hlml

@@ -12,12 +12,12 @@ import pytest
 from local_hub import LocalHub, local_hub
 
 from orchestrator.commands import verify
-from orchestrator.domain.job import Job
-from orchestrator.domain.labels import labels_of
+from orchestrator.core.errors import GridError
+from orchestrator.core.job import Job
+from orchestrator.core.labels import labels_of
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import grid_of
-from orchestrator.errors import GridError
-from orchestrator.grid.reader import load_grid
+from orchestrator.grid.parser import load_grid
 from orchestrator.results import paths
 from workloads.data.catalog import Reading, load_dataset
 from workloads.errors import DataMissing

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engines import asked
 
-from orchestrator.domain.topology import parse_emulation
-from orchestrator.grid.reader import parse_grid
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import parse_grid
 from orchestrator.host.node_packages import with_own_packages
-from orchestrator.planning.plan import Action
 from orchestrator.planning.planner import make_plan
 from workloads.devices import device_for
 from workloads.engines import find_engine

@@ -12,8 +12,8 @@ from generation_cases import Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import GridError
-from orchestrator.grid.reader import parse_grid
+from orchestrator.core.errors import GridError
+from orchestrator.grid.parser import parse_grid
 from workloads.data.articles import article_examples
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.training.pairs import Pair, collate, encode

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.domain.passport import Passport, slow_cards
+from orchestrator.core.card_check import Passport, slow_cards
 
 pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
 

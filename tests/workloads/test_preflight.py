@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.domain.failure import FailureClass
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.topology import Card
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
 from workloads.devices.cpu import CpuDevice

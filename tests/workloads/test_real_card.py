@@ -27,10 +27,9 @@ import holding_worker
 import pytest
 from holding_worker import FOUND, HOLDS, MARK
 
-from orchestrator.domain.attempt import WorkerInfo
-from orchestrator.domain.failure import Failure, FailureClass
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import Failure, FailureClass, WorkerInfo
+from orchestrator.core.topology import Card
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_process import CardProcess, Launch
 from workloads.devices import device_class, environment_for

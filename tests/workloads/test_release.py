@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
 from schedule_cases import Cluster, job, node, planned
 
-from orchestrator.domain.failure import Failure, FailureClass, classify
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Card
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import Failure, FailureClass, classify
+from orchestrator.core.topology import Card
 from orchestrator.on_ray import actors
 from orchestrator.worker import acquisition
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig

@@ -6,11 +6,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-import domain_cases
+import core_cases
 import pytest
 from pydantic import Field, ValidationError
 
-from orchestrator.domain.job import Job
+from orchestrator.core.job import Job
 from workloads import registry
 from workloads.parameters import WorkloadParameters
 from workloads.registry import WORKLOADS
@@ -102,7 +102,7 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def a_job(workload: str, engine: str = "transformers", **parameters: Any) -> Job:
     """A job with these parameters, all given."""
     given = tuple(sorted(parameters.items()))
-    return domain_cases.a_job(workload=workload, engine=engine, parameters=given)
+    return core_cases.a_job(workload=workload, engine=engine, parameters=given)
 
 
 def test_a_later_setting_enters_the_id_only_with_another_value(id_of: Any) -> None:

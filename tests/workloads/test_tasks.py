@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.job import Accelerator
-from orchestrator.domain.topology import Node
-from orchestrator.errors import GridError
-from orchestrator.grid.reader import parse_grid
+from orchestrator.core.errors import GridError
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Node
+from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 from workloads.engines import ENGINES
 from workloads.errors import BadConfiguration, Unsupported

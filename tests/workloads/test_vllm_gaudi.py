@@ -11,7 +11,7 @@ from generation_cases import PROMPTS, Worker, request, write_dataset
 from recorded_vllm import INTERFACE, install, next_token
 from test_engines import asked, refusals
 
-from orchestrator.domain.job import Accelerator, Job
+from orchestrator.core.job import Accelerator, Job
 from workloads import engines, text_generation
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.domain.job_fields import FIELDS
+from orchestrator.core.settings import FIELDS
 from workloads.engines import ENGINES, engines_for
 from workloads.registry import WORKLOADS
 from workloads.settings import Declaration, declarations

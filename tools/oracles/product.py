@@ -60,8 +60,8 @@ def write_run(directory: Path, table: Any) -> None:
 def job_ids(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Frozen id and present id of jobs as a grid has them; rules are off, since what runs nowhere
     has an id as well."""
-    from orchestrator.grid.fields import Vocabulary
-    from orchestrator.grid.reader import parse_grid
+    from orchestrator.grid.parser import parse_grid
+    from orchestrator.grid.vocabulary import Vocabulary
     from workloads.registry import WORKLOADS
 
     vocabulary = replace(
@@ -81,19 +81,19 @@ def job_ids(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def exit_code_names() -> dict[str, int]:
     """Exit codes by name: of the table's constants, and of the table itself."""
-    from orchestrator import exit_codes
+    from orchestrator.core import errors
 
-    named = {name: code for name, code in vars(exit_codes).items() if isinstance(code, int)}
-    return named | {f"code_{code}": code for code in exit_codes.MEANINGS}
+    named = {name: code for name, code in vars(errors).items() if isinstance(code, int)}
+    return named | {f"code_{code}": code for code in errors.MEANINGS}
 
 
 def simulated_night(seed: int) -> dict[str, Any]:
     """One night of the real schedule on virtual cards, all of it drawn from the seed: its commands
     and its figures."""
-    from orchestrator.domain.events import StopRequested
-    from orchestrator.domain.job import Accelerator, Job
-    from orchestrator.domain.topology import Node
-    from orchestrator.planning.plan import Action, PlannedJob
+    from orchestrator.core.events import StopRequested
+    from orchestrator.core.job import Accelerator, Job
+    from orchestrator.core.plan import Action, PlannedJob
+    from orchestrator.core.topology import Node
     from orchestrator.scheduling.estimate import Estimate
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
@@ -168,7 +168,7 @@ def _node(make: Callable[..., Any], accelerator: Any, name: str, cards: int) -> 
 def _recording(decide: Callable[..., Any], log: list[str]) -> Callable[..., Any]:
     """The schedule's decisions, with each command that acts on the world as one line of the log.
     Timers are left out: they are the schedule's own affair."""
-    from orchestrator.domain.events import RecordRow, RunAttempt, StartWorker, StopWorker
+    from orchestrator.core.events import RecordRow, RunAttempt, StartWorker, StopWorker
 
     def handle(self: Any, event: Any, **options: Any) -> Any:
         commands = decide(self, event, **options)

@@ -36,7 +36,7 @@ class WorkloadSpec:
     ability: str | None = None
     #: The kinds of models that it runs (``workloads/tasks``); none: it looks at no model.
     tasks: tuple[str, ...] = ()
-    #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
+    #: The dataset of a job whose grid names none; "": that of all jobs (``core/settings.py``).
     dataset: str = ""
     #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
     fresh_weights: bool = False

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from measurements import row as plain_row
 from planted_lies import derived
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from workloads.api import Item, Sample
 
 

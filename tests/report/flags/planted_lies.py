@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.schema import OUT_OF_RANGE
 from orchestrator.results.tables import from_table

@@ -9,7 +9,7 @@ import pytest
 from measurement_factory import Night, a_job, with_interval
 
 from orchestrator.analysis.flags import raised_on
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.cells import cell_text
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.summary import summarize

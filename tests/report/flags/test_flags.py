@@ -13,8 +13,8 @@ from rich.console import Console
 
 from orchestrator.analysis import flags
 from orchestrator.analysis.flags import OWN, Flag, raised_on
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.report.comparison import compare
 from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.markdown import to_markdown

@@ -8,8 +8,8 @@ import pytest
 from measurements import row
 
 from orchestrator.analysis.flags import OWN, barred, raised_on
-from orchestrator.domain.job import State
-from orchestrator.domain.measurement import Measurement
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 
 
 def reasons(one: Measurement) -> dict[str, str]:

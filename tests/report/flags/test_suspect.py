@@ -26,7 +26,7 @@ from orchestrator.analysis import plausibility
 from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
 from orchestrator.analysis.raw import Raw
-from orchestrator.domain.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.reference_data import reference
 from orchestrator.report.roofline import roofline_of
 from orchestrator.results.tables import from_table, to_table

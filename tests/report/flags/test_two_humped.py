@@ -8,7 +8,7 @@ import pytest
 from measurements import row
 
 from orchestrator.analysis.flags import barred, raised_on
-from orchestrator.domain.measurement import Metrics
+from orchestrator.core.measurement import Metrics
 
 
 def of(**changes: object) -> Metrics:

@@ -1,0 +1,280 @@
+"""A job is one point of a grid. Its identity is its content: equal settings are the same job.
+
+Ids and residency keys are read from the declarations of the settings (``workloads/settings.py``). A
+setting of a workload or an engine that is not installed here counts as it is: it enters the id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Literal, SupportsIndex
+
+from orchestrator.core.settings import FIELDS
+from workloads import registry
+from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
+from workloads.engines import default_engine, process_kind, runs_alone
+from workloads.errors import BadConfiguration
+from workloads.measure_settings import MeasureSettings
+
+if TYPE_CHECKING:
+    from workloads.settings import Declaration
+
+_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+#: Values that thousands of jobs share, by the id of their parameters. The parameters are kept,
+#: too, so that no other tuple gets the id: 1, 1.0 and True are equal and other settings.
+_shared: dict[tuple[int, str, str], tuple[Parameters, dict[str, Scalar], str]] = {}
+_MOST_SHARED = 4096
+
+
+def identity(job: Job) -> dict[str, object]:
+    """The meaning of the job. The experiment's name and the stopping rule are not part of it:
+    renaming an experiment or asking for more repeats does not make it another job. The number of a
+    replicate is, from 2 on, so that a job has the same id with replicates and without."""
+    said: dict[str, object] = {
+        name: declaration.value_in_id(value)
+        for name, declaration in FIELDS.items()
+        if declaration.enters_id(value := getattr(job, name))
+    }
+    said["parameters"] = _of_parameters(job)[0]
+    if job.replicate > 1:
+        said["replicate"] = job.replicate
+    return said
+
+
+def job_id(job: Job) -> str:
+    """First 16 hex digits of the SHA-256 of the identity's canonical JSON."""
+    return hashlib.sha256(_canonical_json(identity(job)).encode()).hexdigest()[:16]
+
+
+def residency_key(job: Job) -> str:
+    """Jobs with equal keys can share a loaded model in a warm worker."""
+    shared = [str(getattr(job, name)) for name, declared in FIELDS.items() if declared.loads]
+    return "|".join(shared) + _of_parameters(job)[1]
+
+
+def _of_parameters(job: Job) -> tuple[dict[str, Scalar], str]:
+    """The parameters' part of the identity and of the residency key."""
+    key = (id(job.parameters), job.workload, job.engine)
+    known = _shared.get(key)
+    if known is None:
+        if len(_shared) >= _MOST_SHARED:
+            _shared.clear()
+        entry = registry.WORKLOADS.get(job.workload)
+        known_here = registry.declared(job.workload, job.engine)
+        known = _shared[key] = (
+            job.parameters,
+            _said(job.parameters, known_here, entry.moved if entry is not None else {}),
+            _loaded(job.parameters, known_here),
+        )
+    return known[1:]
+
+
+def _said(
+    parameters: Parameters, declared: Mapping[str, Declaration], moved: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    said = dict(moved)
+    for name, value in parameters:
+        declaration = declared.get(name)
+        if declaration is None:
+            said[name] = value
+        elif declaration.enters_id(value):
+            said[name] = declaration.value_in_id(value)
+    return said
+
+
+def _loaded(parameters: Parameters, declared: Mapping[str, Declaration]) -> str:
+    """Parameters that change the loaded model; of an unknown workload any may."""
+    others = {
+        declared[name].loads_with
+        for name, value in parameters
+        if name in declared and not declared[name].is_default(value)
+    }
+    return "".join(
+        f"|{name}={value}"
+        for name, value in parameters
+        if name not in declared or declared[name].loads or name in others
+    )
+
+
+Scalar = str | int | float | bool | None
+#: A workload's own settings, sorted by name.
+Parameters = tuple[tuple[str, Scalar], ...]
+
+#: ``batch_size: max`` asks for the largest batch that fits, ``best`` for the fastest.
+MAX, BEST = "max", "best"
+
+
+class _Declared(type):
+    """``Accelerator.NAME`` is ``Accelerator("NAME")``; iterating gives all that are declared."""
+
+    def __getattr__(cls, name: str) -> Accelerator:
+        try:
+            return Accelerator(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
+
+    def __iter__(cls) -> Iterator[Accelerator]:
+        return (Accelerator(spec.accelerator) for spec in all_devices())
+
+
+class Accelerator(str, metaclass=_Declared):
+    """A kind of card by its name in grids and rows, which some device declares.
+
+    There is one object for each, so kinds can be compared with ``is``. Hashing is that of text:
+    thousands of jobs are counted by it.
+    """
+
+    __slots__ = ("spec",)
+    spec: DeviceSpec
+
+    _known: ClassVar[dict[str, Accelerator]] = {}
+
+    def __new__(cls, name: str) -> Accelerator:
+        """
+        Raises:
+            ValueError: no device declares the name; the message lists what there is.
+        """
+        known = cls._known.get(name)
+        if known is None:
+            try:
+                spec = of_accelerator(name)
+            except BadConfiguration as error:
+                raise ValueError(str(error)) from None
+            known = str.__new__(cls, name)
+            known.spec = spec
+            known = cls._known.setdefault(name, known)
+        return known
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[str]]:
+        return Accelerator, (self.value,)
+
+    @property
+    def value(self) -> str:
+        """The name as plain text."""
+        return str(self)
+
+    @property
+    def device(self) -> str:
+        """The name of its device: the software that drives such a card."""
+        return self.spec.name
+
+
+def default_accelerator() -> Accelerator:
+    """The kind of card of a grid that names none."""
+    return Accelerator(own_devices()[0].accelerator)
+
+
+class State(str, Enum):
+    """Every job of a grid ends in exactly one terminal state, as a row, with a reason."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNSUPPORTED = "UNSUPPORTED"
+    PRUNED = "PRUNED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    LOST = "LOST"
+    NOT_STARTED = "NOT_STARTED"
+
+    __str__ = str.__str__
+
+    @property
+    def terminal(self) -> bool:
+        """Return whether a job in this state is finished with."""
+        return self not in (State.PENDING, State.RUNNING)
+
+
+def supersedes(newer: State, older: State) -> bool:
+    """Return whether a job's newer final row replaces the older one. A row that measured nothing
+    never hides a success: a run that measures everything anew may be cut short."""
+    return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
+
+
+class _Identified:
+    """Slots for the cached ids: not fields, so they are neither compared nor pickled."""
+
+    __slots__ = ("_cell_id", "_job_id")
+    _cell_id: str
+    _job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(_Identified):
+    """One point of the grid. ``parameters`` are the workload's own, sorted by name."""
+
+    experiment: str
+    workload: str
+    model: str
+    dataset: str
+    accelerator: Accelerator
+    cards: int
+    precision: str
+    batch_size: int | str  # a number, or the text of a search (``settings.py``)
+    engine: str = field(default_factory=default_engine)
+    isolation: Literal["warm", "process"] = "warm"
+    parameters: Parameters = ()
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+    #: Number of this repetition in a fresh process, from 1. It is no setting: replicates of a cell
+    #: measure the same thing (``planning/replicates.py``).
+    replicate: int = 1
+
+    def identity(self) -> dict[str, object]:
+        """The meaning of the job (``identity.py``)."""
+        return identity(self)
+
+    @property
+    def job_id(self) -> str:
+        """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
+        try:
+            known: str = self._job_id
+        except AttributeError:
+            known = job_id(self)
+            object.__setattr__(self, "_job_id", known)
+        return known
+
+    @property
+    def cell_id(self) -> str:
+        """The id that all replicates of the job share: that of the first."""
+        if self.replicate == 1:
+            return self.job_id
+        try:
+            known: str = self._cell_id
+        except AttributeError:
+            known = replace(self, replicate=1).job_id
+            object.__setattr__(self, "_cell_id", known)
+        return known
+
+    @property
+    def process_kind(self) -> str:
+        """Kind of process that can run this job; "" for an ordinary one."""
+        return process_kind(
+            self.engine,
+            self.accelerator.device,
+            dict(self.parameters),
+            workload=self.workload,
+            precision=self.precision,
+        )
+
+    @property
+    def alone(self) -> bool:
+        """Return whether its processes run no other job."""
+        return self.cards > 1 or self.isolation == "process" or runs_alone(self.engine)
+
+    @property
+    def residency_key(self) -> str:
+        """Jobs with equal keys can share a loaded model in a warm worker."""
+        return residency_key(self)
+
+    @property
+    def label(self) -> str:
+        """A short name for people: progress lines, the Ray dashboard."""
+        cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
+        again = f" replicate {self.replicate}" if self.replicate > 1 else ""
+        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}{again}"

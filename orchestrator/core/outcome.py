@@ -1,0 +1,212 @@
+"""An attempt is one try at a job on given cards; an outcome is what its workers measured or say.
+
+What goes wrong inside an attempt is a failure with a class, never an exception of ``errors.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Literal
+
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.readings import Energy, ProcessorUse, Turn
+from orchestrator.core.topology import Card, CardSet
+from workloads import errors
+from workloads.api import MeasureSettings, Result
+
+
+class FailureClass(str, Enum):
+    """Each class has a row and a policy (``retry.py``)."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    UNSUPPORTED = "unsupported"
+    BAD_CONFIGURATION = "bad_configuration"
+    DATA_MISSING = "data_missing"
+    COMPILE = "compile"
+    ACQUIRE = "acquire"
+    CARD_FAULTY = "card_faulty"
+    COLLECTIVE = "collective"
+    HANG = "hang"
+    CRASH = "crash"  # the process died of a signal or exit
+    NODE_LOST = "node_lost"
+    IMPORT = "import"
+    ERROR = "error"  # an exception of no known class
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Failure of an attempt, as its row keeps it."""
+
+    failure_class: FailureClass
+    message: str  # one line
+    tail: str = ""  # end of the traceback or of stderr
+    log: str = ""  # where the whole log lies, as host:path
+
+
+_BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
+    (errors.OutOfMemory, FailureClass.OUT_OF_MEMORY),
+    (errors.Unsupported, FailureClass.UNSUPPORTED),
+    (errors.BadConfiguration, FailureClass.BAD_CONFIGURATION),
+    (errors.DataMissing, FailureClass.DATA_MISSING),
+    (errors.CompileFailed, FailureClass.COMPILE),
+    (errors.CardNotAcquired, FailureClass.ACQUIRE),
+    (errors.CardFaulty, FailureClass.CARD_FAULTY),
+    (errors.CollectiveFailed, FailureClass.COLLECTIVE),
+    (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
+    (ImportError, FailureClass.IMPORT),
+    (FileNotFoundError, FailureClass.DATA_MISSING),
+)
+
+
+def classify(exception: BaseException) -> FailureClass:
+    """The failure class of an exception that a worker caught, after ``Device.classify``."""
+    for kind, failure_class in _BY_TYPE:
+        if isinstance(exception, kind):
+            return failure_class
+    return FailureClass.ERROR
+
+
+#: ``probe`` asks only whether a batch size fits (``batch_size: max``), ``trial`` times one roughly
+#: (``best``); ``measure`` is the real one.
+Purpose = Literal["measure", "probe", "trial"]
+
+
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _values_of(kind: type) -> Callable[[Any], dict[str, Any]]:
+    """A function that gives a record's values by name; ``dataclasses.asdict`` takes ten times as
+    long, and an attempt is written for each short job."""
+    names = tuple(each.name for each in fields(kind))
+    values = attrgetter(*names)
+    return lambda record: dict(zip(names, values(record), strict=True))
+
+
+_job_values, _measure_values = _values_of(Job), _values_of(MeasureSettings)
+
+
+class _Written:
+    """A slot for the attempt's JSON: not a field, so it is neither compared nor pickled."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt(_Written):
+    """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
+    ``batch_size`` when the grid asked for a search, and in the timing of its trials."""
+
+    attempt_id: str  # "<job_id>-<number>", unique in the run
+    job_id: str
+    number: int  # from 1
+    job: Job
+    cards: CardSet
+    purpose: Purpose = "measure"
+
+    def to_json(self) -> str:
+        """All of it as one line; made once, for the note that it begins and for its workers."""
+        try:
+            known: str = self._text
+        except AttributeError:
+            job = _job_values(self.job) | {"measure": _measure_values(self.job.measure)}
+            values = {
+                "attempt_id": self.attempt_id,
+                "job_id": self.job_id,
+                "number": self.number,
+                "job": job,
+                "cards": [(card.node_id, card.index, card.accelerator) for card in self.cards],
+                "purpose": self.purpose,
+            }
+            known = _json(values)
+            object.__setattr__(self, "_text", known)
+        return known
+
+    @classmethod
+    def from_json(cls, text: str) -> Attempt:
+        """The attempt that ``to_json`` wrote."""
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Attempt:
+        """The same, of what JSON's reader made of it.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no attempt.
+        """
+        job = values["job"]
+        parsed = {
+            "accelerator": Accelerator(job["accelerator"]),
+            "parameters": tuple((name, value) for name, value in job["parameters"]),
+            "measure": MeasureSettings(**job["measure"]),
+        }
+        cards = tuple(
+            Card(node_id=node_id, index=index, accelerator=Accelerator(accelerator))
+            for node_id, index, accelerator in values["cards"]
+        )
+        return cls(**{**values, "job": Job(**{**job, **parsed}), "cards": cards})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """Facts about a worker and its surroundings, taken once in its process: the row's
+    provenance."""
+
+    worker_id: str
+    node_name: str
+    pid: int
+    device_name: str  # e.g. "Gaudi2", "NVIDIA H200", "AMD EPYC 9B14"
+    driver_version: str
+    emulated: bool
+    visible_cards: str  # the value of HABANA_VISIBLE_MODULES / CUDA_VISIBLE_DEVICES
+    threads: int  # OpenMP threads
+    niceness: int
+    cores: int | None = None  # of its host that the process may use
+    versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, ray, habana, …
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """Outcome of one rank of an attempt. One-card attempts have one."""
+
+    rank: int
+    state: State  # SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, FAILED, TIMED_OUT or LOST
+    started_at: float  # seconds since the epoch
+    ended_at: float  # as much later as it lasted, even if the clock was set meanwhile
+    result: Result | None = None
+    failure: Failure | None = None
+    worker: WorkerInfo | None = None
+    jobs_before: int = 0  # attempts this worker had run before
+    model_was_resident: bool = False
+    timed: tuple[float, float] | None = None  # the timed part, on its host's monotonic clock
+    energy: Energy | None = None  # of this rank's card in that part
+    passport: Mapping[str, float] | None = None  # of its card, where it was asked for one
+    processor: ProcessorUse | None = None  # of this rank's process in that part
+    turn: Turn | None = None  # None: its device shares no processors, or turns are impossible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome of an attempt, all ranks together; ``state`` is the worst of the ranks'."""
+
+    attempt_id: str
+    state: State
+    ranks: tuple[RankOutcome, ...]
+    failure: Failure | None = None  # of the rank that failed first
+
+    @classmethod
+    def of_unbegun(cls, attempt_id: str) -> Outcome:
+        """The outcome of an attempt that was given ahead and never began."""
+        return cls(attempt_id=attempt_id, state=State.LOST, ranks=())
+
+    @property
+    def begun(self) -> bool:
+        """Return whether anything is known of the attempt, or may have been."""
+        return self.state is not State.LOST or bool(self.ranks) or self.failure is not None

@@ -1,0 +1,123 @@
+"""A plan: every job with what will be done with it and why; printable before anything starts.
+
+It is made from jobs, cluster and earlier rows (``planning/planner.py``), and `nightgrid run`
+executes the very object that `nightgrid plan` prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from orchestrator.core.job import Accelerator, Job, Scalar, State
+from orchestrator.core.topology import Node
+from workloads.devices import host_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Seconds that something is likely to take."""
+
+    low_s: float
+    middle_s: float
+    high_s: float
+
+    def __add__(self, other: Span) -> Span:
+        return Span(
+            low_s=self.low_s + other.low_s,
+            middle_s=self.middle_s + other.middle_s,
+            high_s=self.high_s + other.high_s,
+        )
+
+    def times(self, low: float, middle: float, high: float) -> Span:
+        """Each of the three by a factor of its own."""
+        return Span(
+            low_s=self.low_s * low, middle_s=self.middle_s * middle, high_s=self.high_s * high
+        )
+
+    def or_longer(self, other: Span) -> Span:
+        """The longer of the two, number by number."""
+        return Span(
+            low_s=max(self.low_s, other.low_s),
+            middle_s=max(self.middle_s, other.middle_s),
+            high_s=max(self.high_s, other.high_s),
+        )
+
+
+NOTHING = Span(low_s=0.0, middle_s=0.0, high_s=0.0)
+
+
+#: Detail of a row that names the savings of what its job took by name.
+TOOK = "took"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRow:
+    """One earlier attempt."""
+
+    job_id: str
+    state: State
+    final: bool
+    emulated: bool
+    workload: str
+    model: str
+    precision: str
+    batch_size: int | None
+    accelerator: Accelerator
+    cards: int
+    busy_s: float | None  # from start to end of the attempt
+    took: str = ""  # savings of what it took by name
+    load_s: float | None
+    queued_s: float | None = None  # of busy_s, waiting for a turn on processors that others use
+    reason: str = ""
+    attempt_number: int = 0  # 0 when the job never ran
+    parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name
+
+
+class Action(str, Enum):
+    """A run's treatment of a job."""
+
+    RUN = "run"
+    REUSE = "reuse"  # has a successful row already
+    SKIP = "skip"  # failed earlier in this run; --retry-failed tries it again
+    UNSUPPORTED = "unsupported"  # becomes a row with the reason
+
+    __str__ = str.__str__
+    __hash__ = str.__hash__  # thousands of jobs are counted by it; Enum's own is in Python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job, what will be done with it, and why."""
+
+    job: Job
+    action: Action
+    reason: str = ""  # for all but a first RUN
+    estimate_s: float = 0.0  # busy time of its cards, loading included
+    needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
+    after: tuple[str, ...] = ()  # ids of the jobs that must have ended before, in whatever way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """The plan that `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
+
+    grid_name: str
+    jobs: tuple[PlannedJob, ...]
+    nodes: tuple[Node, ...]
+    duration: Span = NOTHING  # from the command to the last row (``forecast.py``)
+    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+
+    @property
+    def host_packages(self) -> tuple[str, ...]:
+        """Packages that the precisions of its jobs need on a processor, each once."""
+        host = host_device()
+        precisions = {item.job.precision for item in self.jobs if item.action is Action.RUN}
+        needed = (host.precision(precision).packages for precision in precisions)
+        return tuple(sorted({name for packages in needed for name in packages}))
+
+    def __repr__(self) -> str:
+        counts = Counter(item.action for item in self.jobs)
+        told = ", ".join(f"{counts[action]:,} {action}" for action in Action)
+        return f"<Plan of {self.grid_name!r}: {told}>"

@@ -1,0 +1,217 @@
+"""Readings of an attempt's timed part: energy, utilization and clocks of its cards. Pure.
+
+Where the card has a counter of energy, the difference of two readings is exact but for the ends of
+the stretch, which lie between readings; without one the power is integrated. Readings are never as
+dense as one would wish, so a stretch that is not much longer than the time between them, or that
+was not watched throughout, has no energy: None, and never a guess.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from workloads.confidence import percentile
+from workloads.devices.monitoring.telemetry import CardTelemetry
+
+#: A stretch has to be this many times as long as the longest time between two of its readings:
+#: what happens between readings at its two ends is only interpolated.
+STRETCH_PER_GAP = 4.0
+
+Source = Literal["counter", "power"]
+Reading = tuple[float, CardTelemetry]  # when, on the host's monotonic clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Energy that one card took."""
+
+    energy_j: float
+    duration_s: float
+    source: Source  # the card's own counter, or its power integrated
+
+    @property
+    def power_w(self) -> float:
+        """The mean power."""
+        return self.energy_j / self.duration_s
+
+
+def energy_between(readings: Sequence[Reading], start: float, end: float) -> Energy | None:
+    """The energy from ``start`` to ``end``, by readings in the order of time.
+
+    None where the stretch was not watched from before its start to after its end, where it is too
+    short for how often the card was read, or where neither counter nor power is known throughout.
+    """
+    if end <= start:
+        return None
+    first = max((i for i, (at, _) in enumerate(readings) if at <= start), default=None)
+    last = min((i for i, (at, _) in enumerate(readings) if at >= end), default=None)
+    if first is None or last is None:
+        return None
+    watched = readings[first : last + 1]
+    gap = max(later - earlier for (earlier, _), (later, _) in itertools.pairwise(watched))
+    if end - start < STRETCH_PER_GAP * gap:
+        return None
+    energy_j, source = _by_counter(watched, start, end), "counter"
+    if energy_j is None:
+        energy_j, source = _by_power(watched, start, end), "power"
+    if energy_j is None:
+        return None
+    return Energy(energy_j=energy_j, duration_s=end - start, source=source)  # type: ignore[arg-type]
+
+
+def _by_counter(readings: Sequence[Reading], start: float, end: float) -> float | None:
+    """Energy by the card's counter; None where a reading lacks it, or where the counter went back
+    because the card's driver was loaded again."""
+    points = [(at, read.energy_j) for at, read in readings if read.energy_j is not None]
+    if len(points) != len(readings):
+        return None
+    if any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(points)):
+        return None
+    return _at(points[-2:], end) - _at(points[:2], start)
+
+
+def _by_power(readings: Sequence[Reading], start: float, end: float) -> float | None:
+    """Straight lines between the readings of power; None where one is missing."""
+    points = [(at, read.power_w) for at, read in readings if read.power_w is not None]
+    if len(points) != len(readings):
+        return None
+    inner = [(at, power) for at, power in points if start < at < end]
+    cut = [(start, _at(points[:2], start)), *inner, (end, _at(points[-2:], end))]
+    return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in itertools.pairwise(cut))
+
+
+def _at(line: Sequence[tuple[float, float]], moment: float) -> float:
+    """The value at a moment of the straight line through two points."""
+    (a, p), (b, q) = line
+    return p if b == a else p + (q - p) * (moment - a) / (b - a)
+
+
+FEWEST_FOR_PERCENTILES = 20
+
+_FIGURES: Mapping[str, Callable[[CardTelemetry], float | None]] = {
+    "utilization_percent": lambda read: read.utilization_percent,
+    "temperature_c": lambda read: read.temperature_c,
+    "sm_clock_mhz": lambda read: read.sm_clock_mhz,
+}
+
+
+def card_readings(readings: Sequence[Reading], start: float, end: float) -> dict[str, str]:
+    """Summarise the readings between two moments as details of a row; empty where there is none."""
+    within = [read for at, read in readings if start <= at <= end]
+    found = {}
+    for name, figure in _FIGURES.items():
+        values = [value for read in within if (value := figure(read)) is not None]
+        if not values:
+            continue
+        found[f"{name}_mean"] = f"{fmean(values):.4g}"
+        if len(values) >= FEWEST_FOR_PERCENTILES:
+            for share in (5, 95):
+                found[f"{name}_p{share}"] = f"{percentile(values, share):.4g}"
+    used = [read.memory_used_bytes for read in within if read.memory_used_bytes is not None]
+    if used:
+        found["peak_card_memory_used_bytes"] = str(max(used))
+    if power := {read.power_of for read in within if read.power_of}:
+        found["power_of"] = " and ".join(sorted(power))
+    told = [read.throttled for read in within if read.throttled is not None]
+    if told:
+        found["throttled"] = _shares(told)
+    return found | ({"card_readings": str(len(within))} if found else {})
+
+
+def _shares(told: Sequence[frozenset[str]]) -> str:
+    """Each reason with the share of readings that give it, the most frequent first."""
+    counts = {reason: sum(reason in reasons for reasons in told) for reason in set().union(*told)}
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count / len(told):.0%}" for reason, count in ranked) or "never"
+
+
+#: Threads that ran less than this share of the busiest one's time are helpers, such as samplers:
+#: nobody waits for them, so that they wait says nothing of the figure.
+HELPER_SHARE = 0.1
+#: Times of the host are counted in ticks of 10 ms: in less than this one tick would be a share that
+#: means something.
+SHORTEST_OF_HOST_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The turn of one job on its host's processors."""
+
+    waited_s: float
+    oversubscribed: bool  # all its threads together are more than the host has cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTime:
+    """Seconds of all processors of a host since it started."""
+
+    busy_s: float
+    stolen_s: float  # in which something was to run and the hypervisor ran another machine
+    at: float | None = None  # of the count, on the clock of readings; None: that of its reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTime:
+    """Seconds of one thread since it started."""
+
+    ran_s: float
+    waited_s: float  # runnable, and not running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorReading:
+    """Counts of the kernel for a process at one moment; None: it does not count."""
+
+    at: float  # on a monotonic clock
+    ran_s: float  # CPU time of all threads, those that have ended included
+    threads: Mapping[int, ThreadTime] | None
+    host: HostTime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorUse:
+    """Use of the processors between two readings. None: the kernel does not count."""
+
+    cores: float  # CPU seconds of the process per second
+    wait_share: float | None  # of that time, in which threads that compute were kept waiting
+    stolen_share: float | None  # of the processor time that the host wanted
+    host_load: float | None  # processors that were busy, with whatever process
+
+
+def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorUse | None:
+    """Use between two readings of one process; None where no time passed.
+
+    A thread that waits while it could run holds up those that wait for it, so the waiting of all
+    threads that compute is added up.
+    """
+    wall_s = after.at - before.at
+    if wall_s <= 0:
+        return None
+    wait_share = stolen_share = host_load = None
+    if before.threads is not None and after.threads is not None:
+        never = ThreadTime(ran_s=0.0, waited_s=0.0)
+        pairs = [(before.threads.get(each, never), now) for each, now in after.threads.items()]
+        spent = [(b.ran_s - a.ran_s, b.waited_s - a.waited_s) for a, b in pairs]
+        least = HELPER_SHARE * max((ran for ran, _ in spent), default=0.0)
+        wait_share = sum(max(waited, 0.0) for ran, waited in spent if ran >= least) / wall_s
+    if before.host and after.host and wall_s >= SHORTEST_OF_HOST_S:
+        busy = max(after.host.busy_s - before.host.busy_s, 0.0)
+        stolen = max(after.host.stolen_s - before.host.stolen_s, 0.0)
+        stolen_share = stolen / (busy + stolen) if busy + stolen else 0.0
+        host_load = busy / (_counted_at(after) - _counted_at(before))
+    return ProcessorUse(
+        cores=max(after.ran_s - before.ran_s, 0.0) / wall_s,
+        wait_share=wait_share,
+        stolen_share=stolen_share,
+        host_load=host_load,
+    )
+
+
+def _counted_at(reading: ProcessorReading) -> float:
+    """The moment at which the host of a reading was counted."""
+    host = reading.host
+    return reading.at if host is None or host.at is None else host.at

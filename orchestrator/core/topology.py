@@ -1,0 +1,217 @@
+"""Nodes, cards, and which sets of cards a job may be given.
+
+A server may join its cards in pairs and quads; then a job of two or four cards is legal only on an
+aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). Each device declares its groups. A job of more cards
+than a node has takes several whole nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.errors import OptionError
+from orchestrator.core.job import Accelerator, default_accelerator
+from workloads.devices import host_device, own_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Card:
+    """One accelerator: the module or device index on its node."""
+
+    node_id: str
+    index: int
+    accelerator: Accelerator
+
+    def __str__(self) -> str:
+        return f"{self.node_id}/{self.accelerator}{self.index}"
+
+
+CardSet = tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A server and the cards of it that are ours. ``name`` is for people, ``node_id`` Ray's."""
+
+    node_id: str
+    name: str
+    accelerator: Accelerator
+    card_indices: tuple[int, ...]  # those we may use; fewer than the server has if shared
+    server_cards: int = 8  # how many the server has
+    device_name: str = ""  # e.g. "Gaudi2", "NVIDIA H200", "emulated HPU on CPU"
+    memory_bytes_per_card: int | None = None
+    emulated: bool = False
+    emulated_device: str = host_device().name  # the software that drives a card which is not there
+    #: Versions of packages that matter for the choice of an engine; None: nobody has asked.
+    packages: tuple[tuple[str, str], ...] | None = None
+    part_of: str = ""  # id of the server, where its cards were claimed at different times
+
+    @property
+    def server_id(self) -> str:
+        """Id of the server that has the cards: that of the node, or of all its parts."""
+        return self.part_of or self.node_id
+
+    @property
+    def device(self) -> str:
+        """The torch device type that jobs on this node use."""
+        return self.emulated_device if self.emulated else self.accelerator.device
+
+    @property
+    def computes_on_host(self) -> bool:
+        """Return whether its jobs run on the host's own processor."""
+        return self.device == host_device().name
+
+    @property
+    def cards(self) -> CardSet:
+        """The node's cards in index order."""
+        return tuple(
+            Card(node_id=self.node_id, index=index, accelerator=self.accelerator)
+            for index in self.card_indices
+        )
+
+
+def legal_groups(
+    accelerator: Accelerator, count: int, server_cards: int
+) -> tuple[tuple[int, ...], ...]:
+    """Index groups of ``count`` cards that a job may hold on one server, best first.
+
+    The whole server is always legal. Empty when the server cannot hold such a job.
+    """
+    if count < 1 or count > server_cards:
+        return ()
+    if count == server_cards:
+        return (tuple(range(server_cards)),)
+    return accelerator.spec.groups(count, server_cards)
+
+
+def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
+    """Every card set of ``count`` cards that the cluster could ever give, were all cards free."""
+    servers: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.accelerator is accelerator:
+            servers.setdefault(node.server_id, []).append(node)
+    sets: list[CardSet] = []
+    whole: dict[int, list[CardSet]] = {}  # by the number of cards of a server
+    for parts in servers.values():
+        by_index = {card.index: card for node in parts for card in node.cards}
+        size = max(node.server_cards for node in parts)
+        for group in legal_groups(accelerator, count, size):
+            if all(index in by_index for index in group):
+                sets.append(tuple(by_index[index] for index in group))
+        if len(by_index) == size:
+            whole.setdefault(size, []).append(tuple(by_index[index] for index in range(size)))
+    return sets or _whole_server_sets(whole, count)
+
+
+def _whole_server_sets(whole: Mapping[int, Sequence[CardSet]], count: int) -> list[CardSet]:
+    """Sets made of several equal whole servers, taken in order."""
+    sets: list[CardSet] = []
+    for size, servers in sorted(whole.items(), reverse=True):
+        if count <= size or count % size:
+            continue
+        span = count // size
+        for start in range(len(servers) - span + 1):
+            sets.append(tuple(itertools.chain.from_iterable(servers[start : start + span])))
+    return sets
+
+
+_EMULATION = re.compile(r"([0-9]{1,9})x([0-9]{1,9})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
+MAX_EMULATED_CARDS = 4096
+#: Cards of a server of which nothing is known.
+ASSUMED_CARDS = 8
+
+
+def _emulation_hint() -> str:
+    first, second = (device.accelerator for device in own_devices()[:2])
+    return f"write 2x8 for two nodes of eight cards, 2x8:{second}, or 1x8:{first},1x8:{second}"
+
+
+def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
+    """The nodes that ``--emulate SPEC`` stands for.
+
+    SPEC is ``NODESxCARDS[:KIND]``, several of them joined by commas. Nodes without a kind are dealt
+    in turn among ``accelerators``, those the grid names (the default one if it names none).
+
+    An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
+    CPU cards among several included: they share one machine's cores. A single CPU card that has
+    the machine to itself is what it says. ``1x8:KIND:DEVICE`` drives emulated cards through the
+    card's own software, for whoever has that without a card; rows are emulated all the same.
+
+    Raises:
+        OptionError: the specification cannot be understood or asks for too much.
+    """
+    wanted: list[tuple[int, Accelerator | None, str]] = []
+    host = host_device().name
+    for part in spec.split(","):
+        match = _EMULATION.fullmatch(part.strip())
+        if match is None:
+            trouble = f"{part.strip()!r} is not understood; {_emulation_hint()}"
+            raise OptionError(f"--emulate {spec}: {trouble}")
+        nodes, cards, kind = int(match[1]), int(match[2]), None
+        if match[3]:
+            try:
+                kind = Accelerator(match[3].upper())
+            except ValueError as error:
+                raise OptionError(f"--emulate {spec}: {error}") from None
+        if nodes < 1 or cards < 1:
+            raise OptionError(
+                f"--emulate {spec}: {part.strip()!r} has no cards; {_emulation_hint()}"
+            )
+        device = match[4] or host
+        if kind and device not in (host, kind.device):
+            raise OptionError(
+                f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
+                f"not {device}"
+            )
+        ordered = nodes * cards + sum(count for count, _, _ in wanted)
+        if ordered > MAX_EMULATED_CARDS:
+            raise OptionError(
+                f"--emulate {spec}: {ordered:,} cards; more than {MAX_EMULATED_CARDS} cards "
+                "are not emulated"
+            )
+        wanted += [(cards, kind, device)] * nodes
+    dealt = itertools.cycle(accelerators or (default_accelerator(),))
+    alone = [count for count, _, _ in wanted] == [1]
+    counts: Counter[Accelerator] = Counter()
+    emulated: list[Node] = []
+    on_host = host_device().accelerator
+    for cards, asked, device in wanted:
+        kind_of_node = asked or next(dealt)
+        counts[kind_of_node] += 1
+        real = alone and kind_of_node.spec.host
+        emulated.append(
+            Node(
+                node_id=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                name=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                accelerator=kind_of_node,
+                card_indices=tuple(range(cards)),
+                server_cards=cards,
+                device_name=on_host if real else f"emulated {kind_of_node} on {on_host}",
+                emulated=not real,
+                emulated_device=device,
+            )
+        )
+    return emulated
+
+
+def assumed_servers(accelerators: Sequence[Accelerator]) -> list[Node]:
+    """Nodes that a plan assumes when there is no cluster: one server of each kind."""
+    sizes = {
+        kind: 1 if kind.spec.host else kind.spec.server_cards or ASSUMED_CARDS
+        for kind in accelerators
+    }
+    return [
+        Node(
+            node_id=f"{kind.lower()}-1",
+            name=f"{kind.lower()}-1",
+            accelerator=kind,
+            card_indices=tuple(range(cards)),
+            server_cards=cards,
+            device_name=f"assumed {kind}",
+        )
+        for kind, cards in sizes.items()
+    ]

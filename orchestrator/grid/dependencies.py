@@ -1,0 +1,350 @@
+"""Dependencies between jobs, and the implied jobs that others start from. Pure.
+
+Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
+needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
+``save_adapter: NAME``, ``model: NAME`` and ``save_model: NAME``. A name that no job of the grid
+saves must exist already.
+
+An engine may need a calibration of the same model on the same number of cards before it can run in
+a precision (``EngineSpec.calibrations``). The plan adds one for each such pair, in front of the
+jobs that need it. A job with ``quality: true`` comes after the reference of its model and prompts,
+and runs all the same where that fails.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.job import Job, Scalar
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.settings import FIELDS
+from workloads import registry
+from workloads.engines import ENGINES
+from workloads.saving import Saving
+from workloads.settings import declarations
+
+if TYPE_CHECKING:
+    from orchestrator.grid.parser import Grid
+
+
+def calibration_of(job: Job) -> Job | None:
+    """The calibration that a job needs; None if it needs none."""
+    spec = ENGINES.get(job.engine)
+    workload = spec.calibrations.get(job.precision) if spec is not None else None
+    if workload in (None, job.workload) or spec is None:
+        return None
+    if not spec.runs_on(job.accelerator.device):
+        return None
+    return Job(
+        experiment=job.experiment,
+        workload=workload,
+        model=job.model,
+        dataset=job.dataset,
+        accelerator=job.accelerator,
+        cards=job.cards,
+        precision="bf16",  # in which it is measured
+        batch_size=1,
+        engine=job.engine,
+        parameters=_parameters(workload, job.engine),
+        measure=job.measure,
+    )
+
+
+def calibrated(job: Job) -> tuple[str, str, str, int]:
+    """Identity of a calibration: jobs with equal identities share one."""
+    return (job.workload, job.engine, job.model, job.cards)
+
+
+def is_calibration(job: Job) -> bool:
+    """Return whether other jobs of its engine start from what this job measures."""
+    spec = ENGINES.get(job.engine)
+    return spec is not None and job.workload in spec.calibrations.values()
+
+
+_REFERENCE = "quality-reference"
+
+
+def quality_reference_of(job: Job) -> Job | None:
+    """The job that writes what this one compares its texts with; None if it compares nothing.
+
+    It is the plain path: transformers in fp32 on one card, one prompt at a time.
+    """
+    asked = dict(job.parameters)
+    if not asked.get("quality"):
+        return None
+    from workloads.engines import default_engine
+    from workloads.registry import find_workload
+
+    spec = find_workload(_REFERENCE)
+    engine = default_engine(spec.ability)
+    work = {n for n, each in declarations(spec.parameters).items() if each.role == "work"}
+    of = asked.get("quality_of")
+    own = {"prompts", "output_tokens", *(["adapter"] if of else [])}
+    given = {n: asked[n] for n in work - own if n in asked}
+    return Job(
+        experiment=job.experiment,
+        workload=_REFERENCE,
+        model=str(of or job.model),
+        dataset=job.dataset,
+        accelerator=job.accelerator,
+        cards=1,
+        precision="fp32",
+        batch_size=1,
+        engine=engine,
+        parameters=tuple(sorted(spec.validate(given, engine).items())),
+        measure=job.measure,
+    )
+
+
+def with_implied(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """The jobs, with each calibration and each reference once before the first job that needs it.
+
+    One dataset does for the calibration of a model and card count: the first one asked for.
+    """
+    done: set[tuple[str, str, str, int]] = set()
+    references: set[str] = {job.job_id for job in jobs if job.workload == _REFERENCE}
+    found: list[Job] = []
+    for job in jobs:
+        reference = quality_reference_of(job)
+        if reference is not None and reference.job_id not in references:
+            references.add(reference.job_id)
+            found.append(reference)
+        calibration = calibration_of(job)
+        if calibration is not None and calibrated(calibration) not in done:
+            done.add(calibrated(calibration))
+            found.append(calibration)
+        found.append(job)
+    return tuple(found) if len(found) > len(jobs) else tuple(jobs)
+
+
+@cache
+def _parameters(workload: str, engine: str) -> tuple[tuple[str, Scalar], ...]:
+    from workloads.registry import find_workload
+
+    return tuple(sorted(find_workload(workload).validate({}, engine).items()))
+
+
+#: A kind of thing, such as ``adapter``, and the name of one.
+Thing = tuple[str, str]
+
+
+def took(thing: Thing, saving: str) -> str:
+    """The words of a row for a thing that its job took by name."""
+    return f"{thing[0]} {saving}"
+
+
+def things(
+    jobs: Sequence[Job], way: Literal["produces", "consumes"]
+) -> Iterator[tuple[Job, str, Thing]]:
+    """The jobs that save a thing under a name, or take one: each with the setting that says so."""
+    known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
+    for job in jobs:
+        for name, kind in _of_all(way):
+            yield job, name, (kind, getattr(job, name))
+        if not job.parameters:
+            continue
+        key = (id(job.parameters), job.workload, job.engine)
+        if key not in known:
+            declared = registry.declared(job.workload, job.engine)
+            kinds = {n: getattr(d, way) for n, d in declared.items() if getattr(d, way)}
+            known[key] = [
+                (name, (kinds[name], value))
+                for name, value in job.parameters
+                if name in kinds and isinstance(value, str)
+            ]
+        for name, thing in known[key]:
+            yield job, name, thing
+
+
+@cache
+def _of_all(way: str) -> list[tuple[str, str]]:
+    """The settings of every job that say so, with the kind of thing."""
+    return [(name, kind) for name, each in FIELDS.items() if (kind := getattr(each, way))]
+
+
+def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:
+    """The jobs that save each thing, in order."""
+    found: dict[Thing, list[Job]] = {}
+    for job, _, thing in things(jobs, "produces"):
+        found.setdefault(thing, []).append(job)
+    return found
+
+
+def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """Ids of the jobs that each job needs, for jobs that need others."""
+    saved = savers(jobs)
+    needs: dict[str, tuple[str, ...]] = {}
+
+    def add(job: Job, needed: Sequence[Job]) -> None:
+        if needed:
+            ids = (*needs.get(job.job_id, ()), *(other.job_id for other in needed))
+            needs[job.job_id] = tuple(dict.fromkeys(ids))
+
+    for job, _, thing in things(jobs, "consumes") if saved else ():
+        add(job, saved.get(thing, ()))
+    measured = {calibrated(job): job for job in jobs if is_calibration(job)}
+    for job in jobs if measured else ():
+        calibration = calibration_of(job)
+        if calibration is not None and calibrated(calibration) in measured:
+            add(job, [measured[calibrated(calibration)]])
+    return needs
+
+
+def after_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """Ids of the job that each job comes after without needing it: the reference of its quality."""
+    references = ((job, quality_reference_of(job)) for job in jobs)
+    return {job.job_id: (other.job_id,) for job, other in references if other is not None}
+
+
+def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """The plan with each job's needs; one that needs what cannot run is unsupported as well."""
+    jobs = [item.job for item in planned]
+    needs, after = needs_of(jobs), after_of(jobs)
+    if not needs and not after:
+        return list(planned)
+    by_id = {item.job.job_id: item for item in planned}
+    done = []
+    for item in planned:
+        wanted = needs.get(item.job.job_id, ())
+        lacking = [by_id[job_id] for job_id in wanted]
+        lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
+        item = replace(item, needs=wanted, after=after.get(item.job.job_id, ()))
+        if lacking and item.action is Action.RUN:
+            other = lacking[0].job
+            saves = [kind for _, _, (kind, _) in things([other], "produces")]
+            what = "calibration" if is_calibration(other) else " and ".join(saves)
+            reason = f"needs the {what} of job {other.job_id}, which is unsupported: "
+            item = replace(
+                item,
+                action=Action.UNSUPPORTED,
+                reason=reason + lacking[0].reason,
+                estimate_s=0.0,
+            )
+        done.append(item)
+    return done
+
+
+def measured_again(
+    planned: list[PlannedJob],
+    took_of: Callable[[Job], str],
+    estimate_s: Callable[[Job], float],
+    saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
+    run_ids: Collection[str] = (),
+) -> list[PlannedJob]:
+    """The plan in which a job that was measured runs once more where a name that it takes stands
+    for something else than it did: it was made anew since, or this run makes it anew. So does a job
+    that saves what others take, where another has saved its own under the name since. One that
+    needs what this run cannot make keeps its row, which an attempt that never starts would replace.
+
+    Args:
+        planned: all jobs, with their needs.
+        took_of: the savings that the attempt which measured a job took.
+        estimate_s: how long a job takes.
+        saving_of: the saving of what has a name now.
+        run_ids: the id of the run, and those that it had before; empty: any run.
+    """
+    blocked = _blocked(planned)
+    reusable = [
+        item for item in planned if item.action is Action.REUSE and blocked.isdisjoint(item.needs)
+    ]
+    reasons: dict[str, str] = {}
+    for job, _, (kind, name) in things([item.job for item in reusable], "consumes"):
+        now = saving_of((kind, name)).identity
+        if now and took((kind, name), now) not in took_of(job).split(", "):
+            reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
+    taken = {job_id for item in planned for job_id in item.needs}
+    makers = [item.job for item in reusable if item.job.job_id in taken]
+    for job, _, (kind, name) in things(makers, "produces"):
+        if saved_by_another(saving_of((kind, name)).saved_by, job, run_ids):
+            reasons[job.job_id] = f"another job or run has saved its own {kind} {name} since"
+    made_by = {
+        item.job.job_id
+        for item in planned
+        if item.action is Action.RUN
+        and item.job.job_id not in blocked
+        and not is_calibration(item.job)
+    }
+    while True:
+        for item in reusable:
+            if others := made_by.intersection(item.needs):
+                reason = f"job {min(others)} makes anew what this was measured on"
+                reasons.setdefault(item.job.job_id, reason)
+        if reasons.keys() <= made_by:
+            break
+        made_by |= reasons.keys()
+    return [
+        replace(item, action=Action.RUN, reason=why, estimate_s=estimate_s(item.job))
+        if (why := reasons.get(item.job.job_id))
+        else item
+        for item in planned
+    ]
+
+
+def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
+    """Tell if another than this job of this run saved a thing.
+
+    Args:
+        saved_by: ids of run and job (``Request.saved_by``); "" where they are not known, which
+            counts as its own.
+        job: a job that saves under the name.
+        run_ids: the id of its run, and those that the run had before; empty: any run.
+    """
+    run_id, _, job_id = saved_by.rpartition("-")
+    return bool(saved_by) and (job_id != job.job_id or bool(run_ids and run_id not in run_ids))
+
+
+def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
+    """Ids of the jobs without a good row that cannot start, since they, or what they need, are not
+    run."""
+    blocked: set[str] = set()
+    found = {i.job.job_id for i in planned if i.action in (Action.SKIP, Action.UNSUPPORTED)}
+    while found:
+        blocked |= found
+        found = {
+            item.job.job_id
+            for item in planned
+            if item.action is Action.RUN and not blocked.isdisjoint(item.needs)
+        } - blocked
+    return blocked
+
+
+def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:
+    """A problem for each thing that a job needs and that no job, or more than one, saves.
+
+    ``exists`` says whether a thing of this name, or at this path, is there already.
+    """
+    saved = savers(grid.jobs())
+    problems: dict[tuple[str, Thing], Problem] = {}
+    for job, setting, thing in things(grid.jobs(), "consumes"):
+        if (job.experiment, thing) in problems:
+            continue
+        kind, wanted = thing
+        if thing not in saved and (setting in FIELDS or exists(thing)):
+            continue  # fields were looked at when they were read
+        if thing not in saved:
+            names = [name for other, name in saved if other == kind]
+            close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+            message = f"no job of this grid saves {kind} {wanted!r}, and there is none"
+            hint = f"did you mean {close[0]!r}?" if close else _how_to_save(kind, wanted)
+        elif len(saved.get(thing, ())) > 1:
+            message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"
+            hint = "each would replace the other's; let one job save it, or give each a name"
+        else:
+            continue
+        problems[job.experiment, thing] = grid.problem(job, setting, wanted, message, hint)
+    return list(problems.values())
+
+
+def _how_to_save(kind: str, name: str) -> str:
+    ways = [
+        f"{setting}: {name} in a job of workload {workload}"
+        for workload, entry in registry.WORKLOADS.items()
+        for setting, declared in entry.declared(entry.engines[0]).items()
+        if declared.produces == kind
+    ]
+    return f"save one with {' or '.join(ways)}" if ways else f"nothing here saves a {kind}"

@@ -1,0 +1,169 @@
+"""Findings of one reading of a grid file: problems, each with its place and what would be right.
+
+Nothing raises on the way: what is wrong is noted, and what is sound is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.job import Scalar
+from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
+from orchestrator.grid.yaml import Document, Path_
+from workloads.devices import own_devices
+
+MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
+
+_HABITS = {  # what people write, and where it belongs
+    "parameters": "write the workload's parameters as settings, beside `name:`",
+    "matrix": "the axes of an experiment go under `axes:`",
+    "grid": "the axes of an experiment go under `axes:`",
+    "sweep": "the axes of an experiment go under `axes:`",
+    "jobs": "a grid has `experiments:`",
+    "device": f"write `accelerator: {own_devices()[0].accelerator}`, or another kind of card",
+    "epochs": "a job trains for `steps:`, each of `batch_size:` samples a card",
+    "repeats": "write `measure: {max_repeats: 5}`",
+    "deadline": "it is an option of a run: nightgrid run GRID --deadline 08:00",
+    "budget": "it is an option of a run: nightgrid run GRID --budget 10h",
+    "priority": "it is an option of a run: nightgrid run GRID --priority 5",
+    "nodes": "a run takes what its cluster has; on this machine: nightgrid run GRID --emulate 2x8",
+}
+#: Words of other programs, and the keys that mean the same here.
+MEANT = {
+    "output_tokens": ("max_new_tokens", "max_tokens"),
+    "input_tokens": ("prompt_tokens", "prompt_length", "input_length"),
+    "prompts": ("num_prompts",),
+    "batch_size": ("bs", "per_device_train_batch_size", "per_device_batch_size"),
+    "cards": ("gpus", "num_gpus", "n_gpus", "hpus", "devices", "world_size"),
+    "precision": ("dtype", "torch_dtype", "quantization"),
+    "dataset": ("data", "data_path", "train_file"),
+    "attention": ("attn_implementation",),
+    "tensor_parallel": ("tp", "tensor_parallel_size"),
+    "steps": ("max_steps", "num_steps", "iterations"),
+    "max_length": ("max_seq_length", "max_seq_len", "seq_len", "cutoff_len"),
+    "rank": ("r", "lora_r", "lora_rank"),
+    "alpha": ("lora_alpha",),
+    "targets": ("target_modules", "lora_target"),
+    "learning_rate": ("lr",),
+    "learning_rate_schedule": ("lr_scheduler_type",),
+    "gradient_accumulation": ("gradient_accumulation_steps", "accumulate_grad_batches"),
+    "max_gradient_norm": ("max_grad_norm",),
+    "optimizer": ("optim",),
+}
+
+
+class Findings:
+    """Problems and notes of one document."""
+
+    def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
+        self.document, self.vocabulary = document, vocabulary
+        self.problems: list[Problem] = []
+        self.old_names: dict[str, None] = {}  # notes, each once
+
+    def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
+        """Note that the grid says a value by the name that an earlier version gave it."""
+        line, _ = self.document.position(path)
+        self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
+
+    def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
+        """Note a problem at ``path``."""
+        self.problems.append(self.document.problem(path, message, hint, key=key))
+
+    def structure(
+        self, model: type[BaseModel], raw: Mapping[str, Any], path: Path_
+    ) -> dict[str, Any]:
+        """The keys of ``raw`` that the model accepts; the others are noted as problems.
+
+        An entry of a list that is refused becomes None, so that the others keep their places.
+        """
+        try:
+            model.model_validate(dict(raw))
+        except ValidationError as error:
+            by_key: dict[Path_, list[Any]] = {}
+            for detail in error.errors(include_url=False):
+                by_key.setdefault(tuple(detail["loc"]), []).append(detail)
+            for where, details in by_key.items():
+                self._complain_of(model, path + where, details)
+            return _pruned(raw, by_key)
+        return dict(raw)
+
+    def _complain_of(self, model: type[BaseModel], path: Path_, details: list[Any]) -> None:
+        first = details[0]
+        name = str(path[-1])
+        if first["type"] == "missing":
+            hint = {"name": "give it a name", "experiments": "a list of experiments"}.get(name, "")
+            self.complain(path[:-1], f"no `{name}:` here", hint)
+        elif first["type"] == "extra_forbidden":
+            self.unknown_key(path, model.model_fields)
+        elif first["type"] == "too_short":
+            self.complain(path, "is empty", "give it at least one entry")
+        elif first["type"] == "string_pattern_mismatch":
+            hint = "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 64"
+            self.complain(path, f"{shown(first['input'])} is not a name for a run", hint)
+        else:
+            fault = explain(details, first["input"])
+            hint = fault.hint
+            if first["type"] == "list_type" and isinstance(first["input"], Mapping):
+                name = next(iter(first["input"]), "first")
+                hint = f"an entry of a list begins with a dash: `- name: {name}`, its keys below"
+            self.complain(path, fault.message, hint)
+
+    def unknown_key(self, path: Path_, names: Any) -> None:
+        """Note that the last key of ``path`` is none of ``names``."""
+        name = str(path[-1])
+        names = list(names)
+        own = next((each for each, words in MEANT.items() if name in words), "")
+        hint = _HABITS.get(name) or self._elsewhere(name)
+        field = own or name
+        if (
+            len(path) == 1
+            and not _HABITS.get(name)
+            and (field in FIELD_NAMES or self._elsewhere(field))
+        ):
+            hint = f"write `{field}:` under `defaults:`, or in each experiment"
+        if own and not hint:
+            hint = f"write `{own}:`" if own in names else self._elsewhere(own, f"`{own}:`")
+        hint = hint or suggestion(name, names)
+        self.complain((*path[:-1], name), f"unknown key {shown(name)}", hint, key=True)
+
+    def _elsewhere(self, name: str, called: str = "it") -> str:
+        """The workloads that have a setting of this name; empty when none has."""
+        having = [
+            workload
+            for workload in self.vocabulary.workloads
+            if name in self.vocabulary.parameter_names(workload)
+        ]
+        return f"{called} is a setting of `workload: {'` or `'.join(having)}`" if having else ""
+
+    def in_file_order(self) -> list[Problem]:
+        """Each problem once, and no more than ``MAX_PROBLEMS`` of them."""
+        ordered = sorted(dict.fromkeys(self.problems), key=lambda p: (p.line or 0, p.column or 0))
+        if len(ordered) > MAX_PROBLEMS:
+            more = len(ordered) - MAX_PROBLEMS
+            ordered = ordered[:MAX_PROBLEMS]
+            ordered.append(
+                Problem(
+                    file=self.document.file,
+                    line=None,
+                    column=None,
+                    path="",
+                    message=f"and {more} more problems",
+                )
+            )
+        return ordered
+
+
+def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
+    """``raw`` without the keys and list entries at the paths that were refused."""
+    good = dict(raw)
+    for where in refused:
+        key = str(where[0])
+        if len(where) == 1:
+            good.pop(key, None)
+        elif isinstance(good.get(key), list):
+            good[key] = [None if i == where[1] else entry for i, entry in enumerate(good[key])]
+    return good

@@ -1,0 +1,319 @@
+"""The grid: one YAML file that says what to measure, as the jobs it asks for.
+
+    name: nightly
+    defaults: {workload: text-generation, model: tiny-chatglm3}
+    experiments:
+      - name: precision
+        axes: {precision: [fp32, bf16, int4], batch_size: 1..64 *2}
+
+A file is read in three passes, each of which collects all the problems it can find: YAML
+(``yaml``), structure and single values (``vocabulary``), meaning (here). Nothing raises on the way,
+so one reading finds the unknown key in line 3 and the impossible exclude in line 30. An experiment
+with problems of its own is not expanded: that would only complain about their consequences.
+``docs/grids.md`` documents every key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.errors import GridError, Problem
+from orchestrator.core.job import Accelerator, Job, Scalar
+from orchestrator.core.topology import Node
+from orchestrator.grid.axes import MAX_JOBS
+from orchestrator.grid.dependencies import Thing, problems_of_needs
+from orchestrator.grid.diagnostics import Findings
+from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
+from orchestrator.grid.overrides import overridden
+from orchestrator.grid.vocabulary import (
+    FIELD_NAMES,
+    ExperimentBlock,
+    GridFile,
+    MeasureBlock,
+    Vocabulary,
+    shown,
+)
+from orchestrator.grid.yaml import Document, Path_, parse, read
+from orchestrator.planning.planner import card_problems, refusal_problems
+from workloads.errors import WorkloadError
+from workloads.measure_settings import MeasureSettings
+from workloads.settings import declarations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Grid:
+    """A grid file that holds together: every job of it is valid by itself."""
+
+    name: str
+    description: str = ""
+    results: str = ""  # a directory or the address of an object store; "": none is named
+    planned: tuple[Job, ...]  # each once, in the order of the file
+    open_engines: frozenset[str] = frozenset()  # experiments that name none: the plan chooses
+    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+    commits: Mapping[str, str] = field(default_factory=dict)  # of names of the hub (``Revisions``)
+    document: Document = field(repr=False, compare=False)
+    origins: Mapping[tuple[str, str, Scalar], Path_] = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(map(str, self.accelerators()))
+        return f"<Grid {self.name!r}: {len(self.planned):,} jobs on {kinds}>"
+
+    @property
+    def file(self) -> str:
+        """The grid file's name as it was given."""
+        return self.document.file
+
+    @property
+    def text(self) -> str:
+        """The file as it was read, for the copy that a run keeps."""
+        return self.document.text
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Every job, once, in the order of the file."""
+        return self.planned
+
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """The kinds of card the grid asks for, in order of first use."""
+        return tuple(dict.fromkeys(job.accelerator for job in self.planned))
+
+    def problem(self, job: Job, name: str, value: Scalar, message: str, hint: str = "") -> Problem:
+        """A Problem where the file gives ``job`` its ``value`` of the setting ``name``."""
+        path = self.origins.get((job.experiment, name, value))
+        if path is None:  # a built-in default: point at the experiment
+            path = self.origins[job.experiment, "name", job.experiment]
+        return self.document.problem(path, message, hint)
+
+
+#: From the kinds of card that a grid names to the nodes it would run on.
+NodesFor = Callable[[Sequence[Accelerator]], Sequence[Node]]
+
+
+def saved_names(data: Any, vocabulary: Vocabulary) -> frozenset[str]:
+    """The names under which a document's jobs save models, wherever in it they stand."""
+    settings = {
+        name
+        for entry in vocabulary.workloads.values()
+        for model in entry.setting_models()
+        for name, declared in declarations(model).items()
+        if declared.produces == "model"
+    }
+
+    def within(part: Any, named: bool) -> Iterator[str]:
+        if isinstance(part, Mapping):
+            for key, value in part.items():
+                yield from within(value, key in settings)
+        elif isinstance(part, list):
+            for value in part:
+                yield from within(value, named)
+        elif named and isinstance(part, str):
+            yield part
+
+    return frozenset(within(data, False))
+
+
+class GridReader:
+    """One reading of one document."""
+
+    def __init__(
+        self, document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None = None
+    ) -> None:
+        self.document = document
+        self.vocabulary = vocabulary.with_models(lambda: saved_names(document.data, vocabulary))
+        self.nodes_for = nodes_for
+        self.findings = Findings(document, self.vocabulary)
+
+    def read(self) -> Grid:
+        """The grid.
+
+        Raises:
+            GridError: all that is wrong with it.
+        """
+        top = self.findings.structure(GridFile, self.document.data, ())
+        measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
+        experiments = self._experiments(top, measure)
+        if not self._check_size(experiments):
+            experiments = []
+        expander = Expander(self.document, self.vocabulary)
+        planned = expander.expand(experiments)
+        self.findings.problems += expander.problems
+        revisions = self.vocabulary.revisions
+        grid = Grid(
+            name=top.get("name", ""),
+            description=top.get("description", ""),
+            results=top.get("results", ""),
+            planned=planned,
+            open_engines=frozenset(e.name for e in experiments if not e.engine_named),
+            notes=(
+                *self.findings.old_names,
+                *expander.notes(),
+                *(revisions.notes if revisions else ()),
+            ),
+            commits=dict(revisions.commits) if revisions else {},
+            document=self.document,
+            origins={
+                (experiment.name, *origin): path
+                for experiment in experiments
+                for origin, path in experiment.origins.items()
+            },
+        )
+        self.findings.problems += refusal_problems(grid, self.vocabulary.workloads)
+        self.findings.problems += problems_of_needs(grid, self._exists)
+        if self.nodes_for is not None:
+            self.findings.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
+        if self.findings.problems:
+            raise GridError(self.findings.in_file_order())
+        return grid
+
+    def _measure(self, raw: Any, path: Path_, inherited: MeasureSettings) -> MeasureSettings:
+        if raw == {}:  # the usual case; its model need not be built
+            return inherited
+        good = self.findings.structure(MeasureBlock, raw, path)
+        settings = replace(inherited, **good)
+        if settings.min_repeats > settings.max_repeats:
+            blamed = "min_repeats" if "min_repeats" in good else "max_repeats"
+            other = "max_repeats" if blamed == "min_repeats" else "min_repeats"
+            self.findings.complain(
+                (*path, blamed),
+                f"min_repeats ({settings.min_repeats}) is more than max_repeats "
+                f"({settings.max_repeats})",
+                f"set {other} as well: it is {getattr(MeasureSettings(), other)} unless it is set",
+            )
+            return inherited  # said once; experiments need not repeat it
+        return settings
+
+    def _experiments(self, top: dict[str, Any], measure: MeasureSettings) -> list[Experiment]:
+        blocks = []
+        for index, raw in enumerate(top.get("experiments", [])):
+            path: Path_ = ("experiments", index)
+            if raw is None:
+                continue
+            before = len(self.findings.problems)
+            block = self.findings.structure(ExperimentBlock, raw, path)
+            blocks.append((path, block, len(self.findings.problems) == before))
+        defaults = top.get("defaults", {})
+        self._check_defaults(defaults, [block for _, block, _ in blocks])
+        names: dict[str, int] = {}
+        experiments = []
+        for path, block, whole in blocks:
+            before = len(self.findings.problems)
+            own = self._measure(block.get("measure", {}), (*path, "measure"), measure)
+            name = block.get("name")
+            if name is not None and names.setdefault(name, int(path[1])) != path[1]:
+                line, _ = self.document.position(("experiments", names[name], "name"))
+                hint = f"names are unique; the first is on line {line}"
+                self.findings.complain(
+                    (*path, "name"), f"a second experiment named {shown(name)}", hint
+                )
+            experiment = ExperimentReader(self.findings, path, block, defaults, whole).read(own)
+            if whole and len(self.findings.problems) == before:
+                experiments.append(experiment)
+        return experiments
+
+    def _check_defaults(self, defaults: Mapping[str, Any], blocks: list[dict[str, Any]]) -> None:
+        """Names in ``defaults``: parameters of any workload of the file are welcome there."""
+        workloads = [defaults.get("workload"), *(block.get("workload") for block in blocks)]
+        used = [name for name in workloads if isinstance(name, str)]
+        known = {name for workload in used for name in self.vocabulary.parameter_names(workload)}
+        known = known or set(self.vocabulary.parameter_names())
+        for name in defaults:
+            if name not in FIELD_NAMES and name not in known:
+                if name in GridFile.model_fields or name in STRUCTURE:
+                    where = "at the top of the file or in an experiment, not under `defaults:`"
+                    self.findings.complain(
+                        ("defaults", name), f"`{name}:` stands {where}", key=True
+                    )
+                    continue
+                self.findings.unknown_key(("defaults", name), [*FIELD_NAMES, *sorted(known)])
+
+    def _check_size(self, experiments: list[Experiment]) -> bool:
+        total = 0
+        for experiment in experiments:
+            size = experiment.size
+            total += size
+            if total > MAX_JOBS:
+                together = "" if total == size else f", {total:,} with the experiments before it"
+                message = f"experiment {shown(experiment.name)} has {size:,} jobs{together}"
+                path = (*experiment.path, "axes")
+                self.findings.complain(path, message, f"the limit is {MAX_JOBS:,}; shorten an axis")
+                return False
+        return True
+
+    def _exists(self, thing: Thing) -> bool:
+        kind, name = thing
+        finders = {
+            "adapter": self.vocabulary.find_adapter,
+            "model": self.vocabulary.find_model,
+            "calibration": self.vocabulary.find_calibration,
+        }
+        find = finders.get(kind)
+        if find is None:
+            return True  # cannot be told on this machine
+        try:
+            find(name)
+        except WorkloadError:
+            return False
+        return True
+
+
+def load_grid(
+    path: Path | str,
+    *,
+    vocabulary: Vocabulary | None = None,
+    check_data: bool = True,
+    nodes_for: NodesFor | None = None,
+    overrides: Sequence[str] = (),
+    commits: Mapping[str, str] | None = None,
+) -> Grid:
+    """Read a grid file into jobs.
+
+    Args:
+        path: the YAML file.
+        vocabulary: the names a grid may use; what is installed, by default.
+        check_data: also refuse models and datasets that are not on this machine.
+        nodes_for: from the kinds of card the grid names to the nodes it would run on. With it,
+            card counts they cannot give are reported along with everything else; without it
+            ``make_plan`` reports them.
+        overrides: ``PATH=VALUE`` each, set before anything is checked; see ``overridden``.
+        commits: those of the run that is gone on with, see ``Revisions``.
+
+    Raises:
+        GridError: all that is wrong with the file, in file order.
+    """
+    vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
+    return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
+
+
+def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = None) -> Grid:
+    """Like ``load_grid`` for a grid that is in memory; ``file`` is its name in messages."""
+    return GridReader(parse(content, file), vocabulary or Vocabulary.installed(), None).read()
+
+
+def grid_of_values(values: Mapping[str, Any]) -> Grid:
+    """Read a grid from what its file would say: mappings, lists and plain values.
+
+    Raises:
+        GridError: all that is wrong with it, each with its path.
+    """
+    try:
+        # JSON is YAML in which no text can be taken for a number.
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, indent=2)
+    except (TypeError, ValueError) as error:
+        problem = Problem(
+            file="grid",
+            line=None,
+            column=None,
+            path="",
+            message=f"cannot be written as a file: {error}",
+            hint="a grid is made of dict, list, str, int, float, bool and None",
+        )
+        raise GridError([problem]) from error
+    try:
+        return parse_grid(text.encode(), "grid")
+    except GridError as error:
+        # Lines of a text that nobody has seen would say nothing.
+        unplaced = [replace(one, line=None, column=None) for one in error.problems]
+        raise GridError(unplaced) from None

@@ -1,0 +1,460 @@
+"""The words of a grid file: its keys, the settings, and the check of one value of one setting.
+
+A *field* is a setting that every job has (model, precision, batch_size, …); a *parameter* belongs
+to the workload (output_tokens, …). In a grid file both are written alike. ``Vocabulary`` checks
+single values, so that every problem of a file is reported at once, each where its value stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.job import Accelerator, Scalar
+from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
+from workloads.engines import ENGINES
+from workloads.errors import WorkloadError
+from workloads.settings import Declaration, declarations
+
+if TYPE_CHECKING:
+    from workloads.hub_revisions import Revisions
+
+
+class MeasureBlock(BaseModel):
+    """Timing of jobs. A key that is missing keeps its default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    warmup: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="Untimed repeats before timing starts, at least: warm-up ends when every shape "
+        "was met and steps are steady. 0: none at all, and the first meeting is timed.",
+    )
+    min_repeats: int = Field(default=3, ge=1, le=100_000, description="Timed repeats, at least.")
+    max_repeats: int = Field(default=20, ge=1, le=100_000, description="Timed repeats, at most.")
+    confidence: float = Field(
+        default=0.95, gt=0.5, lt=1, description="Level of the confidence interval of throughput."
+    )
+    relative_half_width: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="Stop when the interval's half width is within this share of the mean.",
+    )
+    time_limit_s: float = Field(
+        default=120.0, gt=0, le=604_800, description="Most seconds of the timed part of one job."
+    )
+    warmup_limit_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=604_800,
+        description="Most seconds of warm-up; where they run out the row is flagged as not steady.",
+    )
+    least_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=604_800,
+        description="Fewest seconds of the timed part of text-generation: repeats go on until "
+        "then. Energy needs about 1.5 where NVML reads it, and 20 where hl-smi does.",
+    )
+
+
+class ExperimentBlock(BaseModel):
+    """The keys of an experiment that are not settings; settings stand beside them."""
+
+    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
+
+    name: str = Field(min_length=1, max_length=80, description="Unique in the file.")
+    description: str = Field(default="", description="For readers of the report.")
+    measure: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides the grid's `measure` for this experiment."
+    )
+    replicates: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="How often each job is run, in a fresh process each time and on different "
+        "cards where there are several. The report joins them into one cell.",
+    )
+    axes: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Setting: values. The experiment is their product, the last varying fastest. "
+        "Values are a list or a range: 1..64 *2, 1..9 +2, 1..8.",
+    )
+    zip: Any = Field(
+        default=None,
+        description="Settings that move together: lists of equal length, read in parallel. One "
+        "group, or a list of groups.",
+    )
+    include: list[dict[str, Any]] = Field(
+        default_factory=list, description="More points, added after `exclude`."
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Points to leave out: those that have all the values of an entry.",
+    )
+
+
+class GridFile(BaseModel):
+    """The top level of a grid file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Also the name of its run: letters, digits, '.', '_' and '-', at most 64.",
+    )
+    description: str = Field(default="", description="For readers of the report.")
+    results: str = Field(
+        default="",
+        description="Where runs keep their rows: a directory, such as one that all servers share "
+        "(a relative one lies where the command is typed), "
+        "or s3://BUCKET/PREFIX or gs://… for a copy there. --results wins.",
+    )
+    defaults: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of every experiment that does not say other."
+    )
+    measure: dict[str, Any] = Field(default_factory=dict, description="How jobs are timed.")
+    experiments: list[dict[str, Any]] = Field(min_length=1, description="What is measured.")
+
+
+FIELD_NAMES = tuple(JobFields.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a value, and a hint at the right one."""
+
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The names that a grid may use, and the check of single values.
+
+    ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
+    ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
+    None leaves names unchecked, for a machine that is not the one where the grid will run.
+    ``revisions`` brings models and datasets of the hub to commits.
+    """
+
+    workloads: Mapping[str, Any]
+    precisions: tuple[str, ...]
+    find_model: Callable[[str], object] | None = None
+    find_configuration: Callable[[str], object] | None = None  # of a model without weights
+    find_dataset: Callable[[str], object] | None = None
+    find_adapter: Callable[[str], object] | None = None
+    find_calibration: Callable[[str], object] | None = None
+    revisions: Revisions | None = None
+    checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @classmethod
+    def installed(
+        cls, *, check_data: bool = True, commits: Mapping[str, str] | None = None
+    ) -> Vocabulary:
+        """The settings of this installation; ``check_data`` also looks for models and datasets.
+        ``commits`` are those that a run came to before."""
+        from workloads.precision import PRECISIONS
+        from workloads.registry import WORKLOADS
+
+        if not check_data:
+            return cls(workloads=WORKLOADS, precisions=PRECISIONS)
+        from workloads.data.catalog import find_dataset
+        from workloads.hub_revisions import Revisions
+        from workloads.models.catalog import find_model
+        from workloads.onnx_graphs.calibrations import find_calibration
+        from workloads.training.adapters import find_adapter
+
+        return cls(
+            workloads=WORKLOADS,
+            precisions=PRECISIONS,
+            find_model=find_model,
+            find_configuration=partial(find_model, weights=False),
+            find_dataset=find_dataset,
+            find_adapter=find_adapter,
+            find_calibration=find_calibration,
+            revisions=Revisions(dict(commits or {})),
+        )
+
+    def with_models(self, names: Callable[[], Collection[str]]) -> Vocabulary:
+        """The same, and models besides that have these names, which are asked for only where a
+        model is not found: jobs of the grid save them."""
+        if self.find_model is None:
+            return self
+        model = _also(names, self.find_model)
+        configuration = self.find_configuration and _also(names, self.find_configuration)
+        return replace(self, find_model=model, find_configuration=configuration, checked={})
+
+    def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
+        """The settings of one workload and of the engines that can run it; of all workloads when
+        it is None or unknown."""
+        known = workload is not None and workload in self.workloads
+        entries = [self.workloads[workload]] if known else self.workloads.values()  # type: ignore[index]
+        models = (model for entry in entries for model in entry.setting_models())
+        return tuple(dict.fromkeys(name for model in models for name in model.model_fields))
+
+    def parameter_defaults(self, workload: str) -> dict[str, Scalar]:
+        """The defaults of all optional settings of a workload and of its engines."""
+        return {
+            name: info.get_default(call_default_factory=True)
+            for model in reversed(self.workloads[workload].setting_models())
+            for name, info in model.model_fields.items()
+            if not info.is_required()
+        }
+
+    def check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+        """The value of a setting as its type wants it, or what is wrong with it.
+
+        A name that is neither a field nor a parameter of ``workload`` is not looked at.
+        """
+        known = (workload, name, type(value), value)
+        if known not in self.checked:
+            self.checked[known] = self._check(workload, name, value)
+        return self.checked[known]
+
+    def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
+        """Translate a value of an earlier version to its present name; any other value stays as it
+        is."""
+        if name in FIELD_NAMES:
+            declared = FIELDS
+        else:
+            entry = self.workloads.get(workload or "")
+            declared = {} if entry is None else declarations(entry.parameters)
+        return declared[name].current(value) if name in declared else value
+
+    def written(self, name: str, value: object) -> tuple[Scalar, Fault | None]:
+        """The value that a mapping stands for, as ``{max: {cap: 64}}`` for a batch size, or what is
+        wrong with it; None for a setting that is never written so."""
+        if name not in MAPPINGS or not isinstance(value, Mapping):
+            return None, None
+        try:
+            return MAPPINGS[name](value), None
+        except ValueError as error:
+            message, _, hint = str(error).partition("; ")
+            return None, Fault(message, hint)
+
+    def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+        if name not in FIELD_NAMES:
+            entry = self.workloads.get(workload or "")
+            for model in entry.setting_models() if entry is not None else ():
+                if name in model.model_fields:
+                    return _validated(model, name, value)
+            return value, None
+        _, fault = _validated(JobFields, name, value)
+        if fault is None and name == "model" and self.revisions is not None:
+            try:
+                value = self.revisions.model(str(value))
+            except WorkloadError as error:
+                return value, Fault(str(error))
+        return value, fault or self._unknown_name(workload, name, value)
+
+    def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
+        """Fields whose values are names of things outside the grid."""
+        if name == "workload":
+            known = value in self.workloads  # asked without looking for what others have installed
+            if known:
+                return None
+            written = {n: each for n, each in self.workloads.items() if not each.implied}
+            return _not_among(value, written, "workload", _meant(value, written))
+        if name == "accelerator":
+            return _unknown_accelerator(value)
+        if name == "precision":
+            from workloads.precision import ALSO_CALLED
+
+            meant = ALSO_CALLED.get(str(value).casefold(), "")
+            return _not_among(value, self.precisions, "precision", meant)
+        if name == "engine":
+            if workload is None or workload not in self.workloads:
+                return None
+            entry = self.workloads[workload]
+            if entry.takes_engine(str(value)):
+                return None
+            meant = _meant(value, {name: ENGINES[name] for name in entry.engines})
+            return _not_among(value, entry.engines, f"engine of {workload}", meant)
+        entry = self.workloads.get(workload or "")
+        fresh = entry is not None and entry.fresh_weights
+        model = self.find_configuration if fresh else self.find_model
+        find = {"model": model, "dataset": self.find_dataset}.get(name)
+        if find is None:
+            return None
+        try:
+            find(str(value))
+        except WorkloadError as error:
+            return Fault(str(error))
+        return None
+
+    def check_together(
+        self, workload: str, engine: str, settings: Mapping[str, Scalar]
+    ) -> tuple[dict[str, Scalar], list[Fault]]:
+        """All settings of a job with defaults filled in; faults that only their union has.
+
+        Settings of engines are left out where the job's engine has them not, unless they say
+        something: then a rule refuses the job (``engines.engine_refusals``).
+        """
+        model = self.workloads[workload].model(engine)
+        own = {name: value for name, value in settings.items() if name in model.model_fields}
+        usual = self.parameter_defaults(workload) if len(own) < len(settings) else {}
+        others = {
+            name: value
+            for name, value in settings.items()
+            if name not in own and (value, type(value)) != (usual[name], type(usual[name]))
+        }
+        try:
+            made = model.model_validate_json(json.dumps(own)).model_dump(mode="json")
+            return {**made, **others}, []
+        except ValidationError as error:
+            faults = []
+            for detail in error.errors(include_url=False):
+                where = ".".join(map(str, detail["loc"]))
+                faults.append(Fault(f"{where}: {detail['msg']}" if where else detail["msg"]))
+            return {}, faults
+
+
+def _also(
+    names: Callable[[], Collection[str]], find: Callable[[str], object]
+) -> Callable[[str], object]:
+    from workloads.errors import WorkloadError
+
+    def found(name: str) -> object:
+        try:
+            return find(name)
+        except WorkloadError:
+            if name in names():
+                return name
+            raise
+
+    return found
+
+
+def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
+    """Check one field of a pydantic model alone: other fields' errors do not matter here."""
+    try:
+        # JSON mode, since strict Python mode refuses the text of an enumeration's member.
+        made = model.model_validate_json(json.dumps({name: value}), strict=True)
+    except ValidationError as error:
+        details: list[Any] = [d for d in error.errors(include_url=False) if d["loc"][:1] == (name,)]
+        declared = model.model_fields[name].json_schema_extra
+        meant = dict(declared.also_called) if isinstance(declared, Declaration) else {}
+        return value, explain(details, value, meant) if details else None
+    return made.model_dump(mode="json")[name], None
+
+
+#: Limits of numbers, by pydantic's name of the complaint.
+_LIMITS = {
+    "greater_than_equal": "at least {ge:g} is wanted",
+    "greater_than": "more than {gt:g} is wanted",
+    "less_than_equal": "at most {le:g} is wanted",
+    "less_than": "less than {lt:g} is wanted",
+}
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "list_type": "a list",
+    "none_required": "null",
+}
+
+
+def explain(
+    details: list[Any], value: object, also_called: Mapping[str, str] | None = None
+) -> Fault:
+    """A pydantic complaint in the words of this project; ``also_called`` has others' names of
+    values."""
+    wanted: list[str] = []
+    limits: list[str] = []
+    choices: list[str] = []
+    for detail in details:
+        kind = detail["type"]
+        if kind == "literal_error" or kind == "enum":
+            choices += str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+        elif kind in _WANTED:
+            wanted.append(_WANTED[kind])
+        elif kind == "string_pattern_mismatch" and len(details) > 1:
+            continue  # one of several forms: the others say what is wanted
+        elif kind in _LIMITS:
+            limits.append(_LIMITS[kind].format(**detail["ctx"]))
+        else:
+            limits.append(detail["msg"].removeprefix("Input ").removeprefix("Value error, "))
+    if limits:
+        return Fault(f"{shown(value)}: {limits[0]}")
+    choices = list(dict.fromkeys(choice.strip("'") for choice in choices))
+    wanted = list(dict.fromkeys(wanted))
+    if choices and not wanted:
+        meant = (also_called or {}).get(str(value).casefold(), "")
+        return _not_among(value, choices, "possible value", meant) or Fault(
+            f"{shown(value)} is refused"
+        )
+    hint = ""
+    if isinstance(value, str) and wanted[:1] == ["a whole number"]:
+        digits = value.strip().lstrip("0") or "0"
+        hint = f"write {digits}" if digits.isdigit() else ""
+    return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
+
+
+def _unknown_accelerator(value: Scalar) -> Fault | None:
+    """Other packages are looked for only where it is none of our own kinds."""
+    try:
+        Accelerator(str(value))
+    except ValueError:
+        known = list(Accelerator)
+        meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
+        return _not_among(value, known, "kind of card", meant)
+    return None
+
+
+def _meant(value: object, entries: Mapping[str, Any]) -> str:
+    """The entry that others call so; "" where none is."""
+    word = str(value).casefold()
+    return next((name for name, entry in entries.items() if word in entry.also_called), "")
+
+
+def _not_among(value: object, names: Iterable[str], noun: str, meant: str = "") -> Fault | None:
+    names = list(names)
+    if value in names:
+        return None
+    parts = [part.strip() for part in str(value).split(",")]
+    if len(parts) > 1 and set(parts) <= set(names):
+        return Fault(f"{shown(value)} is no {noun}", f"a list is written [{', '.join(parts)}]")
+    return Fault(f"{shown(value)} is no {noun}", suggestion(str(value), names, meant))
+
+
+#: Names that are listed beside one that is close.
+MOST_LISTED = 15
+
+
+def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
+    """``did you mean …?`` when a name is meant or close, else the names there are."""
+    names = list(names)
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.7)
+    listed = ", ".join(names)
+    if meant in names or close:
+        told = f"did you mean {meant if meant in names else folded[close[0]]}?"
+        return f"{told} There is: {listed}" if len(names) <= MOST_LISTED else told
+    return f"there is: {listed}" if names else "there is none"
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, and text told from numbers."""
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 80 else value[:77] + "…", ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return json.dumps(value)

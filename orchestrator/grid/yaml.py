@@ -1,0 +1,461 @@
+"""Grid files as text: strict YAML in, plain values with positions out.
+
+YAML surprises people, and a surprise in a grid is a wasted night. So scalars follow the YAML 1.2
+core schema, narrowed: `no` and `on` are text, `010`, `1_000` and `1:30` are text and not numbers,
+`1e3` is a number, numbers are decimal and finite. Refused, each with line and column: duplicate
+keys, tags, merge keys (`defaults:` does that work), several documents, aliases that expand without
+bound, bytes that are not UTF-8, tabs in indentation, control characters. Anchors and aliases work.
+
+PyYAML's own composer is recursive (deep nesting would overflow the stack) and forgets where an
+alias stood, so the parser's flat stream of events is composed here, with bounds on depth and on
+what aliases may expand to.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.core.errors import GridError, Problem
+from orchestrator.core.job import Scalar
+from workloads import files
+
+#: In a checkout a link to its ``grids/``; an installer copies what lies there.
+DIRECTORY = Path(__file__).with_name("shipped")
+
+
+def names() -> tuple[str, ...]:
+    """Their names, without suffix."""
+    return tuple(sorted(file.stem for file in DIRECTORY.glob("*.yaml")))
+
+
+def found(text: str) -> Path:
+    """The file that somebody means: theirs if it is there, else the shipped grid of this name,
+    written as ``smoke``, ``smoke.yaml`` or ``grids/smoke.yaml``."""
+    path = Path(text)
+    shipped = DIRECTORY / f"{path.name.removesuffix('.yaml')}.yaml"
+    plain = str(path.parent) in (".", "grids")
+    theirs = os.path.lexists(path)  # asks of any text, however long
+    return path if theirs or not plain or not os.path.isfile(shipped) else shipped
+
+
+MAX_DEPTH = 24  # a grid needs six
+MAX_ALIASED_VALUES = 20_000  # values that aliases may add to those written out
+
+Plain = Scalar | list[Any] | dict[str, Any]
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z"
+    r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
+)
+_CONSTANTS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_MAX_DIGITS = 18
+
+_ASCII_UNPRINTABLE = "[^\t\n\r\x20-\x7e]"
+_UNPRINTABLE = (
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+
+
+def unprintable(text: str) -> Iterator[re.Match[str]]:
+    """Everything YAML forbids, and the three line breaks of YAML 1.1 that editors do not count.
+
+    Most grids are ASCII, for which the pattern that takes 10 ms to compile is not needed.
+    """
+    return re.finditer(_ASCII_UNPRINTABLE if text.isascii() else _UNPRINTABLE, text)
+
+
+@dataclass(slots=True)
+class Node:
+    """A value and where it begins. ``entries`` of a mapping keep where each key begins too."""
+
+    line: int
+    column: int
+    scalar: Scalar = None
+    items: list[Node] | None = None
+    entries: dict[str, tuple[Node, Node]] | None = None  # key -> (the key's position, value)
+    size: int = 1  # how many values it is when aliases are written out
+
+    def plain(self) -> Plain:
+        """The value as lists, dictionaries and scalars."""
+        if self.items is not None:
+            return [item.plain() for item in self.items]
+        if self.entries is not None:
+            return {key: value.plain() for key, (_, value) in self.entries.items()}
+        return self.scalar
+
+
+def resolve(text: str) -> Scalar:
+    """Interpret a plain (unquoted) scalar.
+
+    Raises:
+        ValueError: a number that is not finite or has more digits than any setting can.
+    """
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INT.match(text):
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"a whole number of {len(text.lstrip('+-'))} digits")
+        return int(text)
+    if _FLOAT.match(text):
+        number = math.inf if text[-1] in "fFnN" else float(text) + 0.0  # .inf, .nan; -0.0 is 0.0
+        if not math.isfinite(number):
+            raise ValueError(f"{text} is not a finite number")
+        return number
+    return text
+
+
+def problem_at(file: str, message: str, hint: str = "", at: Node | None = None) -> Problem:
+    """A Problem at a node's position; without one it is about the file as a whole."""
+    line, column = (at.line, at.column) if at else (None, None)
+    return Problem(file=file, line=line, column=column, path="", message=message, hint=hint)
+
+
+def compose(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+    """The root node of the only document in ``text``, and all that is wrong with it as YAML."""
+    composer = _Composer(file)
+    return composer.compose(text), composer.problems
+
+
+class _Stop(Exception):
+    """Composing cannot go on; the reason is in ``problems``."""
+
+
+class _Composer:
+    """Parser events -> nodes, without recursion, collecting problems on the way."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.anchors: dict[str, Node] = {}
+        self.open: list[Node] = []  # containers being filled, outermost first
+        self.keys: list[tuple[str, Node] | None] = []  # for each, the key that waits for a value
+        self.aliased = 0
+        self.root: Node | None = None
+
+    def compose(self, text: str) -> Node | None:
+        """The root node, or None when there is none to speak of."""
+        documents = 0
+        try:
+            for event in self._events(text):
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        self._complain(
+                            "a second document begins here",
+                            "a file holds one grid; several experiments go under `experiments:`",
+                            event,
+                        )
+                        raise _Stop
+                elif isinstance(event, yaml.NodeEvent):
+                    self._node(event)
+                elif isinstance(event, yaml.CollectionEndEvent):
+                    self._close()
+        except _Stop:
+            return None
+        return self.root
+
+    def _events(self, text: str) -> Iterator[Any]:
+        try:
+            yield from yaml.parse(text, Loader=LOADER)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            at = Node(mark.line + 1, mark.column + 1) if mark else None
+            message = f"not valid YAML: {error.problem}"
+            if error.context:
+                began = (
+                    f" begun on line {error.context_mark.line + 1}" if error.context_mark else ""
+                )
+                message += f" ({error.context}{began})"
+            self.problems.append(problem_at(self.file, message, _syntax_hint(message), at))
+            raise _Stop from error
+        except yaml.YAMLError as error:
+            message = f"not valid YAML: {' '.join(str(error).split())}"
+            self.problems.append(problem_at(self.file, message))
+            raise _Stop from error
+
+    def _complain(self, message: str, hint: str, event: Any) -> None:
+        self.problems.append(problem_at(self.file, message, hint, _at(event)))
+
+    def _node(self, event: Any) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            self._add(self._alias(event), event)
+            return
+        if event.tag is not None:
+            hint = "remove it; quotes make a value text, e.g. '12'"
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._complain(f"the tag {tag}: grids have no tags", hint, event)
+        node = _at(event)
+        if isinstance(event, yaml.ScalarEvent):
+            node.scalar = self._scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node.items = []
+        else:
+            node.entries = {}
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        if isinstance(event, yaml.ScalarEvent):
+            self._add(node, event)
+            return
+        if len(self.open) >= MAX_DEPTH:
+            self._complain(f"nested more than {MAX_DEPTH} deep", "a grid needs six", event)
+            raise _Stop
+        self.open.append(node)
+        self.keys.append(None)
+
+    def _scalar(self, event: Any) -> Scalar:
+        if not event.implicit[0]:  # quoted or a block: text
+            odd = next(unprintable(event.value), None)
+            if odd:
+                code = f"U+{ord(odd[0]):04X}"
+                self._complain(f"text with the control character {code}", "remove it", event)
+            return str(event.value)
+        try:
+            return resolve(event.value)
+        except ValueError as error:
+            self._complain(str(error), "quote it if it is meant as text", event)
+            return None
+
+    def _alias(self, event: Any) -> Node:
+        target = self.anchors.get(event.anchor)
+        if target is None:
+            hint = f"name a value with &{event.anchor} before; quote text that begins with *"
+            self._complain(f"*{event.anchor} refers to nothing", hint, event)
+            return _at(event)
+        if any(target is container for container in self.open):
+            self._complain(f"*{event.anchor} contains itself", "write the value out", event)
+            return _at(event)
+        self.aliased += target.size
+        if self.aliased > MAX_ALIASED_VALUES:
+            message = f"aliases expand to more than {MAX_ALIASED_VALUES} values here"
+            self._complain(message, "write the values out, or use axes", event)
+            raise _Stop
+        copy = _at(event)
+        copy.scalar, copy.items, copy.entries = target.scalar, target.items, target.entries
+        copy.size = target.size
+        return copy
+
+    def _close(self) -> None:
+        node = self.open.pop()
+        self.keys.pop()
+        children: list[Node] = node.items or []
+        if node.entries is not None:
+            children = [value for _, value in node.entries.values()]
+        node.size = 1 + sum(child.size for child in children)
+        self._add(node, None)
+
+    def _add(self, node: Node, event: Any) -> None:
+        """Put a finished node where it belongs: as the root, an item, a key or a value."""
+        if not self.open:
+            self.root = node
+            return
+        container = self.open[-1]
+        if container.items is not None:
+            container.items.append(node)
+            return
+        assert container.entries is not None
+        waiting = self.keys[-1]
+        if waiting is None:
+            self.keys[-1] = (self._key(node, event), node)
+            return
+        key, at = waiting
+        self.keys[-1] = None
+        if key in container.entries:
+            first = container.entries[key][0].line
+            message = f"the key {key!r} is here twice; it is first on line {first}"
+            self.problems.append(problem_at(self.file, message, "keep one of them", at))
+        else:
+            container.entries[key] = (at, node)
+
+    def _key(self, node: Node, event: Any) -> str:
+        if not isinstance(event, yaml.ScalarEvent):
+            message, hint = "a key must be a plain word", "write `key: value`"
+            self.problems.append(problem_at(self.file, message, hint, node))
+            return f"\0{id(node)}"
+        if event.value == "<<" and event.implicit[0]:
+            hint = "put shared settings under `defaults:`"
+            self.problems.append(problem_at(self.file, "merge keys are not used here", hint, node))
+        return str(event.value)
+
+
+def _at(event: Any) -> Node:
+    return Node(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _syntax_hint(message: str) -> str:
+    if "mapping values are not allowed" in message:
+        return "quote a value that contains `: `, or check the indentation of this line"
+    if "'@'" in message or "'`'" in message or "'%'" in message:
+        return "quote a value that begins with this character"
+    if "tab" in message or r"'\t'" in message:
+        return "use spaces instead of the tab"
+    return "check the quotes, brackets and indentation up to here"
+
+
+MAX_FILE_BYTES = 4 * 2**20
+MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
+
+#: Place of a value in the file, e.g. ``("experiments", 0, "axes", "precision", 2)``.
+Path_ = tuple[str | int, ...]
+
+_INDENT_TAB = re.compile(r"^ *\t", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A parsed grid file: its text, its values, and where each of them stands."""
+
+    file: str
+    text: str
+    root: Node
+    data: dict[str, Any]
+
+    def position(self, path: Path_, *, key: bool = False) -> tuple[int, int]:
+        """Line and column of the value at ``path`` (or of its key), from 1.
+
+        A path that leads nowhere gives the position of the deepest value on the way.
+        """
+        here = self.root
+        for number, step in enumerate(path, 1):
+            if here.entries is not None and step in here.entries:
+                key_position, here = here.entries[str(step)]
+                if key and number == len(path):
+                    return key_position.line, key_position.column
+            elif here.items is not None and isinstance(step, int) and step < len(here.items):
+                here = here.items[step]
+            else:
+                break
+        return here.line, here.column
+
+    def problem(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> Problem:
+        """A Problem with the position of ``path``."""
+        line, column = self.position(path, key=key)
+        return Problem(
+            file=self.file,
+            line=line,
+            column=column,
+            path=path_text(path),
+            message=message,
+            hint=hint,
+            steps=path,
+        )
+
+
+def path_text(path: Path_) -> str:
+    """``("experiments", 0, "axes")`` as ``experiments[0].axes``."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def read(path: Path | str) -> Document:
+    """Read a grid file.
+
+    Raises:
+        GridError: all that is wrong with it as a YAML file, in file order.
+    """
+    try:
+        content = files.read_bytes(path, limit_bytes=MAX_FILE_BYTES)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise GridError([_too_large(str(path))]) from error
+        reason = error.strerror or type(error).__name__
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+        hint = f"grids that come with Nightgrid: {', '.join(names())}" if missing else ""
+        raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
+    return parse(content, str(path))
+
+
+def parse(content: bytes, file: str) -> Document:
+    """Parse the bytes of a grid file; ``file`` is its name in messages.
+
+    Raises:
+        GridError: all that is wrong with it as a YAML file, in file order.
+    """
+    if len(content) > MAX_FILE_BYTES:
+        raise GridError([_too_large(file)])
+    text, problems = _decode(content, file)
+    problems += _text_problems(text, file)
+    if any(problem.column != 1 or problem.line != 1 for problem in problems) or not text:
+        raise GridError(problems or [_empty(file)])
+    root, composing = compose(text, file)
+    problems += composing
+    if root is None:
+        problems = problems or [_empty(file)]
+    elif root.entries is None and not problems:
+        problems = [problem_at(file, "a grid is a mapping of keys to values", _EXAMPLE, root)]
+    if problems or root is None:
+        raise GridError(problems)
+    data = root.plain()
+    assert isinstance(data, dict)
+    return Document(file=file, text=text, root=root, data=data)
+
+
+def _too_large(file: str) -> Problem:
+    limit = f"{MAX_FILE_BYTES // 2**20} MiB"
+    hint = "axes and ranges say in a line what a million points would"
+    return problem_at(file, f"is larger than {limit}, the limit for a grid", hint)
+
+
+_EXAMPLE = "begin with `name: my-grid`, then `experiments:` (docs/grids.md has an example)"
+
+
+def _empty(file: str) -> Problem:
+    return problem_at(file, "the file is empty", _EXAMPLE, Node(1, 1))
+
+
+def _decode(content: bytes, file: str) -> tuple[str, list[Problem]]:
+    """The text, and what is wrong with its encoding. Undecodable content gives no text."""
+    start = Node(1, 1)
+    hint = "save the file as UTF-8"
+    for mark in (b"\xff\xfe", b"\xfe\xff"):
+        if content.startswith(mark):
+            return "", [problem_at(file, "the file is UTF-16, not UTF-8", hint, start)]
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before.rpartition(b"\n")[2].decode("utf-8", "replace")) + 1
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        return "", [problem_at(file, message, hint, Node(line, column))]
+    if text.startswith("\ufeff"):
+        message = "the file begins with a byte order mark"
+        return text[1:], [problem_at(file, message, "save the file as UTF-8 without BOM", start)]
+    return text, []
+
+
+def _text_problems(text: str, file: str) -> list[Problem]:
+    """Tabs in indentation and characters that have no place in a text file."""
+    found: list[tuple[int, str, str]] = []
+    for match in _INDENT_TAB.finditer(text):
+        found.append((match.end() - 1, "a tab in the indentation", "indent with spaces"))
+    for match in unprintable(text):
+        code = f"U+{ord(match[0]):04X}"
+        found.append((match.start(), f"the control character {code}", "remove it"))
+    found.sort()
+    problems = []
+    for offset, message, hint in found[:MAX_PROBLEMS_OF_TEXT]:
+        line = text.count("\n", 0, offset) + 1
+        column = offset - text.rfind("\n", 0, offset)
+        problems.append(problem_at(file, message, hint, Node(line, column)))
+    if len(found) > MAX_PROBLEMS_OF_TEXT:
+        more = len(found) - MAX_PROBLEMS_OF_TEXT
+        problems.append(problem_at(file, f"and {more} more such characters: is this a text file?"))
+    return problems

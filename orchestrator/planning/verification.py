@@ -1,0 +1,125 @@
+"""A grid's generation jobs -> a grid that asks whether their numbers are right. Pure.
+
+Every model, adapter, precision, engine and mode of the grid is asked about once: batch sizes, card
+counts and lengths change how fast an answer comes, and not what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.job import Job, Scalar
+from orchestrator.core.measurement import Measurement
+from workloads import registry
+
+_WORKLOAD = "verification"
+#: Names of runs have at most 64 characters.
+_LONGEST_NAME = 64
+
+
+def verification_grid(
+    name: str,
+    jobs: Sequence[Job],
+    *,
+    open_engines: Collection[str] = (),
+    prompts: int,
+    output_tokens: int,
+    batch_size: int,
+) -> dict[str, Any] | None:
+    """The grid that verifies these jobs, as its file would say it; None if none generates text.
+
+    ``open_engines`` are the experiments that name no engine: the plan chooses it here as there.
+    """
+    experiments: dict[tuple[object, ...], dict[str, Any]] = {}
+    for job in jobs:
+        if job.workload not in ("text-generation", _WORKLOAD):
+            continue
+        carried = _carried(job.engine, dict(job.parameters))
+        asked: dict[str, Any] = {
+            "model": job.model,
+            "dataset": job.dataset,
+            "accelerator": str(job.accelerator),
+            "precision": job.precision,
+            **({} if job.experiment in open_engines else {"engine": job.engine}),
+            **carried,
+        }
+        experiments.setdefault(tuple(asked.items()), asked)
+    if not experiments:
+        return None
+    return {
+        "name": f"verify-{name}"[:_LONGEST_NAME],
+        "description": f"Do the engines of {name} compute what stock transformers computes?",
+        "defaults": {
+            "workload": _WORKLOAD,
+            "prompts": prompts,
+            "output_tokens": output_tokens,
+            "batch_size": batch_size,
+        },
+        "experiments": [
+            {"name": f"verify-{number}", **asked}
+            for number, asked in enumerate(experiments.values(), start=1)
+        ],
+    }
+
+
+def _carried(engine: str, parameters: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings that verification takes over: all that it has itself, but for lengths."""
+    return {
+        name: parameters[name]
+        for name, declaration in registry.declared(_WORKLOAD, engine).items()
+        if not declaration.length and parameters.get(name) is not None
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Outcome of one comparison."""
+
+    model: str
+    accelerator: str
+    engine: str
+    precision: str
+    settings: str  # those taken over from the grid, where it says them
+    agrees: str  # the row's word, or the state of a job that gave none
+    largest_difference: float | None  # of any logit
+    spread: float | None  # standard deviation of the reference's logits
+    compared: str  # "64 of 64"
+    note: str  # where texts part, or why there is no answer
+    emulated: bool
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether numbers are off, or nothing could be said that should have been."""
+        return self.agrees in ("no", "FAILED", "TIMED_OUT", "LOST", "NOT_STARTED")
+
+
+def verified(rows: Sequence[Measurement]) -> list[Verified]:
+    """The answers in final rows of verification jobs, in the order of the rows."""
+    return [_answer(row) for row in rows if row.final and row.workload == _WORKLOAD]
+
+
+def _answer(row: Measurement) -> Verified:
+    details: Mapping[str, str] = row.details
+    said = [f"{name} {value}" for name, value in _carried(row.engine, row.parameters).items()]
+    return Verified(
+        model=row.model,
+        accelerator=str(row.accelerator),
+        engine=row.engine,
+        precision=row.precision,
+        settings=", ".join(said),
+        agrees=details.get("agrees", str(row.state)),
+        largest_difference=row.reported("largest_logit_difference"),
+        spread=row.reported("logit_spread"),
+        compared=_compared(row),
+        note=details.get("first_parting") or row.reason,
+        emulated=row.emulated,
+    )
+
+
+def _compared(row: Measurement) -> str:
+    compared, asked = (row.reported(name) for name in ("compared_tokens", "reference_tokens"))
+    if compared is None or asked is None:
+        return row.details.get("compared_tokens", "")  # of version 0.1.0: "18 of 18"
+    return f"{compared:.0f} of {asked:.0f}"

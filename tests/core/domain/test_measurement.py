@@ -1,0 +1,333 @@
+"""From raw samples and outcomes to the row: by hand, and by laws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measurements import attempt, job, rank, recorded, sample, worker
+
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement, Metrics
+from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.topology import Node
+from orchestrator.results.derive import Provenance, measurement_of, to_microseconds
+from orchestrator.results.metrics_of_samples import metrics_of
+from orchestrator.results.tables import from_table, to_table
+from workloads.api import Item, Result, Sample
+from workloads.metrics import SAMPLES
+
+NODE = Node(
+    node_id="n1",
+    name="hpu-1",
+    accelerator=Accelerator.HPU,
+    card_indices=tuple(range(8)),
+    device_name="emulated HPU on CPU",
+    emulated=True,
+)
+
+
+def repeats(*walls: float, rank: int = 0, **changes: object) -> list[tuple[int, Sample]]:
+    """One batch a repeat, with these wall times."""
+    return [
+        (rank, sample(repeat=number, wall_s=wall, **changes)) for number, wall in enumerate(walls)
+    ]
+
+
+def measured(record: RecordRow, **changes: object) -> Measurement:
+    """The record's row in a fixed run."""
+    values: dict = {"run": "night", "invocation_id": "i1", "recorded_at": 2000.0, "nodes": [NODE]}
+    return measurement_of(record, **{**values, **changes})
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_throughput_by_hand() -> None:
+    """100 tokens in 1, 2 and 4 s are 100, 50 and 25 tokens/s: mean 58.33, t interval of three."""
+    metrics = metrics_of(repeats(1.0, 2.0, 4.0))
+    assert metrics.repeats == 3
+    assert metrics.throughput_unit == "tokens/s"
+    assert metrics.throughput == metrics.generated_tokens_per_s == pytest.approx(175 / 3)
+    assert metrics.total_tokens_per_s == pytest.approx(140 * 1.75 / 3)
+    assert metrics.items_per_s == pytest.approx(4 * 1.75 / 3)
+    deviation = math.sqrt((41.667**2 + 8.333**2 + 33.333**2) / 2)
+    half = 4.302653 * deviation / math.sqrt(3)
+    assert metrics.throughput_high == pytest.approx(175 / 3 + half, rel=1e-4)
+    assert metrics.throughput_low == pytest.approx(175 / 3 - half, rel=1e-4)
+    assert metrics.relative_half_width == pytest.approx(half / (175 / 3), rel=1e-4)
+    assert metrics.measure_s == 7.0 and metrics.cpu_s == 1.5
+
+
+def test_a_repeat_is_the_sum_of_its_batches() -> None:
+    """Two batches of one repeat, 1 s and 3 s, are 200 tokens in 4 s, not the mean of two rates."""
+    metrics = metrics_of([(0, sample(batch=0, wall_s=1.0)), (0, sample(batch=1, wall_s=3.0))])
+    assert metrics.throughput == 50.0
+    assert metrics.repeats == 1 and metrics.throughput_low is None
+
+
+def test_warm_up_does_not_count() -> None:
+    """Slow warm-up repeats change no rate."""
+    warm = [(0, replace(s, warmup=True)) for _, s in repeats(100.0)]
+    timed = [(0, replace(s, repeat=s.repeat + 1)) for _, s in repeats(1.0, 1.0)]
+    assert metrics_of(warm + timed) == metrics_of(timed)
+
+
+def test_incomplete_repeats_do_not_count_where_there_are_complete_ones() -> None:
+    """The pass that the time limit cut short is left out of the rates, not of the wall time."""
+    cut = [(0, sample(repeat=2, wall_s=50.0, complete=False, step_s=(9.0,)))]
+    metrics = metrics_of(repeats(1.0, 1.0) + cut)
+    assert metrics.throughput == 100.0 and metrics.repeats == 2
+    assert metrics.tpot_p99_s is None
+    assert metrics.measure_s == 52.0
+
+
+def test_only_an_incomplete_repeat_gives_a_rate_without_an_interval() -> None:
+    """Batches of an unfinished first pass are better than nothing, and say that they are that."""
+    metrics = metrics_of([(0, sample(batch=b, complete=False, wall_s=2.0)) for b in range(3)])
+    assert metrics.throughput == 50.0
+    assert metrics.repeats == 0
+    assert metrics.throughput_low is metrics.relative_half_width is None
+
+
+def test_a_gang_is_as_fast_as_its_slowest_rank() -> None:
+    """Tokens are summed over ranks and divided by the slowest rank's time."""
+    metrics = metrics_of(repeats(1.0, 1.0) + repeats(4.0, 2.0, rank=1))
+    assert metrics.throughput == pytest.approx((200 / 4 + 200 / 2) / 2)
+    assert metrics.cpu_s == 2.0
+    assert metrics.measure_s == 6.0
+
+
+def test_a_repeat_that_a_rank_did_not_finish_is_incomplete_for_the_gang() -> None:
+    """Rank 1 lacks the second repeat, so only the first counts."""
+    metrics = metrics_of(repeats(1.0, 1.0) + repeats(1.0, rank=1))
+    assert metrics.repeats == 1
+    assert metrics.throughput == 200.0
+
+
+def test_percentiles_of_steps_and_batches() -> None:
+    """TPOT percentiles are over all steps, TTFT's over batches, latency's over prompts."""
+    metrics = metrics_of(
+        [
+            (0, sample(batch=batch, ttft_s=float(batch), step_s=(0.01, 0.02, 0.03, 0.04, 0.05)))
+            for batch in range(61)
+        ],
+        [
+            (0, Item(index=i, input_tokens=1, output_tokens=1, latency_s=float(i)))
+            for i in range(101)
+        ],
+    )
+    assert metrics.ttft_s == 30.0 and metrics.ttft_p95_s == 57.0
+    assert metrics.tpot_p50_s == 0.03 and metrics.tpot_p95_s == 0.05 and metrics.tpot_p99_s == 0.05
+    assert metrics.latency_p50_s == 50.0 and metrics.latency_p95_s == 95.0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "p95", "p99"), [(0.95, 59, 299), (0.99, 90, 459)], ids=["95%", "99%"]
+)
+def test_no_percentile_that_too_few_samples_support(confidence: float, p95: int, p99: int) -> None:
+    """One sample less than it needs, and the figure is null; medians need none so many."""
+
+    def steps(count: int) -> Metrics:
+        return metrics_of([(0, sample(step_s=(0.01,) * count))], confidence=confidence)
+
+    for count, has_p95, has_p99 in (
+        (p95 - 1, False, False),
+        (p95, True, False),
+        (p99 - 1, True, False),
+        (p99, True, True),
+    ):
+        metrics = steps(count)
+        assert metrics.tpot_p50_s == 0.01
+        assert (metrics.tpot_p95_s is not None, metrics.tpot_p99_s is not None) == (
+            has_p95,
+            has_p99,
+        )
+
+
+def test_training_is_counted_in_samples() -> None:
+    """Without generated tokens the throughput is samples/s; losses are averaged over ranks."""
+    first = repeats(2.0, output_tokens=0, loss=4.0) + repeats(
+        2.0, output_tokens=0, loss=2.0, rank=1
+    )
+    second = [(r, replace(s, repeat=1, loss=s.loss and s.loss / 2)) for r, s in first]
+    metrics = metrics_of(second + first)
+    assert metrics.throughput == metrics.items_per_s == 4.0
+    assert metrics.throughput_unit == "samples/s"
+    assert metrics.generated_tokens_per_s is None
+    assert (metrics.loss_first, metrics.loss_last) == (3.0, 1.5)
+
+
+def test_where_nothing_was_counted_there_is_no_rate() -> None:
+    """Quantization of weights alone reads no text: it is not 0 samples/s."""
+    metrics = metrics_of(repeats(2.0, items=0, output_tokens=0), throughput=SAMPLES)
+    assert (metrics.throughput, metrics.items_per_s, metrics.measure_s) == (None, None, 2.0)
+
+
+def test_no_samples_no_metrics() -> None:
+    """Nothing measured, nothing claimed; warm-up alone is nothing."""
+    assert metrics_of([]) == Metrics()
+    assert metrics_of([(0, sample(warmup=True))]) == Metrics()
+
+
+def test_a_clock_that_stood_still_divides_nothing() -> None:
+    """Batches of zero seconds have no rate."""
+    assert metrics_of(repeats(0.0, 0.0)).throughput is None
+
+
+WALLS = st.lists(st.floats(0.001, 1000), min_size=2, max_size=8)
+
+
+@given(WALLS, st.floats(0.01, 100))
+def test_throughput_scales_with_time(walls: list[float], factor: float) -> None:
+    """Everything k times slower is 1/k the throughput and the same relative interval."""
+    fast, slow = metrics_of(repeats(*walls)), metrics_of(repeats(*(w * factor for w in walls)))
+    assert fast.throughput is not None and slow.throughput is not None
+    assert slow.throughput * factor == pytest.approx(fast.throughput)
+    assert slow.relative_half_width == pytest.approx(fast.relative_half_width, abs=1e-9)
+
+
+@given(WALLS, st.randoms())
+def test_order_of_samples_does_not_matter(walls: list[float], random: object) -> None:
+    """Samples may come in any order, as they do from several ranks."""
+    ordered = repeats(*walls) + repeats(*walls, rank=1)
+    shuffled = list(ordered)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert metrics_of(shuffled) == metrics_of(ordered)
+
+
+@given(WALLS, st.integers(1, 8))
+def test_equal_ranks_multiply_throughput(walls: list[float], ranks: int) -> None:
+    """A gang of n equal ranks has n times the throughput of one."""
+    one = metrics_of(repeats(*walls))
+    gang = metrics_of([pair for r in range(ranks) for pair in repeats(*walls, rank=r)])
+    assert one.throughput is not None
+    assert gang.throughput == pytest.approx(ranks * one.throughput)
+    assert gang.repeats == one.repeats and gang.measure_s == one.measure_s
+
+
+# ---------------------------------------------------------------- rows
+
+
+def result(**changes: object) -> Result:
+    """One rank's result: three equal repeats."""
+    values: dict = {
+        "samples": tuple(s for _, s in repeats(1.0, 1.0, 1.0)),
+        "items": (Item(index=0, input_tokens=5, output_tokens=9, latency_s=0.7),),
+        "stop_reason": "confidence",
+        "load_s": 2.0,
+        "weight_bytes": 1000,
+        "peak_host_memory_bytes": 5000,
+        "precision_detail": "torch.bfloat16",
+        "details": {"library": "x"},
+        "synthetic_data": True,
+    }
+    return Result(**{**values, **changes})
+
+
+def test_a_successful_attempt() -> None:
+    """What was asked, where it ran, with what and what came out are all in the row."""
+    asked = job(batch_size="max")
+    tried = attempt(asked, number=2)
+    tried = replace(tried, job=replace(asked, batch_size=16))
+    ended = rank(result=result(), jobs_before=3, model_was_resident=True)
+    record = replace(recorded(tried, ended), job=asked)
+    row = measured(record, provenance=Provenance(git_commit="abc1234", git_dirty=False))
+    assert (row.job_id, row.attempt_id) == (asked.job_id, f"{asked.job_id}-2")
+    assert (row.batch_size, row.batch_size_requested) == (16, "max")
+    assert row.parameters == dict(asked.parameters)
+    assert (row.nodes, row.card_indices, row.emulated) == (("hpu-1",), (0,), True)
+    assert (row.started_at, row.ended_at) == (1000.0, 1010.0)
+    assert row.versions == {"python": "3.11.7", "torch": "2.9.0"}
+    assert (row.git_commit, row.git_dirty) == ("abc1234", False)
+    assert (row.jobs_before, row.model_was_resident, row.worker_pid) == (3, True, 4711)
+    assert row.metrics.throughput == 100.0 and row.stop_reason == "confidence"
+    assert (row.load_s, row.weight_bytes, row.synthetic_data) == (2.0, 1000, True)
+    assert row.samples[0][0] == 0 and len(row.samples) == 3 and len(row.items) == 1
+    assert row.driver_version is None and row.failure_class is None
+    assert from_table(to_table([row])) == [row]
+
+
+def test_a_gang_row_has_every_ranks_samples_and_the_largest_figures() -> None:
+    """Of two ranks: samples of both, the larger memory, node names once."""
+    tried = attempt(job(cards=2), cards=2)
+    larger = rank(1, result(peak_host_memory_bytes=9000, load_s=1.0), ended_at=1020.0)
+    row = measured(recorded(tried, larger, rank(0, result())))
+    assert row.peak_host_memory_bytes == 9000 and row.load_s == 2.0
+    assert [r for r, _ in row.samples] == [0, 0, 0, 1, 1, 1]
+    assert row.metrics.throughput == 200.0
+    assert (row.nodes, row.card_indices) == (("hpu-1",), (0, 1))
+    assert row.ended_at == 1020.0
+
+
+def test_a_gang_with_a_silent_rank_claims_no_throughput() -> None:
+    """Raw samples of the rank that reported are kept, metrics are not made of half a gang."""
+    tried = attempt(job(cards=2), cards=2)
+    lost = rank(1, state=State.LOST, worker=None)
+    row = measured(recorded(tried, rank(0, result()), lost, state=State.LOST))
+    assert row.metrics == Metrics() and len(row.samples) == 3
+    assert row.nodes == ("hpu-1",)
+
+
+def test_a_failure_is_told_with_its_class_tail_and_log() -> None:
+    """The row quotes the failure; without a tail it quotes the message."""
+    tried = attempt(job())
+    failure = Failure(failure_class=FailureClass.CRASH, message="signal 11", log="hpu-1:/l/w.log")
+    ended = rank(failure=failure, state=State.FAILED)
+    row = measured(recorded(tried, ended, state=State.FAILED))
+    assert (row.failure_class, row.failure_tail, row.log) == (
+        "crash",
+        "signal 11",
+        "hpu-1:/l/w.log",
+    )
+    assert row.metrics == Metrics()
+
+
+def test_a_job_that_never_ran() -> None:
+    """Attempt number 0, no times, no cards; the driver's versions; emulated as its cards are."""
+    record = RecordRow(
+        job=job(precision="int4", batch_size="max"),
+        state=State.UNSUPPORTED,
+        reason="no int4 on hpu",
+        final=True,
+    )
+    row = measured(record, provenance=Provenance(versions={"python": "3.12"}))
+    assert row.attempt_id == f"{row.job_id}-0" and row.attempt_number == 0
+    assert row.started_at is row.ended_at is row.device_name is None
+    assert row.nodes == row.card_indices == ()
+    assert row.batch_size is None
+    assert row.versions == {"python": "3.12"}
+    assert row.emulated is True
+    assert measured(record, nodes=[NODE, replace(NODE, emulated=False)]).emulated is False
+    assert measured(record, nodes=[]).emulated is False
+
+
+def test_an_attempt_whose_worker_left_no_word_is_placed_by_its_cards() -> None:
+    """A lost worker's row still says node, device and that it was emulated."""
+    tried = attempt(job())
+    record = recorded(tried, rank(worker=None, state=State.LOST), state=State.LOST)
+    row = measured(record)
+    assert (row.nodes, row.device_name, row.emulated) == (("hpu-1",), NODE.device_name, True)
+    assert measured(record, nodes=[]).nodes == ("n1",)
+
+
+def test_a_worker_on_a_real_card_is_not_emulated() -> None:
+    """The worker's own word decides."""
+    tried = attempt(job())
+    real = worker(emulated=False, device_name="Gaudi2", driver_version="1.21.2")
+    row = measured(recorded(tried, rank(result=result(), worker=real)))
+    assert (row.emulated, row.device_name, row.driver_version) == (False, "Gaudi2", "1.21.2")
+
+
+@given(st.floats(0, 4e9))
+def test_times_survive_the_table(seconds: float) -> None:
+    """A time rounded to microseconds comes back as the same float."""
+    time = to_microseconds(seconds)
+    assert time is not None and abs(time - seconds) < 1e-6
+    record = RecordRow(job=job(), state=State.NOT_STARTED, reason="", final=True)
+    (back,) = from_table(to_table([measured(record, recorded_at=seconds)]))
+    assert back.recorded_at == time
