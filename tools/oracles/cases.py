@@ -34,7 +34,7 @@ _CHUNK = 25
 
 def frozen_ids() -> Cases:
     """The frozen job ids, with the id that each job has now."""
-    file = ROOT / "tests" / "domain" / "frozen_identities.jsonl"
+    file = ROOT / "tests" / "core" / "frozen_identities.jsonl"
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     return {"ids": lambda: dict(job_ids(lines))}
 
