@@ -27,6 +27,9 @@ What else a declaration may say:
                   differs from its default, so that a new setting changes no id of older rows; its
                   default may not change later. Settings of version 0.1.0 have it.
 
+A setting that was removed stays declared, under ``removed`` of the model that had it: rows of
+earlier versions show it, and a grid that says it at its default is read as before.
+
 A setting without a role does not import. This module imports neither torch nor Ray.
 """
 
@@ -36,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,6 +64,7 @@ class Declaration:
     always_in_id: bool = False
     renamed: tuple[tuple[str, str], ...] = ()  # values: the old name, the new one
     also_called: tuple[tuple[str, str], ...] = ()  # others' name of a value, the value
+    instead: str = ""  # of a setting that was removed: what a grid writes in its place
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -132,6 +136,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
+    #: Settings that an earlier version had here. None of them is also a setting of today.
+    removed: ClassVar[Mapping[str, Declaration]] = {}
+
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
         super().__pydantic_init_subclass__(**arguments)
@@ -154,3 +161,10 @@ def declarations(model: type[Settings]) -> Mapping[str, Declaration]:
             if isinstance(info.json_schema_extra, Declaration)
         }
     )
+
+
+@cache
+def removed_settings(model: type[Settings]) -> Mapping[str, Declaration]:
+    """The settings that earlier versions had in a model or in those it is made of, by name."""
+    classes = (base for base in reversed(model.__mro__) if issubclass(base, Settings))
+    return MappingProxyType({n: d for base in classes for n, d in base.removed.items()})

@@ -63,11 +63,32 @@ class Findings:
         self.document, self.vocabulary = document, vocabulary
         self.problems: list[Problem] = []
         self.old_names: dict[str, None] = {}  # notes, each once
+        self._removed = vocabulary.removed_settings()
 
     def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
         """Note that the grid says a value by the name that an earlier version gave it."""
         line, _ = self.document.position(path)
         self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
+
+    def without_removed(self, part: Any, path: Path_ = ()) -> Any:
+        """A part of the document without settings of earlier versions: at its default such a
+        setting is noted, any other value is a problem."""
+        if isinstance(part, list):
+            return [self.without_removed(value, (*path, i)) for i, value in enumerate(part)]
+        if not isinstance(part, Mapping):
+            return part
+        left = {}
+        for name, value in part.items():
+            place: Path_ = (*path, name)
+            declared = self._removed.get(name) if path else None
+            if declared is None:
+                left[name] = self.without_removed(value, place)
+            elif all(map(declared.is_default, value if isinstance(value, list) else [value])):
+                line, _ = self.document.position(place)
+                self.old_names[f"line {line}: `{name}` was removed; leave it out"] = None
+            else:
+                self.complain(place, f"`{name}` was removed", declared.instead, key=True)
+        return left
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""

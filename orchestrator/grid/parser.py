@@ -132,7 +132,8 @@ class GridReader:
         Raises:
             GridError: all that is wrong with it.
         """
-        top = self.findings.structure(GridFile, self.document.data, ())
+        data = self.findings.without_removed(self.document.data)
+        top = self.findings.structure(GridFile, data, ())
         measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
         experiments = self._experiments(top, measure)
         if not self._check_size(experiments):

@@ -20,7 +20,7 @@ from orchestrator.core.job import Accelerator, Scalar
 from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
 from workloads.engines import ENGINES
 from workloads.errors import WorkloadError
-from workloads.settings import Declaration, declarations
+from workloads.settings import Declaration, declarations, removed_settings
 
 if TYPE_CHECKING:
     from workloads.hub_revisions import Revisions
@@ -203,6 +203,13 @@ class Vocabulary:
         entries = [self.workloads[workload]] if known else self.workloads.values()  # type: ignore[index]
         models = (model for entry in entries for model in entry.setting_models())
         return tuple(dict.fromkeys(name for model in models for name in model.model_fields))
+
+    def removed_settings(self) -> dict[str, Declaration]:
+        """The settings that earlier versions had and none of these workloads has now."""
+        models = [m for entry in self.workloads.values() for m in entry.setting_models()]
+        known = set(self.parameter_names())
+        earlier = {n: d for model in models for n, d in removed_settings(model).items()}
+        return {name: declared for name, declared in earlier.items() if name not in known}
 
     def parameter_defaults(self, workload: str) -> dict[str, Scalar]:
         """The defaults of all optional settings of a workload and of its engines."""

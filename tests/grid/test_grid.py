@@ -502,6 +502,22 @@ def test_an_old_name_beside_the_new_one_is_one_value_twice() -> None:
     assert points(left, "batching") == [("static",)]
 
 
+def test_a_removed_setting_is_taken_at_its_default_alone() -> None:
+    """Old grids are read with a notice, wherever they say it; any other value is refused with its
+    line and what to write instead."""
+    plain = one("axes: {batch_size: [1, 2]}")
+    for said in ("packed_weights: false\naxes: {", "axes: {packed_weights: [false], "):
+        grid = one(f"{said}batch_size: [1, 2]}}")
+        assert [job.job_id for job in grid.jobs()] == [job.job_id for job in plain.jobs()]
+        assert any("`packed_weights` was removed" in note for note in grid.notes)
+    for said in ("packed_weights: true", "axes: {packed_weights: [false, true]}"):
+        with pytest.raises(GridError) as refused:
+            one(said)
+        (problem,) = refused.value.problems
+        assert problem.line and "`packed_weights` was removed" in problem.message
+        assert "engine: openvino" in problem.hint
+
+
 def test_a_message_quotes_eighty_characters_of_a_text() -> None:
     """A longer one is cut, so that it fills no screen."""
     assert shown("x" * 80) == f'"{"x" * 80}"'

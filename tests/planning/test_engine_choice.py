@@ -262,8 +262,7 @@ def test_processors_that_have_openvino_run_it_where_it_is_faster() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "packed_weights: true",
-        "axes: {packed_weights: [false, true]}",
+        "axes: {torch_compile: [false, true]}",
         "torch_compile: true",
         "attention: eager",
         "profile: true",

@@ -135,7 +135,7 @@ experiments:
       engine: [transformers, optimum-habana, vllm]
       precision: [fp32, int4]
       batching: [static, continuous]
-      packed_weights: [false, true]
+      sparse_kernels: [false, true]
       hpu_mode: [null, lazy]
       attention: [sdpa, eager]
   - name: training

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,8 +29,9 @@ from transformers import (
 )
 
 from workloads import weights
-from workloads.decoding import continuous, decoder, description, packing, slots
+from workloads.decoding import decoder, description, packing, slots
 from workloads.decoding import engine as graph
+from workloads.decoding.continuous import runs
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
 from workloads.errors import Unsupported
@@ -170,17 +172,16 @@ def test_slots_that_take_the_next_prompt_change_no_text(
                 open_texts.remove(index)
 
     expected = plain(model, prompts, steps, ends)
-    with torch.inference_mode():
-        batch = continuous.Batch(
-            mine,
-            prompts,
-            places=places,
-            output_tokens=steps,
-            ends=ends,
-            on_admit=on_admit,
-            on_step=on_step,
-        )
-        assert batch.run().tokens == expected
+    found = graph.GraphEngine.generate_continuously(
+        SimpleNamespace(generator=mine),
+        prompts,
+        slot_count=places,
+        output_tokens=steps,
+        end_token_ids=ends,
+        on_admit=on_admit,
+        on_step=on_step,
+    )
+    assert found.tokens == expected
     assert told == [len(text) for text in expected] and not open_texts
 
 
@@ -206,12 +207,16 @@ def test_every_shape_has_a_graph(batching) -> None:
                         mine.prepare(prompts), output_tokens=2, ends=(), on_step=lambda: None
                     )
                 else:
-                    told: list = []
-                    asked = {"output_tokens": 2, "ends": (), "on_admit": told.append}
-                    with torch.inference_mode():
-                        continuous.Batch(
-                            mine, prompts, places=rows, on_step=told.append, **asked
-                        ).run()
+                    calls: list = []
+                    graph.GraphEngine.generate_continuously(
+                        SimpleNamespace(generator=mine),
+                        prompts,
+                        slot_count=rows,
+                        output_tokens=2,
+                        end_token_ids=(),
+                        on_admit=calls.append,
+                        on_step=calls.append,
+                    )
             assert getattr(torch._dynamo.config, name) == 1
     finally:
         torch.compiler.reset()
@@ -253,7 +258,7 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
 @given(st.sets(st.integers(0, 40)))
 def test_runs_are_neighbours(numbers) -> None:
     """All of them, in order, and as few runs as there are gaps."""
-    found = list(continuous.runs(sorted(numbers)))
+    found = list(runs(sorted(numbers)))
     assert [number for run in found for number in run] == sorted(numbers)
     assert all(a.stop < b.start for a, b in pairwise(found))
 

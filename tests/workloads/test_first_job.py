@@ -78,8 +78,8 @@ def planted(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Planted:
     [
         ("transformers", "static", 3),
         ("transformers", "sorted", 3),
-        ("transformers", "continuous", 1),
         ("graph", "static", 3),
+        ("graph", "continuous", 1),
     ],
 )
 def test_the_first_generation_of_a_process_is_timed_like_the_next(

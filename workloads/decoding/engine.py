@@ -9,23 +9,22 @@ tokens and the end of a batch are told, since a wait for each step would keep th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads.api import Request
-from workloads.decoding import continuous, description
+from workloads.decoding import description
+from workloads.decoding.continuous import ContinuousBatch, Text
 from workloads.decoding.decoder import Generator, Prompts
 from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines import find_engine
-from workloads.engines.base import Answered, Generated
+from workloads.engines.base import Answered, Completed, Generated
 from workloads.errors import Unsupported
-from workloads.generation.continuous_batching import Completed
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (
@@ -70,13 +69,38 @@ class GraphEngine(LoadedModel):
             logits=[step.float().cpu() for step in logits],
         )
 
-    @torch.inference_mode()
     def generate_continuously(
-        self, prompts: Sequence[Sequence[int]], *, slot_count: int, **asked: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        slot_count: int,
+        output_tokens: int,
+        end_token_ids: Collection[int],
+        on_admit: Callable[[Sequence[int]], None],
+        on_step: Callable[[Sequence[int]], None],
     ) -> Completed:
         """Generate for all prompts, each in a slot when one is free; see ``continuous``."""
-        asked["ends"] = asked.pop("end_token_ids")
-        return continuous.Batch(self.generator, prompts, places=slot_count, **asked).run()
+        tokens: list[list[int]] = [[] for _ in prompts]
+
+        def on_end(text: Text) -> None:
+            tokens[text.number] = text.tokens
+
+        batch = ContinuousBatch(
+            self.generator,
+            places=min(slot_count, len(prompts)),
+            positions=max(map(len, prompts)) + output_tokens,
+            ends=end_token_ids,
+            on_admit=on_admit,
+            on_step=on_step,
+            on_end=on_end,
+        )
+        for prompt in prompts:
+            batch.submit(prompt, output_tokens)
+        batch.close()
+        batch.run()
+        return Completed(
+            tokens=tokens, computed_tokens=batch.computed_tokens, steps_apart=batch.steps_apart
+        )
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:

@@ -122,8 +122,7 @@ SPEC = DeviceSpec(
     capabilities=frozenset(
         {
             *("native_eager", "dynamic_shapes", "fused_optimizer", "optimizers_8bit"),
-            *("loss_scaling", "matmul_precision", "packed_linear"),
-            *("native_code", "onednn"),
+            *("loss_scaling", "matmul_precision", "onednn"),
             *("contiguous_gradients", "reduce_scatter", "host_cores"),
         }
     ),

@@ -216,6 +216,15 @@ class Generated:
     encoder_s: float | None = None  # of the whole time; None: the model has no encoder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """Output of continuous batching, by prompt."""
+
+    tokens: list[list[int]]  # up to and including the end of sequence
+    computed_tokens: int  # positions the device worked on
+    steps_apart: bool = True  # False: steps launched together, which have no times of their own
+
+
 class Answered(Protocol):
     """A prompt and the answer that follows it, as ids."""
 

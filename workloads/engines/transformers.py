@@ -1,13 +1,14 @@
-"""transformers' own classes, and Nightgrid's own loop for training them."""
+"""transformers' own ``generate``, as it is or with a static cache and compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.refusal import Asked, Refusal
-from workloads.settings import Settings, setting
+from workloads.settings import Declaration, Settings, setting
 
 
 class CompileSettings(Settings):
@@ -26,17 +27,16 @@ class CompileSettings(Settings):
 class GenerationSettings(GaudiSettings, CompileSettings):
     """Settings of a model's layout and of a card's execution."""
 
-    packed_weights: bool = setting(
-        False,
-        role="choice",
-        loads=True,
-        loads_with="batching",  # continuous batches have machine code, others oneDNN
-        description="Keep the matrices of linear layers in oneDNN's own layout (CPU only; fp32, "
-        "bf16, fp16 and int8): the same arithmetic with less time for reading them. In int8 "
-        "activations are brought to int8 as well, with a scale for each row, and products are "
-        "int8's instead of bf16's. Where a node has AVX-512 and a C++ compiler, decoder layers of "
-        "known parts run as machine code of ours in continuous batches; a row says so.",
-    )
+    removed: ClassVar[Mapping[str, Declaration]] = {
+        "packed_weights": Declaration(
+            role="choice",
+            default=False,
+            loads=True,
+            description="Matrices of linear layers in a layout for CPUs, with kernels of our own.",
+            instead="write engine: openvino, which packs weights for a processor, or leave it out",
+        )
+    }
+
     sparse_kernels: bool = setting(
         False,
         role="choice",
@@ -47,34 +47,15 @@ class GenerationSettings(GaudiSettings, CompileSettings):
     )
 
 
-#: Precisions whose matrices lie in memory as torch's linear layers have them.
-PACKABLE = ("fp32", "bf16", "fp16")
-#: Settings of a layout of the matrices: the capability and the precisions that each needs, what is
-#: said of a card without the one, what of the others, and a hint.
-_LAYOUTS = (
-    (
-        "packed_weights",
-        "packed_linear",
-        (*PACKABLE, "int8"),
-        "oneDNN's layout is one of CPUs, not of {device}",
-        "packed are matrices in",
-        "",
-    ),
-    (
-        "sparse_kernels",
-        "sparse_2_4",
-        ("bf16", "fp16"),
-        "{device} has no kernels for 2:4 sparsity: zeros cost as much as numbers",
-        "the kernels for 2:4 take",
-        "leave sparse_kernels out",
-    ),
-)
+#: Precisions in which torch compiles a model, since its layers are torch's own.
+_PLAIN = ("fp32", "bf16", "fp16")
+#: Precisions that kernels for 2:4 sparsity take.
+_SPARSE = ("bf16", "fp16")
 
 
 def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
-    """Packed weights are in a CPU's layout, and nothing else may use the matrices; what torch
-    compiles for a card are plain models."""
-    yield from _refuse_layouts(asked)
+    """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
+    yield from _refuse_sparse_kernels(asked)
     modes, by_mode = not asked.on.can("dynamic_shapes"), asked.parameters.get("hpu_mode")
     name = "torch_compile" if asked.parameters.get("torch_compile") else "hpu_mode"
     if name == "hpu_mode" and not (modes and by_mode == "compile"):
@@ -83,15 +64,13 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
     if name == "torch_compile" and modes:
         reason = f"on {asked.on.title} the mode of execution says whether a model is compiled"
         hint = "write torch_compile: false and hpu_mode: compile"
-    elif asked.precision not in PACKABLE:
+    elif asked.precision not in _PLAIN:
         reason = f"the kernels of {asked.precision} run in eager mode"
     elif (asked.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
     elif _has_own_generator(asked.model):
         reason = "this version compiles models that are one decoder"
-    elif name == "torch_compile" and asked.parameters.get("batching") == "continuous":
-        reason = "batching continuous changes shapes at every step"
-    elif name == "torch_compile" and any(asked.parameters.get(each[0]) for each in _LAYOUTS):
+    elif name == "torch_compile" and asked.parameters.get("sparse_kernels"):
         reason = "this version compiles plain matrices only"
     else:
         return
@@ -108,20 +87,21 @@ def _has_own_generator(model: str) -> bool:
     return task is not None and "generator" in task.functions
 
 
-def _refuse_layouts(asked: Asked) -> Iterator[Refusal]:
-    """Refuse layouts of the matrices that the card cannot compute with, or other parts not read."""
-    for name, capability, precisions, lacking, taken, hint in _LAYOUTS:
-        if not asked.parameters.get(name):
-            continue
-        if not asked.on.can(capability):
-            reason = lacking.format(device=asked.device)
-        elif asked.precision not in precisions:
-            reason = f"{taken} {', '.join(precisions)}, not {asked.precision}"
-        elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
-            reason = "adapters and tensor parallelism need the plain matrices"
-        else:
-            continue
-        yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
+def _refuse_sparse_kernels(asked: Asked) -> Iterator[Refusal]:
+    if not asked.parameters.get("sparse_kernels"):
+        return
+    if not asked.on.can("sparse_2_4"):
+        reason = (
+            f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
+        )
+    elif asked.precision not in _SPARSE:
+        reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {asked.precision}"
+    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "adapters and tensor parallelism need the plain matrices"
+    else:
+        return
+    hint = "leave sparse_kernels out"
+    yield Refusal(setting="sparse_kernels", reason=reason, hint=hint, unsupported=True)
 
 
 SPEC = EngineSpec(
@@ -157,5 +137,5 @@ SPEC = EngineSpec(
             chosen_for={"generate": "compile"},
         )
     },
-    features=frozenset({"tensor_parallel", "continuous_batching"}),
+    features=frozenset({"tensor_parallel"}),
 )

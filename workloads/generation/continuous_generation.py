@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.api import Item
+from workloads.engines.base import Completed
 from workloads.errors import Unsupported
 from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation
 from workloads.workloads.text_generation import TextGenerationParameters
-
-if TYPE_CHECKING:
-    from workloads.generation.continuous_batching import Completed
 
 
 class ContinuousGeneration:

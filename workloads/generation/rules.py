@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workloads.engines import find_engine
+from workloads.engines import ENGINES, find_engine
 from workloads.refusal import Asked, Refusal
 
 
@@ -21,16 +21,23 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
         )
     hint = "use batching static or sorted"
     if "continuous_batching" not in find_engine(asked.engine).features:
-        reason = f"the engine {asked.engine} batches in its own way"
+        reason = f"the engine {asked.engine} does not do continuous batching"
+        hint = _engines_hint(asked) or hint
     elif not asked.on.can("dynamic_shapes"):
         reason = (
             f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
             "anew"
         )
-    elif asked.parameters.get("attention", "sdpa") != "sdpa":
-        reason = f"attention {asked.parameters['attention']} knows no rows of unlike length"
-    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
-        reason = "cards that split a model would have to admit prompts alike, which is not built"
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
+
+
+def _engines_hint(asked: Asked) -> str:
+    """The engines that batch continuously on this device; empty where there is none."""
+    names = [
+        spec.name
+        for spec in ENGINES.known()
+        if "continuous_batching" in spec.features and spec.runs_on(asked.device)
+    ]
+    return f"write engine: {' or '.join(names)}" if names and asked.on.can("dynamic_shapes") else ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.generation.continuous_batching import Completed
+from workloads.engines.base import Completed
 from workloads.generation.loaded import LoadedModel
 
 #: Is told which texts were handed over, or got new tokens.

@@ -29,7 +29,6 @@ from workloads.attention_packages import PACKAGES, make_ready
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.errors import Unsupported
-from workloads.generation import continuous_batching
 from workloads.generation.loaded import LoadedModel
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import (
@@ -122,20 +121,6 @@ class TransformersEngine(LoadedModel):
 
         return fetch
 
-    def generate_continuously(
-        self, prompts: Sequence[Sequence[int]], **arguments: Any
-    ) -> continuous_batching.Completed:
-        """Generate for all prompts, each in a slot when one is free; see ``continuous_batching``.
-
-        Raises:
-            Unsupported: the model cannot use this KV cache instead of its own.
-        """
-        if (attention := self.details.get("attention")) != "sdpa":
-            raise Unsupported(f"batching continuous needs attention sdpa, not {attention}")
-        continuous_batching.check_model(self.model)
-        with continuous_batching.attention_over_kv_cache(self.model):
-            return continuous_batching.generate(self.model, prompts, **arguments)
-
     @torch.inference_mode()
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text, length in zip(texts, self._lengths(texts), strict=True):
@@ -222,11 +207,6 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
         details["weight_bytes_per_card"] = str(weights.held_bytes(model))
-    if request.settings.get("packed_weights"):
-        from workloads.generation import packed
-
-        continuous = request.parameters.get("batching") == "continuous"
-        details["packed_weights"] = packed.pack(model, continuous=continuous)
     if told := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(told)
     if request.settings.get("sparse_kernels"):

@@ -19,7 +19,7 @@ from workloads.errors import BadConfiguration
 from workloads.metrics import Metric, Throughput
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
-from workloads.settings import Declaration, Settings, Value, declarations
+from workloads.settings import Declaration, Settings, Value, declarations, removed_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,10 @@ class WorkloadSpec:
         return self.parameters if settings is None else _joined(self.parameters, settings)
 
     def declared(self, engine: str) -> Mapping[str, Declaration]:
-        """The declaration of every setting that jobs with this engine have beside a job's own."""
-        return declarations(self.model(engine))
+        """The declaration of every setting that jobs with this engine have beside a job's own,
+        today or in rows of earlier versions."""
+        model = self.model(engine)
+        return {**declarations(model), **removed_settings(model)}
 
     def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
         """All settings with their defaults filled in, as plain values.

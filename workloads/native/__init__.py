@@ -1,1 +1,0 @@
-"""C++ of ours, which ``workloads.native_code`` has compiled on the node; no Python."""
