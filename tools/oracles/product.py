@@ -59,7 +59,7 @@ def write_run(directory: Path, table: Any) -> None:
 
 def job_ids(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Frozen id and present id of jobs as a grid has them; rules are off, since what runs nowhere
-    has an id as well."""
+    has an id as well. Settings that were removed are in the job as its row has them."""
     from orchestrator.grid.parser import parse_grid
     from orchestrator.grid.vocabulary import Vocabulary
     from workloads.registry import WORKLOADS
@@ -68,15 +68,19 @@ def job_ids(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         Vocabulary.installed(check_data=False),
         workloads={name: replace(entry, refuse=None) for name, entry in WORKLOADS.items()},
     )
+    removed = vocabulary.removed_settings()
     for line in lines:
-        grid = {"name": "frozen", "experiments": [{"name": "one", **line["job"]}]}
+        written = {name: value for name, value in line["job"].items() if name not in removed}
+        grid = {"name": "frozen", "experiments": [{"name": "one", **written}]}
         try:
             read = parse_grid(json.dumps(grid).encode(), "grid", vocabulary=vocabulary)
             (job,) = read.jobs()
         except Exception as error:
             yield line["job_id"], f"{type(error).__name__}:refused"
         else:
-            yield line["job_id"], job.job_id
+            of_row = {name: value for name, value in line["job"].items() if name in removed}
+            parameters = tuple(sorted({**dict(job.parameters), **of_row}.items()))
+            yield line["job_id"], replace(job, parameters=parameters).job_id
 
 
 def exit_code_names() -> dict[str, int]:
