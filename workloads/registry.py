@@ -193,6 +193,12 @@ def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
     return entry.declared(engine) if entry is not None else {}
 
 
+def declared_in_rows(workload: str, engine: str) -> Mapping[str, Declaration]:
+    """The same, and settings that rows of earlier versions have besides."""
+    entry = WORKLOADS.get(workload)
+    return entry.declared_in_rows(engine) if entry is not None else {}
+
+
 def load(name: str) -> Workload:
     """Import the function behind a workload; this is where torch comes in.
 

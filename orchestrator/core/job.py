@@ -65,7 +65,7 @@ def _of_parameters(job: Job) -> tuple[dict[str, Scalar], str]:
         if len(_shared) >= _MOST_SHARED:
             _shared.clear()
         entry = registry.WORKLOADS.get(job.workload)
-        known_here = registry.declared(job.workload, job.engine)
+        known_here = registry.declared_in_rows(job.workload, job.engine)
         known = _shared[key] = (
             job.parameters,
             _said(job.parameters, known_here, entry.moved if entry is not None else {}),

@@ -208,7 +208,7 @@ MAPPINGS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"batch_size": from
 
 def declared_of(workload: str, engine: str) -> Mapping[str, Declaration]:
     """The declaration of every setting of such jobs, by name: a job's own, then its workload's."""
-    return {**FIELDS, **registry.declared(workload, engine)}
+    return {**FIELDS, **registry.declared_in_rows(workload, engine)}
 
 
 def usual_engine(workload: str) -> str:
@@ -220,7 +220,7 @@ def usual_engine(workload: str) -> str:
 def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> dict[str, Value]:
     """The parameters as this version would say them, defaults filled in. What a setting of another
     engine leaves as it is, is left out."""
-    declared = registry.declared(workload, engine)
+    declared = registry.declared_in_rows(workload, engine)
     said = {n: d.default for n, d in declared.items() if d.default is not ...}
     for name, value in parameters.items():
         if name in declared:
@@ -233,7 +233,7 @@ def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> 
 
 def undeclared(workload: str, engine: str, parameters: Mapping[str, Value]) -> list[str]:
     """The names of parameters that nothing here declares."""
-    return _beside(workload, registry.declared(workload, engine), parameters)
+    return _beside(workload, registry.declared_in_rows(workload, engine), parameters)
 
 
 def _beside(

@@ -152,7 +152,7 @@ def memory_kind(row: Measurement) -> str:
 def work_of(setting: Setting) -> Setting:
     """The setting without what is free to choose: rows that agree in it did the same work. What
     nobody here declares is a part of it."""
-    declared = registry.declared(setting.workload, setting.engine)
+    declared = registry.declared_in_rows(setting.workload, setting.engine)
     parameters = tuple(
         pair
         for pair in setting.parameters

@@ -67,8 +67,11 @@ class WorkloadSpec:
         return self.parameters if settings is None else _joined(self.parameters, settings)
 
     def declared(self, engine: str) -> Mapping[str, Declaration]:
-        """The declaration of every setting that jobs with this engine have beside a job's own,
-        today or in rows of earlier versions."""
+        """The declaration of every setting that jobs with this engine have beside a job's own."""
+        return declarations(self.model(engine))
+
+    def declared_in_rows(self, engine: str) -> Mapping[str, Declaration]:
+        """The same, and settings that rows of earlier versions have besides."""
         model = self.model(engine)
         return {**declarations(model), **removed_settings(model)}
 
