@@ -1,4 +1,4 @@
-"""A driver that takes charge as the real one does, and then does what the test wrote for it: the
+"""A driver that takes link as the real one does, and then does what the test wrote for it: the
 n-th line of ``script`` is for the n-th driver. No Ray, no torch; it starts in milliseconds.
 
     python supervised_driver.py DIRECTORY
@@ -15,37 +15,37 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator.driver.supervisor import VARIABLE, take_charge
+from orchestrator.driver.supervisor import VARIABLE, link_to_supervisor
 
 place = Path(sys.argv[1])
-charge = take_charge()
-assert charge is not None and VARIABLE not in os.environ
+link = link_to_supervisor()
+assert link is not None and VARIABLE not in os.environ
 got: list[int] = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: got.append(number))
 lives = place / "lives.jsonl"
-told = {"pid": os.getpid(), "life": charge.life, "ends_at": charge.ends_at, "cards": charge.cards}
-told["succeeded"] = charge.succeeded
+told = {"pid": os.getpid(), "life": link.number, "ends_at": link.ends_at, "cards": link.cards}
+told["succeeded"] = link.succeeded
 with lives.open("a") as file:
     file.write(json.dumps(told) + "\n")
-words = (place / "script").read_text().splitlines()[charge.life - 1].split()
+words = (place / "script").read_text().splitlines()[link.number - 1].split()
 for word in words:
     act, _, value = word.partition(":")
     if act == "drives":
-        charge.tell(run="night", results=str(place / "results"), cards={"HPU": 8})
-        charge.tell(succeeded=True)
-        charge.tell(drives=True, address=value.replace("/", ":"))
+        link.report(run="night", results=str(place / "results"), cards={"HPU": 8})
+        link.report(succeeded=True)
+        link.report(drives=True, address=value.replace("/", ":"))
     elif act == "row":
         rows = place / "results" / "night" / "rows"
         rows.mkdir(parents=True, exist_ok=True)
-        (rows / f"{charge.life}.parquet").write_bytes(b"")
+        (rows / f"{link.number}.parquet").write_bytes(b"")
     elif act == "again":
-        charge.tell(again=value, ended=3)
+        link.report(again=value, ended=3)
         sys.exit(3)
     elif act == "say":
         print(value, flush=True)
     elif act == "end":
-        charge.tell(ended=int(value))
+        link.report(ended=int(value))
         sys.exit(int(value))
     elif act == "leave":  # a process that outlives it, with all that a process can inherit
         left = subprocess.Popen(["sleep", value], close_fds=False, start_new_session=True)

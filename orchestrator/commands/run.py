@@ -30,7 +30,7 @@ from orchestrator.results import paths
 if TYPE_CHECKING:
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
-    from orchestrator.driver.supervisor import Charge
+    from orchestrator.driver.supervisor import SupervisorLink
     from orchestrator.grid.parser import Grid
     from orchestrator.results.store import Store
 
@@ -152,13 +152,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
-    from orchestrator.driver.supervisor import take_charge
+    from orchestrator.driver.supervisor import link_to_supervisor
 
     if args.keep_imports:
         output.say_aside("--keep-imports has no effect any more: imports are not kept between runs")
-    charge = take_charge()
-    if charge is not None:
-        return _drive_and_tell(args, charge)
+    link = link_to_supervisor()
+    if link is not None:
+        return _drive_and_tell(args, link)
     command = command_to_supervise(args)
     if command is None:
         return _drive_and_tell(args, None)
@@ -167,17 +167,17 @@ def run(args: argparse.Namespace) -> int:
     return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
 
 
-def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
+def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> int:
     """Drive the run; a supervisor is told how that ended."""
     code = 1
     try:
-        code = _drive(args, charge)
+        code = _drive(args, link)
         return code
     except ControlStoreLost as error:
         code = error.exit_code
-        if charge is None:
+        if link is None:
             raise
-        charge.tell(again=str(error))  # it says so
+        link.report(again=str(error))  # it says so
         return code
     except NightgridError as error:
         code = error.exit_code
@@ -186,9 +186,9 @@ def _drive_and_tell(args: argparse.Namespace, charge: Charge | None) -> int:
         code = errors.INTERRUPTED
         raise
     finally:
-        if charge is not None:
-            charge.tell(ended=code)
-        if charge is not None or args.typed == sys.argv[1:]:  # else the process is another's
+        if link is not None:
+            link.report(ended=code)
+        if link is not None or args.typed == sys.argv[1:]:  # else the process is another's
             _end_now_if_something_waits(code)
 
 
@@ -221,14 +221,14 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
+def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
     from orchestrator.core.errors import GridError
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of
     from orchestrator.watching.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
-    source, options = _asked(args, charge)
+    source, options = _asked(args, link)
     grid = grid_of(source, options)
     there = options.results
     options = replace(with_results_of(grid, options), results_named=True)
@@ -242,7 +242,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
         raise  # nothing was started, and whoever typed it is there
     except BaseException as error:
         # The supervisor sends the notice of a driver that is started again.
-        again = charge is not None and (isinstance(error, ControlStoreLost) or charge.again)
+        again = link is not None and (isinstance(error, ControlStoreLost) or link.restarted)
         if hooks and not again:
             tell_all(
                 hooks,
@@ -262,7 +262,7 @@ def _drive(args: argparse.Namespace, charge: Charge | None) -> int:
     return code
 
 
-def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOptions]:
+def _asked(args: argparse.Namespace, link: SupervisorLink | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator import report
     from orchestrator.core.errors import GridError, Problem
@@ -285,13 +285,13 @@ def _asked(args: argparse.Namespace, charge: Charge | None) -> tuple[Path, RunOp
         quiet=args.quiet,
         remote_code=tuple(args.remote_code),
         key_file=args.key_file.absolute() if args.key_file is not None else None,
-        resume=args.resume or (charge is not None and charge.again),
+        resume=args.resume or (link is not None and link.restarted),
         adopt=tuple(args.adopt),
         passports=not args.no_passports,
         priority=args.priority,
-        ends_at=charge.ends_at if charge is not None else ends_at(args),
+        ends_at=link.ends_at if link is not None else ends_at(args),
         budget=args.budget is not None,
-        charge=charge,
+        supervisor=link,
         while_last_jobs_run=report.prepare,
     )
     source = args.grid
@@ -351,7 +351,7 @@ def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        if options.charge is None or not isinstance(error, ControlStoreLost):
+        if options.link is None or not isinstance(error, ControlStoreLost):
             write()  # else the supervisor does
         raise
     finally:

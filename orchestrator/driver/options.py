@@ -17,7 +17,7 @@ from orchestrator.results.directory import default_results_dir, directory_of, is
 from workloads import files
 
 if TYPE_CHECKING:
-    from orchestrator.driver.supervisor import Charge
+    from orchestrator.driver.supervisor import SupervisorLink
     from orchestrator.grid.parser import Grid
 
 #: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
@@ -51,25 +51,25 @@ class RunOptions:
     passports: bool = True  # whether each card's speed is taken before its first job
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
-    charge: Charge | None = None  # of a driver that has a supervisor
+    supervisor: SupervisorLink | None = None  # of a driver that has a supervisor
     while_last_jobs_run: Callable[[], None] | None = None  # in a thread; see ``AtLeisure``
 
     @property
-    def again(self) -> bool:
+    def restarted(self) -> bool:
         """Return whether this driver was started because the one before it died."""
-        return self.charge is not None and self.charge.again
+        return self.supervisor is not None and self.supervisor.restarted
 
     def under_way_s(self) -> float:
         """Seconds since the command was typed, as far as that is known: a clock that was set since,
         or a driver that died, would make more of it."""
-        if self.charge is None or self.again:
+        if self.supervisor is None or self.restarted:
             return 0.0
-        return min(max(0.0, time.time() - self.charge.began), MOST_BEFORE_S)
+        return min(max(0.0, time.time() - self.supervisor.began), MOST_BEFORE_S)
 
-    def tell(self, **facts: object) -> None:
-        """Tell the supervisor, if there is one."""
-        if self.charge is not None:
-            self.charge.tell(**facts)
+    def report(self, **facts: object) -> None:
+        """Report to the supervisor, if there is one."""
+        if self.supervisor is not None:
+            self.supervisor.report(**facts)
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:

@@ -207,10 +207,10 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
     history = history_of(store)
     retry_failed, force = options.retry_failed, options.force
     counting = history
-    if options.charge is not None and options.again and (retry_failed or force):
+    if options.supervisor is not None and options.restarted and (retry_failed or force):
         # Jobs that the drivers before this one measured again, as the user asked, are not
         # measured once more.
-        this_time = _attempts_since(store, options.charge.began)
+        this_time = _attempts_since(store, options.supervisor.began)
         counting = [
             row
             for row in history

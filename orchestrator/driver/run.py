@@ -145,7 +145,7 @@ def drive(
 
     def publish(status: RunStatus) -> None:
         if status.counts.get(State.SUCCEEDED):
-            options.tell(succeeded=True)  # should this driver die, the next one's breaker rests
+            options.report(succeeded=True)  # should this driver die, the next one's breaker rests
         at_leisure.saw(status)
         session.publish(status)
 
@@ -167,7 +167,7 @@ def drive(
         settings = ScheduleSettings(
             seed=seed,
             passports=options.passports,
-            succeeded_before=options.charge is not None and options.charge.succeeded,
+            succeeded_before=options.supervisor is not None and options.supervisor.succeeded,
         )
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
@@ -243,8 +243,8 @@ def with_its_nodes(
     if session.look is None:
         return session
     expected: Mapping[str, int] = {}
-    if options.charge is not None and options.charge.again:
-        expected = options.charge.cards
+    if options.supervisor is not None and options.supervisor.restarted:
+        expected = options.supervisor.cards
     elif options.resume:
         expected = dict.fromkeys(kinds_of(run), 1)
     deadline, told = time.monotonic() + NODES_PATIENCE_S, False
@@ -317,13 +317,13 @@ def run_grid(
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
     store = Store.open(options.results, options.name or grid.name)
-    options.tell(run=store.run, results=str(options.results.resolve()))
-    if options.resume and (store.exists or not options.again):
+    options.report(run=store.run, results=str(options.results.resolve()))
+    if options.resume and (store.exists or not options.restarted):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
     store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
-    change = None if options.again else change_of(grid, store.path)
+    change = None if options.restarted else change_of(grid, store.path)
     if change is not None:
         refuse_another(grid, change, store.run, {row.job_id for row in history_of(store)})
     with (
@@ -333,11 +333,11 @@ def run_grid(
     ):
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
-        options.tell(address=session.address, cards=cards_by_kind(session.nodes))
+        options.report(address=session.address, cards=cards_by_kind(session.nodes))
         plan = plan_run(options, grid, session, store)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process(), _begun(session, plan, store):
-            options.tell(drives=True)
-            if not options.again:
+            options.report(drives=True)
+            if not options.restarted:
                 forget_requests(store.path)  # those for drivers that have ended
             # Once more under the lock: another driver may just have finished the same run.
             plan = plan_run(options, grid, session, store)
@@ -441,11 +441,11 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
     if not (options.address or os.environ.get("RAY_ADDRESS")):
         return session.own_session(kinds)
-    charge = options.charge
+    link = options.supervisor
     place = QueueOptions(
         priority=options.priority,
-        since=charge.began if charge is not None else time.time(),
-        supervised=charge is not None,
+        since=link.began if link is not None else time.time(),
+        supervised=link is not None,
     )
     return session.cluster_session(options.address, kinds, place)
 
@@ -484,7 +484,7 @@ def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
 
     if not options.results_address:
         return None
-    mirror = Mirror(store.path, options.results_address, store.run_id, again=options.again)
+    mirror = Mirror(store.path, options.results_address, store.run_id, again=options.restarted)
     say(f"a copy of the rows goes to {mirror.address}")
     mirror.start()
     return mirror

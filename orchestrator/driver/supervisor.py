@@ -2,9 +2,16 @@
 
 Ray can end the process that uses it, from C++, without an exception; so can a kernel that is out of
 memory. The driver is therefore a child of a small process that imports neither Ray nor torch. It
-passes signals and the exit code on. When a driver dies without a word it has what was measured
-reported, tells who asked (``--notify``), waits until the cluster answers, and starts the same
-command again, which goes on with the run. ``supervisor.py`` decides.
+passes signals and the exit code on. When a driver dies without reporting an exit code, its
+supervisor has what was measured put on the page, notifies the hooks (``--notify``), waits until the
+cluster answers, and starts the same command again, which goes on with the run.
+
+A driver learns from one environment variable that it has a supervisor, and reports over a pipe
+which run it drives and its exit code. It dies with its supervisor, as everything that a driver
+starts dies with the driver: killing the process that was typed kills the run.
+
+``python -m orchestrator.driver.supervisor`` writes the page and notifies, in a process of its own:
+both need what this one does not import.
 """
 
 from __future__ import annotations
@@ -29,11 +36,6 @@ from orchestrator.core.errors import INTERRUPTED
 from orchestrator.host import output
 from orchestrator.results import paths
 
-# Restart policy for a driver that died, with its reasons.
-#
-# A driver that ends with an exit code of its own has had its say. One that was killed, or that Ray
-# ended from C++, has not: its rows are safe, its jobs are not done, and the same command goes on.
-
 #: Drivers in a row that end without having written one row. With the pauses between them these are
 #: a quarter of an hour: a head may answer long before its nodes, or this host's own, are back.
 FRUITLESS = 10
@@ -50,28 +52,88 @@ HEAD_PATIENCE_S = 8 * 3600.0
 USELESS_S = 60.0
 #: From so many requests on, an end is not an orderly one.
 AT_ONCE = 3
-_ASKING = (signal.SIGINT, signal.SIGTERM)
+#: A driver that is asked for the third time ends by itself within ten seconds (``loop.py``).
+FORCE_AFTER_S = 20.0
 #: Exit codes of a driver that was refused (grid, cluster, results): of one that was started again,
 #: they say that the cluster or the disk is not back yet, since the first one was not refused.
 REFUSED = (2, 3, 4)
+#: Holds a ``SupervisorLink`` as JSON.
+VARIABLE = "NIGHTGRID_SUPERVISED"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ASK_HEAD_S = 5.0
+_CONNECT_S = 5.0
+_REPORT_S = 600.0
+_PR_SET_PDEATHSIG = 1
+
+
+# ---------------------------------------------------------------- the driver's side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """One driver, from its start to its end."""
+class SupervisorLink:
+    """What a supervisor passes to its driver, and the pipe on which the driver reports."""
 
-    returncode: int  # as ``subprocess`` has it: negative for a signal
-    own_end: bool  # whether it said that this is its exit code
-    drove: bool = False  # whether it held the run
-    wrote_rows: bool = False
-    why_again: str = ""  # what it said itself of why another driver should go on
+    supervisor: int  # process id
+    pipe: int  # for reports, a JSON object a line
+    began: float  # when the command was typed, seconds since the epoch
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    number: int = 1  # of this driver
+    cards: Mapping[str, int] = field(default_factory=dict)  # by kind, as the first driver saw them
+    succeeded: bool = False  # whether a job has, under a driver before this one
 
     @property
-    def fate(self) -> str:
-        """Describe its end, for people."""
-        if self.why_again:
-            return f"the driver gave up: {self.why_again}"
-        if self.own_end:
+    def restarted(self) -> bool:
+        """Return whether a driver before this one has died."""
+        return self.number > 1
+
+    def variables(self) -> dict[str, str]:
+        """Variables for the driver's environment."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def report(self, **facts: Any) -> None:
+        """Report to the supervisor. It may be dead, and then this process is soon."""
+        with contextlib.suppress(OSError):
+            os.write(self.pipe, json.dumps(facts).encode() + b"\n")
+
+
+def link_to_supervisor() -> SupervisorLink | None:
+    """Become the driver of a supervisor, if this process was started as one. What it starts itself
+    does not learn of it."""
+    text = os.environ.pop(VARIABLE, "")
+    if not text:
+        return None
+    link = SupervisorLink(**json.loads(text))
+    os.set_inheritable(link.pipe, False)
+    # A group of its own: the terminal's Ctrl-C reaches the supervisor, who passes each one on. Such
+    # a process may be stopped for writing to the terminal, unless it ignores the signal.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != link.supervisor:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return link
+
+
+# ---------------------------------------------------------------- restart policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverEnd:
+    """The end of one driver, and what it had achieved."""
+
+    returncode: int  # as ``subprocess`` has it: negative for a signal
+    reported: bool  # whether the driver reported this exit code itself
+    drove: bool = False  # whether it held the run
+    wrote_rows: bool = False
+    restart_reason: str = ""  # why another driver should go on, as this one reported
+
+    @property
+    def description(self) -> str:
+        """Describe it for people."""
+        if self.restart_reason:
+            return f"the driver gave up: {self.restart_reason}"
+        if self.reported:
             return f"the driver was refused (exit code {self.returncode})"
         if self.returncode < 0:
             return f"the driver was killed by {_signal_name(-self.returncode)}"
@@ -80,16 +142,24 @@ class Life:
             "cluster is gone"
         )
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a run that ends with this driver: its own, that of a shell for a signal,
+        or that there is no usable cluster."""
+        if self.reported:
+            return self.returncode
+        return 128 - self.returncode if self.returncode < 0 else 3
+
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Finish:
     """The run is over, with this exit code."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartAgain:
+class Restart:
     """Another driver goes on after a pause, once the cluster answers."""
 
     pause_s: float
@@ -97,55 +167,50 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The run ends without its driver's say."""
+    """The run ends although its driver reported no end."""
 
     code: int
     reason: str
 
 
 def decide(
-    lives: Sequence[Life], *, stops: int, now: float, ends_at: float | None
-) -> Return | StartAgain | GiveUp:
+    ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float | None
+) -> Finish | Restart | GiveUp:
     """Decide how to go on now that the last of these drivers has ended.
 
+    A driver that reported its exit code is believed. One that was killed, or that Ray ended from
+    C++, reported none: its rows are safe, its jobs are not done, and the same command goes on.
+
     Args:
-        stops: how often somebody asked for an end (Ctrl-C, SIGTERM).
+        stops: how often an end was requested (Ctrl-C, SIGTERM).
         now: seconds since the epoch.
-        ends_at: when the report must be there, if somebody said so.
+        ends_at: the deadline of the report, if there is one.
     """
-    last = lives[-1]
-    refused = last.own_end and len(lives) > 1 and last.returncode in REFUSED and not last.drove
-    if last.own_end and not last.why_again and not refused:
-        return Return(last.returncode)
-    code = exit_code(last)
+    last = ends[-1]
+    refused = last.reported and len(ends) > 1 and last.returncode in REFUSED and not last.drove
+    if last.reported and not last.restart_reason and not refused:
+        return Finish(last.returncode)
+    code = last.exit_code
     if stops:
-        if -last.returncode in _ASKING:
-            return Return(last.returncode)
+        if -last.returncode in _STOP_SIGNALS:
+            return Finish(last.returncode)
         if stops >= AT_ONCE or not last.drove:
-            return Return(INTERRUPTED)
+            return Finish(INTERRUPTED)
         return GiveUp(code, "an end was asked for")
     if ends_at is not None and ends_at - now < USELESS_S:
         return GiveUp(code, "the deadline is too near for another one")
-    if len(lives) > MOST:
+    if len(ends) > MOST:
         return GiveUp(code, f"{MOST} drivers were started again, the most that a run gets")
     fruitless = 0
-    for life in reversed(lives):
-        if life.wrote_rows:
+    for end in reversed(ends):
+        if end.wrote_rows:
             break
         fruitless += 1
-    began = any(life.drove for life in lives)
+    began = any(end.drove for end in ends)
     if fruitless >= (FRUITLESS if began else FRUITLESS_AT_START):
         return GiveUp(code, f"{fruitless} drivers in a row ended so without writing one row")
     pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
-    return StartAgain(pause_s=min(pause_s, LONGEST_PAUSE_S))
-
-
-def exit_code(life: Life) -> int:
-    """The exit code of a run that ends with this driver: its own, that of a shell for a signal, or
-    that there is no usable cluster."""
-    if life.own_end:
-        return life.returncode
-    return 128 - life.returncode if life.returncode < 0 else 3
+    return Restart(pause_s=min(pause_s, LONGEST_PAUSE_S))
 
 
 def _signal_name(number: int) -> str:
@@ -155,68 +220,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# The driver's side of its supervisor (``supervisor.py``): the messages in both directions.
-#
-# A driver learns from one environment variable that it has a supervisor, and says over a pipe which
-# run it drives and that an exit code is its own. It dies with its supervisor, as everything that a
-# driver starts dies with the driver: whoever kills the process that was typed has killed the run.
-
-#: Holds a ``Charge`` as JSON.
-VARIABLE = "NIGHTGRID_SUPERVISED"
-_PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """Facts that a supervisor tells its driver."""
-
-    supervisor: int  # process id
-    pipe: int  # where to tell facts, a JSON object a line
-    began: float  # when the command was typed, seconds since the epoch
-    ends_at: float | None = None  # when the report must be there, seconds since the epoch
-    life: int = 1  # the number of this driver
-    cards: Mapping[str, int] = field(default_factory=dict)  # by kind, as the first driver saw them
-    succeeded: bool = False  # whether a job has, under a driver before this one
-
-    @property
-    def again(self) -> bool:
-        """Return whether a driver before this one has died."""
-        return self.life > 1
-
-    def variables(self) -> dict[str, str]:
-        """Variables for the driver's environment."""
-        return {VARIABLE: json.dumps(asdict(self))}
-
-    def tell(self, **facts: Any) -> None:
-        """Tell the supervisor something. It may be dead, and then this process is soon."""
-        with contextlib.suppress(OSError):
-            os.write(self.pipe, json.dumps(facts).encode() + b"\n")
-
-
-def take_charge() -> Charge | None:
-    """Become the driver of a supervisor, if this process was started as one. What it starts itself
-    does not learn of it."""
-    text = os.environ.pop(VARIABLE, "")
-    if not text:
-        return None
-    charge = Charge(**json.loads(text))
-    os.set_inheritable(charge.pipe, False)
-    # A group of its own: the terminal's Ctrl-C reaches the supervisor, who passes each one on. Such
-    # a process may be stopped for writing to the terminal, unless it ignores the signal.
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != charge.supervisor:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return charge
-
-
-#: A driver that is asked for the third time ends by itself within ten seconds (``loop.py``).
-FORCE_AFTER_S = 20.0
-_ASK_HEAD_S = 5.0
-_CONNECT_S = 5.0
-_AFTERMATH_S = 600.0
+# ---------------------------------------------------------------- the supervisor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,68 +228,73 @@ class Supervisor:
     """Watches the drivers of one run, one after the other.
 
     Attributes:
-        command: the driver's; with ``VARIABLE`` set it takes charge.
+        command: the driver's; with ``VARIABLE`` set it links to this supervisor.
         notify: the hooks, as they were typed.
-        ends_at: when the report must be there, seconds since the epoch.
-        aftermath: the command that reports and notifies; it gets a JSON object on standard input.
+        ends_at: the deadline of the report, seconds since the epoch.
+        report_command: writes the page and notifies; it gets a JSON object on standard input.
     """
 
     command: Sequence[str]
     notify: Sequence[str] = ()
     ends_at: float | None = None
-    aftermath: Sequence[str] = (sys.executable, "-m", "orchestrator.driver.supervisor")
+    report_command: Sequence[str] = (sys.executable, "-m", "orchestrator.driver.supervisor")
     _began: float = field(default_factory=time.time)
-    _facts: dict[str, Any] = field(default_factory=dict)  # what drivers told, the newest last
-    _lives: list[Life] = field(default_factory=list)
+    _facts: dict[str, Any] = field(default_factory=dict)  # what drivers reported, the newest last
+    _ends: list[DriverEnd] = field(default_factory=list)
     _driver: subprocess.Popen[bytes] | None = None
     _stops: int = 0
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> int:
-        """Run drivers until one has had its say; its exit code."""
+        """Run drivers until the run is over; its exit code."""
         with self._signals():
             while True:
-                self._lives.append(self._live())
+                last = self._run_driver()
+                self._ends.append(last)
                 decision = decide(
-                    self._lives, stops=self._stops, now=time.time(), ends_at=self.ends_at
+                    self._ends, stops=self._stops, now=time.time(), ends_at=self.ends_at
                 )
-                if isinstance(decision, Return):
-                    return self._as_it_ended(decision.code)
-                fate = self._lives[-1].fate
+                if isinstance(decision, Finish):
+                    return _end_alike(decision.code)
                 if isinstance(decision, GiveUp):
-                    _say(f"{fate}; {decision.reason}. The same command resumes the run.")
-                    self._report("failed", f"{fate}; {decision.reason}", decision.code)
+                    reason = f"{last.description}; {decision.reason}"
+                    _say(f"{reason}. The same command resumes the run.")
+                    self._report("failed", reason, decision.code)
                     return decision.code
-                _say(f"{fate}. What was measured is safe; another driver goes on with the run")
+                _say(
+                    f"{last.description}. What was measured is safe; another driver goes on with "
+                    "the run"
+                )
                 if self._is_news():
-                    self._report("interrupted", f"{fate}; it is started again", None)
+                    reason = f"{last.description}; it is started again"
+                    self._report("interrupted", reason, last.exit_code)
                 trouble = self._wait(decision.pause_s)
                 if trouble:
                     _say(f"{trouble}. The same command resumes the run.")
                     code = INTERRUPTED if self._stops else 3
                     ending = "stopped" if self._stops else "failed"
-                    self._report(ending, f"{fate}; {trouble}", code)
+                    self._report(ending, f"{last.description}; {trouble}", code)
                     return code
 
     # ------------------------------------------------------------ one driver
 
-    def _live(self) -> Life:
+    def _run_driver(self) -> DriverEnd:
         """Start a driver and wait for its end."""
         reading, writing = os.pipe()
-        charge = Charge(
+        link = SupervisorLink(
             supervisor=os.getpid(),
             pipe=writing,
             began=self._began,
             ends_at=self.ends_at,
-            life=len(self._lives) + 1,
+            number=len(self._ends) + 1,
             cards=self._facts.get("cards", {}),
             succeeded=bool(self._facts.get("succeeded")),
         )
         rows_before = self._rows_changed()
-        for known in ("drives", "ended", "again"):
-            self._facts.pop(known, None)
+        for name in ("drives", "ended", "again"):
+            self._facts.pop(name, None)
         self._driver = subprocess.Popen(
-            self.command, env=os.environ | charge.variables(), pass_fds=[writing]
+            self.command, env=os.environ | link.variables(), pass_fds=[writing]
         )
         os.close(writing)
         if self._stops:  # the signal came before there was anybody to pass it on to
@@ -297,20 +306,13 @@ class Supervisor:
                     self._facts.update(json.loads(line))
         returncode = self._driver.wait()
         self._driver = None
-        return Life(
+        return DriverEnd(
             returncode=returncode,
-            own_end=self._facts.get("ended") == returncode,
+            reported=self._facts.get("ended") == returncode,
             drove=bool(self._facts.get("drives")),
             wrote_rows=self._rows_changed() != rows_before,
-            why_again=str(self._facts.get("again", "")),
+            restart_reason=str(self._facts.get("again", "")),
         )
-
-    def _as_it_ended(self, code: int) -> int:
-        """The exit code; a signal that ended the driver, as it was asked to, ends this process."""
-        if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
-        return code
 
     def _rows_changed(self) -> int:
         """Time at which a file of rows last came or went, as the file system counts; 0 if there is
@@ -362,37 +364,36 @@ class Supervisor:
 
     def _is_news(self) -> bool:
         """Return whether the last driver's death is the first since rows were written: the user is
-        told once of a head that is away, not of each driver that does not find it."""
-        before = self._lives[-2:-1]
-        return not before or before[0].wrote_rows or self._lives[-1].wrote_rows
+        notified once of a head that is away, not of each driver that does not find it."""
+        before = self._ends[-2:-1]
+        return not before or before[0].wrote_rows or self._ends[-1].wrote_rows
 
-    def _report(self, ending: str, reason: str, code: int | None) -> None:
-        """Have the page written and the hooks told, by a process of its own: both need what this
-        one does not import. A failure of it is said by itself."""
+    def _report(self, ending: str, reason: str, code: int) -> None:
+        """Have the page written and the hooks notified, by a process of its own."""
         if "run" not in self._facts:
             return
-        told = {
+        order = {
             "run": self._facts["run"],
             "results": self._facts["results"],
             "notify": list(self.notify),
             "ending": ending,
             "reason": reason,
-            "exit_code": exit_code(self._lives[-1]) if code is None else code,
+            "exit_code": code,
         }
         try:
             subprocess.run(
-                self.aftermath,
-                input=json.dumps(told).encode(),
+                self.report_command,
+                input=json.dumps(order).encode(),
                 stdout=subprocess.DEVNULL,
-                timeout=_AFTERMATH_S,
+                timeout=_REPORT_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             _say(f"the report could not be written: {error}")
 
     def _wait(self, pause_s: float) -> str:
-        """Wait for a pause, then for the cluster to answer; why there is no point in going on, if
-        there is none."""
+        """Wait for a pause, then for the cluster to answer; the reason to give up, if there is
+        one."""
         if self._stopped.wait(pause_s):
             return "an end was asked for"
         address = str(self._facts.get("address") or "")
@@ -415,6 +416,14 @@ class Supervisor:
         return ""
 
 
+def _end_alike(code: int) -> int:
+    """The exit code; a signal that ended the driver, as it was asked to, ends this process."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
 def answers(address: str) -> bool:
     """Return whether something listens at ``host:port``; anything else is taken for an answer,
     since a driver says best what is wrong with it."""
@@ -432,36 +441,34 @@ def _say(text: str) -> None:
     output.say_aside(f"nightgrid run: {text}")
 
 
-# Work that is left after a driver died without a message: its report, and its notification.
-#
-# ``python -m orchestrator.driver.supervisor`` is started by the supervisor, with a JSON object on
-# standard input. It says on standard error what went wrong, and raises nothing.
+# ---------------------------------------------------------------- after a driver's death
 
 
-def settle(told: dict[str, Any]) -> None:
-    """Write the page of what was measured, and tell the hooks."""
+def report_death(order: Mapping[str, Any]) -> None:
+    """Write the page of what a dead driver measured, and notify the hooks. What goes wrong is
+    written to standard error."""
     from orchestrator.report import read_summary, write_page
     from orchestrator.results.store import Store
     from orchestrator.watching.notice import Ending
     from orchestrator.watching.notify import hooks_of, notice_of_death, tell_all
 
-    store = Store.open(Path(told["results"]), told["run"])
+    store = Store.open(Path(order["results"]), order["run"])
     page = None
     try:
         if store.exists:
             page = write_page(store, *read_summary(store, lean=True))
-    except Exception as error:  # who asked is told all the same
+    except Exception as error:  # the hooks are notified all the same
         output.say_aside(f"the report of {store.path} could not be written: {error}")
     try:
-        hooks = hooks_of(told["notify"])
+        hooks = hooks_of(order["notify"])
     except Exception as error:
         output.say_aside(f"cannot notify anyone: {error}")
         return
     if hooks:
-        ending = Ending(told["ending"])
-        notice = notice_of_death(store, ending, told["reason"], told["exit_code"], page)
+        ending = Ending(order["ending"])
+        notice = notice_of_death(store, ending, order["reason"], order["exit_code"], page)
         tell_all(hooks, notice, output.say_aside)
 
 
 if __name__ == "__main__":
-    settle(json.load(sys.stdin))
+    report_death(json.load(sys.stdin))

@@ -32,7 +32,7 @@ from orchestrator.core.events import (
 from orchestrator.driver import loop as driver_module
 from orchestrator.driver.stop_signal import Patience
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.on_ray import agent_channel
+from orchestrator.on_ray import channel
 from orchestrator.results import begun, fragments
 from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
@@ -578,7 +578,7 @@ DEFENCES = (
     Defence(
         name="requests sent again until they are confirmed",
         without="requests never arrive",
-        take_away=_of(agent_channel, "SEND_AGAIN_S", float("inf")),
+        take_away=_of(channel, "SEND_AGAIN_S", float("inf")),
         of_channel=True,
     ),
     Defence(

@@ -23,7 +23,7 @@ from orchestrator.driver import run as nodes
 from orchestrator.driver.options import RunOptions, kept_options
 from orchestrator.driver.run import run_grid
 from orchestrator.driver.session import Session, in_process_session
-from orchestrator.driver.supervisor import Charge
+from orchestrator.driver.supervisor import SupervisorLink
 from orchestrator.results import paths
 from orchestrator.results.store import Store
 
@@ -70,15 +70,15 @@ def test_what_was_measured_anew_is_not_measured_anew_once_more(
     options = RunOptions(retry_failed=asked == "retry_failed", force=asked == "force")
     before = measured(RunOptions(), tmp_path)
     began = time.time()
-    charge = Charge(supervisor=os.getppid(), pipe=pipe, began=began)
-    first = measured(dataclasses.replace(options, charge=charge), tmp_path)
+    link = SupervisorLink(supervisor=os.getppid(), pipe=pipe, began=began)
+    first = measured(dataclasses.replace(options, supervisor=link), tmp_path)
     assert len(first) > len(before)  # as it was asked to
-    second = dataclasses.replace(charge, life=2)
-    again = dataclasses.replace(options, charge=second, resume=True)
+    second = dataclasses.replace(link, number=2)
+    again = dataclasses.replace(options, supervisor=second, resume=True)
     assert measured(again, tmp_path) == first
     # One that died before it had come so far leaves it to the next.
     later = dataclasses.replace(second, began=time.time())
-    assert len(measured(dataclasses.replace(again, charge=later), tmp_path)) > len(first)
+    assert len(measured(dataclasses.replace(again, supervisor=later), tmp_path)) > len(first)
 
 
 def waiting(
@@ -99,8 +99,8 @@ def waiting(
             nodes=tuple(looks[0]),
             look=lambda: tuple(looks.pop(0) if len(looks) > 1 else looks[0]),
         )
-        charge = Charge(supervisor=1, pipe=pipe, began=0.0, life=life, cards=cards)
-        options = RunOptions(charge=charge, resume=resume)
+        link = SupervisorLink(supervisor=1, pipe=pipe, began=0.0, number=life, cards=cards)
+        options = RunOptions(supervisor=link, resume=resume)
         return nodes.with_its_nodes(options, session, said.append, run)
 
 

@@ -23,18 +23,17 @@ MOST_S = 60.0
 
 RUNNER = """
 import json, sys
-from orchestrator.driver import supervisor as supervision
 from orchestrator.driver import supervisor
-supervision.FIRST_PAUSE_S, supervision.FRUITLESS = 0.01, 5
+supervisor.FIRST_PAUSE_S, supervisor.FRUITLESS = 0.01, 5
 supervisor._ASK_HEAD_S = 0.05
 supervisor.FORCE_AFTER_S = 0.5
 place, here = sys.argv[1:3]
-aftermath = [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write(input() + chr(10))"]
+report = [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write(input() + chr(10))"]
 watch = supervisor.Supervisor(
     command=[sys.executable, here + "/supervised_driver.py", place],
     notify=["tee notice"],
     ends_at=json.loads(sys.argv[3]),
-    aftermath=[*aftermath, place + "/told.jsonl"],
+    report_command=[*report, place + "/told.jsonl"],
 )
 sys.exit(watch.run())
 """

@@ -16,7 +16,7 @@ from schedule_cases import Cluster, job, node, planned
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass, classify
 from orchestrator.core.topology import Card
-from orchestrator.on_ray import actors
+from orchestrator.on_ray import agent
 from orchestrator.worker import acquisition
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from workloads.devices.cuda import CudaDevice
@@ -302,7 +302,7 @@ def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
 ) -> None:
     """With the driver's share told apart, or counted as in use; and free again afterwards."""
     driver = installed(monkeypatch, Driver(second_version=second_version))
-    idle = actors.idle_memory_of(Accelerator("GPU"), ("0", "MIG-8d"))
+    idle = agent.idle_memory_of(Accelerator("GPU"), ("0", "MIG-8d"))
     assert idle == {0: (5 if second_version else 525) * MIB}
     assert CudaDevice.occupied(0, idle[0]) is None
     driver.taken = 600 * MIB
