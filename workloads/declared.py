@@ -1,10 +1,8 @@
-"""Finds declarations: the ``SPEC`` of every file in a folder, and those of other packages.
+"""Finds declarations: specs of this program's files, and those of other installed packages.
 
-A file ``NAME.py`` in such a folder declares one thing in its ``SPEC``, whose name is the file's
-(most folders have ``-`` for ``_``); ``base.py`` is the seam that they share, and folders inside
-hold what is too large for one file. So a name is looked up by importing one small file. Another
-installed package names its spec under an entry point; it is looked for only where a name is not one
-of ours, or all names are wanted, since that reads a file of every package that is installed.
+A spec is looked up by its name, and only the file that declares it is imported. Another package
+names its spec under an entry point; these are looked for only where a name is not one of ours, or
+all names are wanted, since that reads a file of every package that is installed.
 """
 
 from __future__ import annotations
@@ -14,59 +12,84 @@ import logging
 import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("nightgrid.declared")
-_SEAM = "base"
+_NO_SPEC = "base"
 
 
 class Declared(Mapping[str, T], Generic[T]):
-    """The specs of a folder's files and of other packages, by name; ours are never replaced."""
+    """Specs of one kind by name: ours, then those of other packages, which never replace ours."""
 
-    def __init__(self, folder: str, kind: type, group: str, *, separator: str = "-") -> None:
+    def __init__(
+        self,
+        where: str | Mapping[str, str],
+        kind: type | str,
+        group: str,
+        *,
+        separator: str = "-",
+    ) -> None:
         """
         Args:
-            folder: the package that holds the files, e.g. ``workloads.engines``.
-            kind: the class of the specs; a spec may also be a class that is derived from it.
+            where: a package, each of whose files but ``base.py`` has a ``SPEC`` under its own name;
+                a module with several ``SPECS``; or the module of each name.
+            kind: the class of the specs, or "module:Class"; a spec may also be a class derived from
+                it.
             group: the entry points of other packages, e.g. ``nightgrid.engines``.
             separator: stands between the words of a name, where a file's name has ``_``.
         """
-        self._separator = separator
-        self._folder = folder
-        self._kind = kind
+        self._where = where
+        self._kind_or_name = kind
         self._group = group
+        self._separator = separator
         self._loaded: dict[str, T] = {}
 
     @cached_property
+    def _kind(self) -> type:
+        return as_class(self._kind_or_name)
+
+    @cached_property
+    def _modules(self) -> Mapping[str, str]:
+        """The module of each of our names."""
+        if not isinstance(self._where, str):
+            return self._where
+        module = importlib.import_module(self._where)
+        if not hasattr(module, "__path__"):
+            return {spec.name: self._where for spec in module.SPECS}
+        files = (m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
+        named = {
+            file.replace("_", self._separator): f"{self._where}.{file}"
+            for file in files
+            if file != _NO_SPEC
+        }
+        return dict(sorted(named.items()))
+
+    @property
     def own(self) -> tuple[str, ...]:
-        """The names declared in the folder, in alphabetical order."""
-        path = importlib.import_module(self._folder).__path__
-        found = (m.name for m in pkgutil.iter_modules(path) if not m.ispkg and m.name != _SEAM)
-        return tuple(sorted(name.replace("_", self._separator) for name in found))
+        """The names that this program declares."""
+        return tuple(self._modules)
 
     @cached_property
     def _others(self) -> dict[str, T]:
-        return {
-            name: cast("T", spec)
-            for name, spec in installed(self._group, self._kind).items()
-            if name not in self.own
-        }
+        found = installed(self._group, self._kind)
+        return {name: spec for name, spec in found.items() if name not in self._modules}
 
     def known(self) -> tuple[T, ...]:
         """Ours, and those of other packages if they have been looked for already."""
         return tuple(self[name] for name in (*self.own, *self.__dict__.get("_others", ())))
 
     def __getitem__(self, name: str) -> T:
-        if name not in self.own:
+        if name not in self._modules:
             return self._others[name]
         if name not in self._loaded:
-            module = importlib.import_module(f"{self._folder}.{name.replace(self._separator, '_')}")
-            spec = module.SPEC
-            if not _is_named(spec, self._kind, name):
+            module = importlib.import_module(self._modules[name])
+            specs = module.SPECS if hasattr(module, "SPECS") else (module.SPEC,)
+            matching = [spec for spec in specs if _is_named(spec, self._kind, name)]
+            if not matching:
                 raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")
-            self._loaded[name] = spec
+            self._loaded[name] = matching[0]
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -74,6 +97,14 @@ class Declared(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.own) + len(self._others)
+
+
+def as_class(kind: type | str) -> type:
+    """The class of a "module:Class"."""
+    if isinstance(kind, type):
+        return kind
+    module, _, name = kind.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def _is_named(spec: object, kind: type, name: str) -> bool:
@@ -89,7 +120,7 @@ def installed(group: str, kind: type) -> dict[str, Any]:
     """
     import importlib.metadata
 
-    found = {}
+    specs = {}
     what = group.rpartition(".")[2].removesuffix("s")
     for point in importlib.metadata.entry_points(group=group):
         try:
@@ -100,5 +131,5 @@ def installed(group: str, kind: type) -> dict[str, Any]:
         if not _is_named(spec, kind, point.name):
             _LOG.warning("%s %s: %s is no entry of that name", what, point.name, point.value)
             continue
-        found[point.name] = spec
-    return found
+        specs[point.name] = spec
+    return specs

@@ -17,7 +17,8 @@ from workloads.api import JobContext, Request, Result, Workload
 from workloads.engines import engine_function
 from workloads.errors import BadConfiguration
 from workloads.refusal import Asked, require
-from workloads.registry import find_workload, refusals
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 
 def run(request: Request, context: JobContext) -> Result:

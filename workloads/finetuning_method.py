@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from workloads.parameters import DatasetParameters
+from workloads.data.rules import DatasetParameters
 from workloads.profiling import PROFILE
 from workloads.settings import setting
 

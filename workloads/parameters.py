@@ -6,7 +6,6 @@ from them. Unknown names are refused. This module imports neither torch nor Ray.
 
 from __future__ import annotations
 
-from workloads.data.catalog import Reading
 from workloads.settings import Settings, setting
 
 
@@ -35,39 +34,3 @@ ADAPTER = setting(
     description="A trained adapter to put on the model, not merged: the name that a "
     "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
 )
-
-
-class DatasetParameters(WorkloadParameters):
-    """Parameters of workloads that read a dataset: how it is read."""
-
-    columns: str = setting(
-        "",
-        role="work",
-        description="Which columns of the dataset are what, where their names are not among those "
-        "that are known: `prompt=question, completion=reply`. Left out, the first example tells.",
-    )
-    split: str = setting(
-        "train",
-        role="work",
-        min_length=1,
-        description="Split of a dataset of the Hugging Face hub, or a part of one: `train[:1000]`.",
-    )
-    revision: str = setting(
-        "",
-        role="work",
-        description="Branch, tag or commit of a dataset of the Hugging Face hub; a job has the "
-        "commit that it means when the job is planned. Left out: the newest.",
-    )
-
-    subset: str = setting(
-        "",
-        role="work",
-        description="Subset (configuration) of a dataset of the Hugging Face hub that has several, "
-        "such as 3.0.0 of abisee/cnn_dailymail.",
-    )
-
-    def reading(self) -> Reading:
-        """Return the way in which the dataset of a job is read."""
-        return Reading(
-            columns=self.columns, split=self.split, revision=self.revision, subset=self.subset
-        )

@@ -26,7 +26,8 @@ from workloads.models.loading import ModelSource, load_config, load_tokenizer, o
 from workloads.models.saved import origin_by, save_trained
 from workloads.quantizers import learn_rounding, library_config
 from workloads.refusal import Asked, require
-from workloads.registry import find_workload, refusals, task_for
+from workloads.registry import find_workload, task_for
+from workloads.rules import refusals
 from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
 from workloads.training.held_out import split
 from workloads.training.rows import padded

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workloads.devices import DeviceSpec, device_spec
 from workloads.errors import BadConfiguration, Unsupported
+
+if TYPE_CHECKING:
+    from workloads.devices import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Asked:
     @property
     def on(self) -> DeviceSpec:
         """Declaration of the device: rules ask it what it can, and never for its name."""
+        from workloads.devices import device_spec
+
         return device_spec(self.device)
 
 

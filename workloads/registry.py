@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from workloads.data.rules import dataset_refusals
-from workloads.engines import ENGINES, engine_refusals
-from workloads.engines.base import Ability
+from workloads.engine_registry import ENGINES
 from workloads.errors import BadConfiguration
-from workloads.metrics import METRICS, Metric, Throughput, by_name, with_others
-from workloads.models.catalog import ModelEntry, checkpoint_kind
-from workloads.models.checkpoint_kind import CheckpointKind
-from workloads.models.model_rules import text_refusals
-from workloads.parameters import DatasetParameters
-from workloads.refusal import Asked, Refusal
+from workloads.metrics import METRICS
+from workloads.metrics.base import Metric, Throughput, by_name, with_others
 from workloads.settings import Declaration
 from workloads.tasks import TASKS, task_of
 from workloads.tasks.base import TaskSpec
@@ -30,9 +24,7 @@ from workloads.workloads.base import WorkloadSpec
 
 if TYPE_CHECKING:
     from workloads.api import Workload
-
-#: The name of ``WorkloadSpec`` in packages that were written for earlier versions.
-WorkloadEntry = WorkloadSpec
+    from workloads.models.catalog import ModelEntry
 
 
 def find_workload(name: str) -> WorkloadSpec:
@@ -47,89 +39,6 @@ def find_workload(name: str) -> WorkloadSpec:
         there_is = ", ".join(WORKLOADS)
         raise BadConfiguration(f"no workload '{name}'{hint or '.'} There is: {there_is}.")
     return WORKLOADS[name]
-
-
-def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
-    """All that speaks against a job: its engine, its model, and the workload's own rules."""
-    found: list[Refusal] = []
-    if spec.ability is not None:
-        found += engine_refusals(asked, spec.ability)
-    if spec.tasks:
-        found += _model_refusals(spec, asked)
-    if issubclass(spec.parameters, DatasetParameters):
-        found += dataset_refusals(asked)
-    if spec.refuse is not None:
-        found += spec.refuse(asked)
-    return tuple(found)
-
-
-def refusals_by(
-    workloads: Mapping[str, WorkloadSpec],
-) -> Callable[[str], Callable[[Asked], tuple[Refusal, ...]] | None]:
-    """The refusals of a workload of these, by its name; None for one that is not among them."""
-
-    def rule_of(name: str) -> Callable[[Asked], tuple[Refusal, ...]] | None:
-        spec = workloads.get(name)
-        return None if spec is None else partial(refusals, spec)
-
-    return rule_of
-
-
-def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
-    """A model of a kind that the workload or the engine does not run, and what its kind refuses."""
-    kind = checkpoint_kind(asked.model)
-    task = task_of(kind) if kind is not None else None
-    if kind is None or task is None:
-        return  # it cannot be told: the job itself will look
-    if task.name in spec.tasks:
-        yield from _task_refusals(spec, asked, task, kind)
-        yield from text_refusals(asked)
-        return
-    others = [other for other in WORKLOADS.values() if not other.implied]
-    fitting = [other.name for other in others if task.name in other.tasks]
-    yield Refusal(
-        setting="model",
-        reason=f"it is {task.title} ({kind.architecture}), and {spec.name} takes "
-        f"{' or '.join(TASKS[name].title for name in spec.tasks)}",
-        hint=f"write workload: {' or '.join(fitting)}"
-        if fitting
-        else "no workload of this installation takes such a model",
-    )
-
-
-def _task_refusals(
-    spec: WorkloadSpec, asked: Asked, task: TaskSpec, kind: CheckpointKind
-) -> Iterator[Refusal]:
-    """Objections to a job with a model of a kind that its workload runs."""
-    able = _ability(spec, asked.engine)
-    if able is not None and not able.takes(task.name):
-        each = ((name, _ability(spec, name)) for name in spec.engines)
-        others = [name for name, other in each if other is not None and other.takes(task.name)]
-        yield Refusal(
-            setting="engine",
-            reason=f"it is {task.title} ({kind.architecture}), and for {spec.name} the engine "
-            f"{asked.engine} takes {' or '.join(TASKS[name].title for name in able.tasks)}",
-            hint=f"write engine: {' or '.join(others)}" if others else "",
-            unsupported=True,
-        )
-    declared = spec.declared(asked.engine)
-    for other in spec.tasks:
-        for name in sorted(TASKS[other].settings - task.settings):
-            if name in declared and not declared[name].is_default(asked.parameters.get(name)):
-                yield Refusal(
-                    setting=name,
-                    reason=f"{task.title} ({kind.architecture}) has none; it is a setting of "
-                    f"{TASKS[other].title}",
-                    hint=f"leave {name} out",
-                )
-    if task.refuse is not None:
-        yield from task.refuse(asked, kind)
-
-
-def _ability(spec: WorkloadSpec, engine: str) -> Ability | None:
-    """An engine's declaration of a workload's ability; None where it has it not."""
-    found = ENGINES.get(engine)
-    return None if found is None or spec.ability is None else found.abilities.get(spec.ability)
 
 
 def task_for(workload: str, model: ModelEntry) -> TaskSpec:

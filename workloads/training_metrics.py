@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 
 LOSSES = (
     Metric(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.contender import ROOT
 from workloads.api import JobContext, Request, Result, Sample
-from workloads.metrics import SAMPLES
+from workloads.metrics.base import SAMPLES
 from workloads.parameters import WorkloadParameters
 from workloads.workloads.base import WorkloadSpec
 

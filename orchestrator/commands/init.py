@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
     """Precisions whose jobs would be unsupported, such as integers for training."""
     from orchestrator.planning.rules import Rules
-    from workloads.registry import refusals_by
+    from workloads.rules import refusals_by
 
     rules = Rules(refusals_by({spec.name: spec}))
     return {

@@ -20,7 +20,8 @@ from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
 from workloads.precision import support
-from workloads.registry import WORKLOADS, find_workload, refusals_by
+from workloads.registry import WORKLOADS, find_workload
+from workloads.rules import refusals_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

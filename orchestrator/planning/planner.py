@@ -161,7 +161,8 @@ class _Planner:
         retry_failed: bool,
         force: bool,
     ) -> None:
-        from workloads.registry import WORKLOADS, refusals_by
+        from workloads.registry import WORKLOADS
+        from workloads.rules import refusals_by
 
         self.grid = grid
         self.nodes = nodes
@@ -265,7 +266,7 @@ class _Planner:
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
-    from workloads.registry import refusals_by
+    from workloads.rules import refusals_by
 
     problems: dict[tuple[str, str, str], Problem] = {}
     rules = Rules(refusals_by(workloads))

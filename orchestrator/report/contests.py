@@ -24,7 +24,7 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.report.grouping import Setting
 from orchestrator.report.reported import figure_of, same
 from workloads import registry
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 
 #: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(

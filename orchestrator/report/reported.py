@@ -15,7 +15,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 
 #: A figure has changed where it differs by more than this share; what it varies is not known.
 SHARE = 0.01

@@ -22,7 +22,7 @@ from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.api import Result
-from workloads.metrics import of_ranks
+from workloads.metrics.base import of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (

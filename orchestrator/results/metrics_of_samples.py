@@ -30,7 +30,7 @@ from workloads.confidence import (
     ratio_interval,
     tail_percentile,
 )
-from workloads.metrics import SAMPLES, TOKENS, Throughput
+from workloads.metrics.base import SAMPLES, TOKENS, Throughput
 from workloads.steadiness import LEAST_STEPS, Step, drift
 
 #: Metrics of an attempt that timed nothing.

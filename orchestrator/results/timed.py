@@ -12,7 +12,7 @@ from functools import cache
 
 from orchestrator.core.measurement import Ranked, timed_repeats
 from workloads.api import Item, Sample
-from workloads.metrics import Metric, Timed
+from workloads.metrics.base import Metric, Timed
 
 _LOG = logging.getLogger("nightgrid.metrics")
 

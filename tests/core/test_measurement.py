@@ -19,7 +19,7 @@ from orchestrator.results.derive import Provenance, measurement_of, to_microseco
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table
 from workloads.api import Item, Result, Sample
-from workloads.metrics import SAMPLES
+from workloads.metrics.base import SAMPLES
 
 NODE = Node(
     node_id="n1",

@@ -16,7 +16,8 @@ from orchestrator.core.job import Job, Scalar
 from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.rules import Rule, Rules
 from workloads.refusal import Asked, Refusal
-from workloads.registry import WORKLOADS, refusals, refusals_by
+from workloads.registry import WORKLOADS
+from workloads.rules import refusals, refusals_by
 
 
 def job(precision: str = "bf16", batch_size: int = 1, **parameters: Scalar) -> Job:

@@ -8,7 +8,8 @@ from generation_cases import Worker
 
 from workloads.api import MeasureSettings, Request, Result
 from workloads.refusal import Asked, Refusal
-from workloads.registry import find_workload, refusals
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 if TYPE_CHECKING:
     from workloads.techniques.base import Training

@@ -14,7 +14,8 @@ from workloads.decoding import engine as graph
 from workloads.decoding.continuous import ContinuousBatch, Text
 from workloads.devices import device_for
 from workloads.refusal import Asked
-from workloads.registry import find_workload, refusals
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from orchestrator.results.tables import from_table, to_table
 from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.api import Result
-from workloads.metrics import METRICS, Metric, Throughput, by_name, of_ranks
+from workloads.metrics import METRICS
+from workloads.metrics.base import Metric, Throughput, by_name, of_ranks
 from workloads.registry import WORKLOADS
 
 DECLARED = by_name(

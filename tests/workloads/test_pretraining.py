@@ -238,7 +238,7 @@ def test_figures_are_those_of_steps() -> None:
 
     from orchestrator.results.metrics_of_samples import metrics_of
     from orchestrator.results.timed import derived_figures
-    from workloads.metrics import SAMPLES
+    from workloads.metrics.base import SAMPLES
     from workloads.registry import metrics_of as declared
 
     samples = [

@@ -14,7 +14,7 @@ from workloads.devices import DEVICES
 from workloads.engines import ENGINES, engines_for
 from workloads.precision import PRECISIONS, support
 from workloads.refusal import Asked
-from workloads.registry import refusals as refusals_of
+from workloads.rules import refusals as refusals_of
 from workloads.workloads import WORKLOADS
 from workloads.workloads.base import WorkloadSpec
 

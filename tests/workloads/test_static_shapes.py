@@ -20,7 +20,8 @@ from workloads.generation import static_shapes
 from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine, graph_limits
 from workloads.generation.transformers_engine import TransformersEngine, load
 from workloads.refusal import Asked
-from workloads.registry import find_workload, refusals
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 
 class Compiles(CpuDevice):

@@ -168,7 +168,7 @@ def test_the_parts_of_a_batch_add_up_to_it(base: Result) -> None:
 
 def test_figures_are_of_the_timed_batches(base: Result) -> None:
     """Seconds per image are a card's time over its images; shares are of the whole."""
-    from workloads.metrics import Timed
+    from workloads.metrics.base import Timed
 
     timed = [sample for sample in base.samples if not sample.warmup]
     assert [sample.warmup for sample in base.samples] == [True, False, False]

@@ -1,4 +1,4 @@
-"""Rules of datasets: the first examples have the shape that a job reads. No torch."""
+"""Parameters of workloads that read a dataset, and the rules that jobs with one must pass."""
 
 from __future__ import annotations
 
@@ -6,10 +6,48 @@ from functools import lru_cache
 
 from workloads.data.catalog import Reading, changed_at, find_dataset
 from workloads.errors import BadConfiguration, DataMissing
+from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
+from workloads.settings import setting
 
 #: Settings that only datasets of the hub have, with their defaults.
 _OF_THE_HUB = {"split": "train", "revision": "", "subset": ""}
+
+
+class DatasetParameters(WorkloadParameters):
+    """Parameters of workloads that read a dataset: how it is read."""
+
+    columns: str = setting(
+        "",
+        role="work",
+        description="Which columns of the dataset are what, where their names are not among those "
+        "that are known: `prompt=question, completion=reply`. Left out, the first example tells.",
+    )
+    split: str = setting(
+        "train",
+        role="work",
+        min_length=1,
+        description="Split of a dataset of the Hugging Face hub, or a part of one: `train[:1000]`.",
+    )
+    revision: str = setting(
+        "",
+        role="work",
+        description="Branch, tag or commit of a dataset of the Hugging Face hub; a job has the "
+        "commit that it means when the job is planned. Left out: the newest.",
+    )
+
+    subset: str = setting(
+        "",
+        role="work",
+        description="Subset (configuration) of a dataset of the Hugging Face hub that has several, "
+        "such as 3.0.0 of abisee/cnn_dailymail.",
+    )
+
+    def reading(self) -> Reading:
+        """Return the way in which the dataset of a job is read."""
+        return Reading(
+            columns=self.columns, split=self.split, revision=self.revision, subset=self.subset
+        )
 
 
 def dataset_refusals(asked: Asked) -> tuple[Refusal, ...]:

@@ -12,31 +12,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from workloads.declared import Declared
 from workloads.devices import device_spec
+from workloads.engine_registry import ENGINES as ENGINES
+from workloads.engine_registry import default_engine as default_engine
+from workloads.engine_registry import engines_for as engines_for
 from workloads.engines.base import Ability, EngineSpec
 from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     from workloads.refusal import Asked, Refusal
-
-#: Every engine that a grid may name.
-ENGINES: Declared[EngineSpec] = Declared(__name__, EngineSpec, "nightgrid.engines")
-
-
-@cache
-def default_engine(ability: str | None = None) -> str:
-    """The engine of a job whose grid names none: the declared default if it has the ability, else
-    the first of ours that has."""
-    able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
-    chosen = [spec.name for spec in able if spec.default] or [spec.name for spec in able]
-    return chosen[0] if chosen else next(iter(engines_for(ability)), "")
-
-
-def engines_for(ability: str | None) -> tuple[str, ...]:
-    """The names of all engines with an ability, the default first; None: of all engines."""
-    able = [spec for spec in ENGINES.values() if ability is None or ability in spec.abilities]
-    return tuple(spec.name for spec in sorted(able, key=lambda spec: not spec.default))
 
 
 def find_engine(name: str) -> EngineSpec:

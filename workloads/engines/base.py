@@ -26,7 +26,7 @@ from workloads.devices import device_spec
 if TYPE_CHECKING:
     from workloads.api import Request
     from workloads.devices.base import Device
-    from workloads.metrics import Metric
+    from workloads.metrics.base import Metric
     from workloads.models.loading import ModelSource
     from workloads.refusal import Asked, Refusal
     from workloads.settings import Settings

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from workloads.engines.base import Ability, EngineSpec, Package
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings, setting
 from workloads.support import Support, supported, unsupported

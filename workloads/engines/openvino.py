@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from workloads.devices.cpu import BF16, CORES
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.engines.onnxruntime import EXPORT
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.refusal import Asked, Refusal
 from workloads.support import supported, unsupported
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 
 if TYPE_CHECKING:
     from workloads.api import Sample

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workloads.metrics import Metric, Timed
+from workloads.metrics.base import Metric, Timed
 
 if TYPE_CHECKING:
     from workloads.api import Sample

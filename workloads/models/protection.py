@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from workloads import files
 from workloads.environment import variables
 from workloads.errors import BadConfiguration, DataMissing
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.models.checkpoint_files import (
     PROTECTED,
     TEXT_FILES,

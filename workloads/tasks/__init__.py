@@ -5,12 +5,16 @@ Another installed package names one under the entry points ``nightgrid.tasks``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workloads.declared import Declared
-from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.tasks.base import TaskSpec
 
+if TYPE_CHECKING:
+    from workloads.models.checkpoint_kind import CheckpointKind
+
 #: Every task.
-TASKS: Declared[TaskSpec] = Declared(__name__, TaskSpec, "nightgrid.tasks")
+TASKS: Declared[TaskSpec] = Declared("workloads.engines.tasks", TaskSpec, "nightgrid.tasks")
 
 
 def task_of(kind: CheckpointKind) -> TaskSpec | None:

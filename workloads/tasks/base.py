@@ -37,10 +37,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import Unsupported
-from workloads.metrics import Metric
-from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.metrics.base import Metric
 
 if TYPE_CHECKING:
+    from workloads.models.checkpoint_kind import CheckpointKind
     from workloads.refusal import Asked, Refusal
 
 

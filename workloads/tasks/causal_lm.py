@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.models import protection
 from workloads.tasks.base import TaskSpec
 from workloads.training_metrics import LOSSES

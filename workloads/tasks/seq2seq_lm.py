@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from workloads.generation.encoder_figures import METRICS
+from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
 from workloads.models import protection
 from workloads.parameters import WorkloadParameters
-from workloads.seq2seq_rules import refuse
+from workloads.seq2seq_rules import refuse as seq2seq_refusals
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.tasks.base import TaskSpec
 from workloads.training_metrics import LOSSES
@@ -24,8 +24,8 @@ SPEC = TaskSpec(
         "generator": "workloads.generation.encoder_decoder:generator",
         "flops": "workloads.training.pairs:flops",
     },
-    metrics=(*LOSSES, *METRICS, *protection.METRICS),
+    metrics=(*LOSSES, *ENCODER_METRICS, *protection.METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),
-    refuse=refuse,
+    refuse=seq2seq_refusals,
     forward={"use_cache": False},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.images.metrics import METRICS
+from workloads.images.metrics import METRICS as IMAGE_METRICS
 from workloads.tasks.base import TaskSpec
 
 SPEC = TaskSpec(
@@ -10,5 +10,5 @@ SPEC = TaskSpec(
     title="a text-to-image pipeline",
     pipeline=True,
     functions={"load": "workloads.images.loading:load_pipeline"},
-    metrics=METRICS,
+    metrics=IMAGE_METRICS,
 )

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from workloads.declared import Declared
 from workloads.finetuning_method import MethodParameters
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked
 from workloads.settings import Declaration, Value

@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.parallel.layout import Layout
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings

@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration
 from workloads.finetuning_method import method_name
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.parallel.layout import model_parallel_size

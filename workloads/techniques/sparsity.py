@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 from workloads.errors import BadConfiguration, Unsupported
 from workloads.finetuning_method import ADAPTER_METHODS, method_name
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.models.targets import linear_shapes
 from workloads.parallel.layout import divides_weights
 from workloads.refusal import Asked, Refusal

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.metrics import Metric
+from workloads.metrics.base import Metric
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.layout import Groups, tensor_size
 from workloads.parallel.pipeline_rules import (

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import create_model
 
-from workloads.engines import ENGINES, default_engine, engines_for
+from workloads.engine_registry import ENGINES, default_engine, engines_for
 from workloads.errors import BadConfiguration
-from workloads.metrics import Metric, Throughput
+from workloads.metrics.base import Metric, Throughput
 from workloads.parameters import WorkloadParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration, Settings, Value, declarations, removed_settings

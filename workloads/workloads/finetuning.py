@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
-from workloads.metrics import SAMPLES
+from workloads.metrics.base import SAMPLES
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.techniques import technique_metrics, technique_notes, with_techniques
 from workloads.workloads.base import WorkloadSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.finetuning_method import TrainingParameters
-from workloads.metrics import SAMPLES, Metric, Timed
+from workloads.metrics.base import SAMPLES, Metric, Timed
 from workloads.pretraining_rules import refuse
 from workloads.settings import setting
 from workloads.techniques import with_techniques

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.data.rules import DatasetParameters
 from workloads.errors import WorkloadError
 from workloads.finetuning_method import SAVE_MODEL
-from workloads.metrics import SAMPLES, Metric
+from workloads.metrics.base import SAMPLES, Metric
 from workloads.models.known_config import known_config
 from workloads.models.model_rules import is_protected, saving_refusals
 from workloads.models.random_weights import PREFIX
 from workloads.models.targets import linear_shapes
-from workloads.parameters import DatasetParameters
 from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec

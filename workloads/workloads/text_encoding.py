@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workloads.metrics import SAMPLES
-from workloads.parameters import DatasetParameters
+from workloads.data.rules import DatasetParameters
+from workloads.metrics.base import SAMPLES
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.data.rules import DatasetParameters
 from workloads.images.rules import refuse
-from workloads.metrics import Throughput
-from workloads.parameters import DatasetParameters
+from workloads.metrics.base import Throughput
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 

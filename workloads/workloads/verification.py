@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.data.rules import DatasetParameters
 from workloads.generation_rules import refuse
-from workloads.metrics import TOKENS
-from workloads.parameters import ADAPTER, DatasetParameters
+from workloads.metrics.base import TOKENS
+from workloads.parameters import ADAPTER
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from workloads.api import JobContext, Request, Result
 from workloads.engines import engine_function
 from workloads.measure import Instruments, Observation, measure
-from workloads.metrics import Metric, Throughput
+from workloads.metrics.base import Metric, Throughput
 from workloads.parameters import WorkloadParameters
 from workloads.settings import setting
 from workloads.workloads.base import WorkloadSpec

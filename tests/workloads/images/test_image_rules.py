@@ -12,7 +12,8 @@ from workloads import precision as precisions
 from workloads.engines import ENGINES
 from workloads.images.facts import facts_of
 from workloads.refusal import Asked, Refusal
-from workloads.registry import WORKLOADS, refusals
+from workloads.registry import WORKLOADS
+from workloads.rules import refusals
 
 SPEC = WORKLOADS["text-to-image"]
 FLUX = {

@@ -31,7 +31,8 @@ from workloads.models.masked_lm import load_masked_model
 from workloads.onnx_graphs import calibration
 from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.refusal import Asked
-from workloads.registry import find_workload, refusals
+from workloads.registry import find_workload
+from workloads.rules import refusals
 
 pytestmark = pytest.mark.slow  # exports graphs
 
