@@ -165,8 +165,8 @@ def _products() -> str:
     ``onednn`` in fp32, by another library that is faster; ``fp32`` as otherwise."""
     import torch
 
+    from workloads.base import Unsupported
     from workloads.devices import device_for
-    from workloads.errors import Unsupported
     from workloads.techniques.matmul_backend import multiply_by_onednn
     from workloads.techniques.matmul_precision import in_force
 

@@ -23,7 +23,7 @@ from orchestrator.core.topology import Node
 from orchestrator.results import paths
 from orchestrator.results.past_rows import parameters_of
 from orchestrator.results.scan import scan_rows
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings
 
 _COLUMNS = (
     *("invocation_id", "workload", "model", "dataset", "accelerator", "cards", "precision"),

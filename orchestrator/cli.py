@@ -21,7 +21,7 @@ from orchestrator import __version__
 from orchestrator.core import errors
 from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.host import output
-from workloads.errors import WorkloadError
+from workloads.base import WorkloadError
 
 COMMANDS: dict[str, str] = {
     "init": "write a commented first grid for a model and data of one's own",

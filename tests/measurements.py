@@ -14,7 +14,7 @@ from orchestrator.core.topology import Card
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.results.schema import SCHEMA_VERSION
-from workloads.api import Item, Result, Sample
+from workloads.base import Item, Result, Sample
 
 
 def job(**changes: Any) -> Job:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workloads import devices
-from workloads.declared import Declared
+from workloads.registry import Declared
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding-a-device.md"
 

@@ -31,7 +31,7 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from workloads.api import Result, Sample
+from workloads.base import Result, Sample
 
 
 def result_of(size: int, rate: float) -> Result:

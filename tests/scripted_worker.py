@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
-from workloads.api import Result
+from workloads.base import Result
 
 
 class WorkloadsOwn:

@@ -9,11 +9,10 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from workloads import errors, registry
-from workloads.api import JobContext, Request, Result, Sample
-from workloads.parameters import WorkloadParameters
+from workloads import base, registry
+from workloads.base import JobContext, Request, Result, Sample, WorkloadParameters
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 if TYPE_CHECKING:
     import pytest
@@ -119,9 +118,9 @@ def _get_into(trouble: Trouble, model: Loaded) -> None:
     if trouble == "python-oom":
         raise MemoryError
     if trouble == "unsupported":
-        raise errors.Unsupported("no such precision here")
+        raise base.Unsupported("no such precision here")
     if trouble == "missing":
-        raise errors.DataMissing("no dataset 'nix'")
+        raise base.DataMissing("no dataset 'nix'")
     if trouble == "import":
         raise ImportError("No module named 'flash_attn'")
     if trouble == "exit":

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from workloads.api import JobContext
+from workloads.base import JobContext, OutOfMemory, Unsupported
 from workloads.data.examples import Example
 from workloads.engines.base import GenerationEngine
-from workloads.errors import OutOfMemory, Unsupported
 
 #: Answers that are read, the first of the dataset.
 ANSWERS = 8

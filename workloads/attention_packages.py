@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from workloads.errors import Unsupported
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal, Unsupported
 
 #: The package behind each implementation that is not PyTorch's.
 PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to attention by a package that has no kernels for the device. Pure."""
     attention = str(asked.parameters.get("attention", ""))
     if attention in PACKAGES and not asked.on.can(attention):

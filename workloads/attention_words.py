@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 
 #: Words that change the result where they are set; others only say what was asked for.
 _CHANGING = ("softcap", "sliding_window", "position_bias", "s_aux")

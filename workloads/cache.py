@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 from weakref import WeakSet
 
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 
 try:
     import fcntl

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import CollectiveFailed
 from workloads.environment import variables
-from workloads.errors import CollectiveFailed
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

@@ -16,7 +16,7 @@ import re
 import shutil
 from pathlib import Path
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 DIRECTORY, SIZE = "NIGHTGRID_COMPILED", "NIGHTGRID_COMPILED_MIB"
 _SIZE_MIB = 8192

@@ -13,21 +13,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workloads.api import JobContext, Request, Result, Workload
+from workloads.base import (
+    BadConfiguration,
+    JobContext,
+    JobDescription,
+    Request,
+    Result,
+    Workload,
+    require,
+)
 from workloads.engines import engine_function
-from workloads.errors import BadConfiguration
-from workloads.refusal import Asked, require
 from workloads.registry import find_workload
 from workloads.rules import refusals
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure fine-tuning; see ``workloads.api.Workload``."""
+    """Measure fine-tuning; see ``workloads.base.Workload``."""
     spec = find_workload(request.workload)
     parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    asked = Asked(
+    asked = JobDescription(
         model=request.model,
         dataset=request.dataset,
         precision=request.precision,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration, JobDescription, Refusal
 from workloads.finetuning_method import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.models import targets
 from workloads.models.known_config import known_config, positions_of
 from workloads.models.model_rules import saving_refusals, too_long
 from workloads.parallel.layout import model_parallel_size
 from workloads.precision import quantized, support
-from workloads.refusal import Asked, Refusal
 from workloads.seq2seq_settings import source_length, target_length
 from workloads.techniques import chosen
 
@@ -24,7 +23,7 @@ from workloads.techniques import chosen
 TRAINED_IN = ("fp32", "fp16", "bf16")
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     method = method_of(asked.parameters)
     found = [
@@ -39,7 +38,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     return tuple(found)
 
 
-def _precision(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+def _precision(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     precision = asked.precision
     if quantized(precision):
         base = (
@@ -68,14 +67,14 @@ def half_weights(who: str) -> Refusal:
     )
 
 
-def _quantization(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+def _quantization(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     if method.method == "qlora":
         nf4 = support("int4", asked.device)
         if not nf4.supported:
             yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
 
 
-def _adapter(asked: Asked, method: MethodParameters) -> Iterable[Refusal]:
+def _adapter(asked: JobDescription, method: MethodParameters) -> Iterable[Refusal]:
     found = []
     if method.method not in ADAPTER_METHODS:
         for name in ("rank", "alpha", "targets", "save_adapter"):
@@ -92,7 +91,7 @@ def _adapter(asked: Asked, method: MethodParameters) -> Iterable[Refusal]:
     return found
 
 
-def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
+def _saving(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
     if method.save_model is None:
         return
@@ -118,7 +117,7 @@ def _saving(asked: Asked, method: MethodParameters) -> Iterator[Refusal]:
         )
 
 
-def _lengths(asked: Asked) -> Iterator[Refusal]:
+def _lengths(asked: JobDescription) -> Iterator[Refusal]:
     """Samples longer than the model has positions."""
     config = known_config(asked.model) or {}
     if (positions := positions_of(config)) is None:
@@ -131,7 +130,7 @@ def _lengths(asked: Asked) -> Iterator[Refusal]:
         yield from too_long("max_length", int(given["max_length"]), positions)
 
 
-def _targets(asked: Asked, wanted: str) -> Iterator[Refusal]:
+def _targets(asked: JobDescription, wanted: str) -> Iterator[Refusal]:
     there = targets.linear_names(asked.model)
     if there is None:
         return  # the job itself will look

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads import attention_packages
+from workloads.base import JobDescription, Refusal
 from workloads.generation.rules import batching_refusals
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.models.model_rules import quantised_refusals
 from workloads.parallel.tensor_rules import generation_refusals
-from workloads.refusal import Asked, Refusal
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     return (
         *generation_refusals(asked),
@@ -23,7 +23,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     )
 
 
-def _quality_refusals(asked: Asked) -> Iterator[Refusal]:
+def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """A reference that nothing is compared with, or whose tokens are others."""
     of = asked.parameters.get("quality_of")
     if of is None:

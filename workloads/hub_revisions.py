@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from workloads import files
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models import hub
 
 Kind = Literal["models", "datasets"]

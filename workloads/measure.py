@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from workloads.api import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
+from workloads.base import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
 from workloads.compilations import Compilations
 from workloads.confidence import mean_interval
 from workloads.steadiness import Step, drift

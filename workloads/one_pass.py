@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workloads.api import JobContext, Request, Result, Sample
+from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
 from workloads.data.catalog import Dataset
 from workloads.engines.base import Generated, GenerationEngine, figures_of
-from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     import torch

@@ -18,10 +18,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import BadConfiguration, Support, Unsupported
 from workloads.devices import DEVICES, device_spec
 from workloads.engines import ENGINES, engines_for
-from workloads.errors import BadConfiguration, Unsupported
-from workloads.support import Support
 
 if TYPE_CHECKING:
     import torch

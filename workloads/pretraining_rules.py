@@ -13,15 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from workloads.base import JobDescription, Refusal, WorkloadError
 from workloads.data.catalog import Reading, find_dataset, load_examples
 from workloads.data.examples import text_of
-from workloads.errors import WorkloadError
 from workloads.finetuning_rules import TRAINED_IN, half_weights
 from workloads.models.catalog import MADE, find_model
 from workloads.models.checkpoint_files import weight_files
 from workloads.models.masked_lm import config_of, mask_token, usable_positions
 from workloads.parallel.layout import model_parallel_size, pipeline_size
-from workloads.refusal import Asked, Refusal
 from workloads.techniques import chosen
 
 #: A corpus of so many bytes for each token that is wanted surely has them: it is not read in a
@@ -29,7 +28,7 @@ from workloads.techniques import chosen
 _BYTES_PER_TOKEN = 16
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and the kind of its model."""
     found = [*_precision(asked), *_model(asked), *_chunks(asked)]
     for technique in chosen(asked.parameters):
@@ -37,7 +36,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     return tuple(found)
 
 
-def _precision(asked: Asked) -> Iterator[Refusal]:
+def _precision(asked: JobDescription) -> Iterator[Refusal]:
     if asked.precision not in TRAINED_IN:
         yield Refusal(
             setting="precision",
@@ -49,7 +48,7 @@ def _precision(asked: Asked) -> Iterator[Refusal]:
         yield half_weights("pretraining")
 
 
-def _model(asked: Asked) -> Iterator[Refusal]:
+def _model(asked: JobDescription) -> Iterator[Refusal]:
     """Weights that are not there, too few positions, no token to mask with."""
     directory, config = _files(asked.model)
     if directory is not None and asked.parameters["initial_weights"] == "checkpoint":
@@ -84,7 +83,7 @@ def _model(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _chunks(asked: Asked) -> Iterator[Refusal]:
+def _chunks(asked: JobDescription) -> Iterator[Refusal]:
     """Less text than the cards take in one step."""
     if not isinstance(asked.batch_size, int):
         return  # it is searched for; a batch that is too large ends its trial
@@ -126,7 +125,7 @@ class _Corpus:
         return self._tokens
 
 
-def _counted(asked: Asked, wanted: int) -> int | None:
+def _counted(asked: JobDescription, wanted: int) -> int | None:
     """Number of chunks of a job's corpus, or one that is not below ``wanted``; None where it cannot
     be told here, or is surely enough."""
     parameters, dataset = asked.parameters, asked.dataset

@@ -21,15 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.api import JobContext, Request
+from workloads.base import (
+    BadConfiguration,
+    JobContext,
+    OutOfMemory,
+    Request,
+    Unsupported,
+    WorkloadError,
+    WorkloadParameters,
+)
 from workloads.cache import cache_root
 from workloads.data.catalog import Reading
 from workloads.engines.base import GenerationEngine
-from workloads.errors import BadConfiguration, OutOfMemory, Unsupported, WorkloadError
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
-from workloads.parameters import WorkloadParameters
 from workloads.seq2seq_settings import SourceParameters
 from workloads.training.adapters import find_adapter
 from workloads.workloads.quality_reference import QualityReferenceParameters

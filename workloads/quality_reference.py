@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.api import JobContext, Request, Result
+from workloads.base import JobContext, Request, Result
 from workloads.cache import build_aside, file_lock
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
@@ -13,7 +13,7 @@ from workloads.workloads.quality_reference import QualityReferenceParameters
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Write the reference into the node's cache; see ``workloads.api.Workload``."""
+    """Write the reference into the node's cache; see ``workloads.base.Workload``."""
     parameters = QualityReferenceParameters.model_validate(dict(request.parameters))
     context.device.seed(0)
     context.enter_phase("load")

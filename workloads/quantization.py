@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import JobContext, Request, Result, Sample
+from workloads.base import (
+    BadConfiguration,
+    JobContext,
+    JobDescription,
+    Request,
+    Result,
+    Sample,
+    Unsupported,
+    require,
+)
 from workloads.bias_correction import correct_biases, mean_outputs
 from workloads.data.catalog import load_dataset
 from workloads.data.examples import Example, text_of
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.models.saved import origin_by, save_trained
 from workloads.quantizers import learn_rounding, library_config
-from workloads.refusal import Asked, require
 from workloads.registry import find_workload, task_for
 from workloads.rules import refusals
 from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
@@ -61,7 +68,7 @@ class _Inputs:
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Quantise, compare and keep; see ``workloads.api.Workload``."""
+    """Quantise, compare and keep; see ``workloads.base.Workload``."""
     with contextlib.ExitStack() as ending:
         return _run(request, context, ending)
 
@@ -200,7 +207,7 @@ def _origin(
 
 def _require(request: Request, device: Device) -> None:
     spec = find_workload(request.workload)
-    asked = Asked(
+    asked = JobDescription(
         model=request.model,
         dataset=request.dataset,
         precision=request.precision,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import Unsupported
 from workloads.cache import cache_root
-from workloads.errors import Unsupported
 from workloads.workloads.quantization import INT4_GROUP, QuantizationParameters
 
 if TYPE_CHECKING:

@@ -1,30 +1,420 @@
-"""Looks up what workloads declare (``workloads/workloads``), and pairs them with tasks.
+"""Registries of declarations: engines, tasks, workloads and metrics, and how they are found.
 
-A worker calls ``load`` once per attempt; nothing else here imports the function behind a workload.
+A spec is looked up by its name, and only the file that declares it is imported. Another package
+names its spec under an entry point; these are looked for only where a name is not one of ours, or
+all names are wanted, since that reads a file of every package that is installed.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
-from functools import cache
+import logging
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from workloads.engine_registry import ENGINES
-from workloads.errors import BadConfiguration
-from workloads.metrics import METRICS
-from workloads.metrics.base import Metric, Throughput, by_name, with_others
-from workloads.settings import Declaration
-from workloads.tasks import TASKS, task_of
-from workloads.tasks.base import TaskSpec
-from workloads.workloads import WORKLOADS
-from workloads.workloads.base import WorkloadSpec
+from pydantic import create_model
+
+from workloads.base import (
+    BadConfiguration,
+    JobDescription,
+    Metric,
+    Refusal,
+    Throughput,
+    Unsupported,
+    WorkloadParameters,
+    by_name,
+    with_others,
+)
+from workloads.settings import Declaration, Settings, Value, declarations, removed_settings
 
 if TYPE_CHECKING:
-    from workloads.api import Workload
+    from workloads.base import Workload
+    from workloads.engines.base import EngineSpec
     from workloads.models.catalog import ModelEntry
+    from workloads.models.checkpoint_kind import CheckpointKind
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger("nightgrid.declared")
+_NO_SPEC = "base"
+
+
+class Declared(Mapping[str, T], Generic[T]):
+    """Specs of one kind by name: ours, then those of other packages, which never replace ours."""
+
+    def __init__(
+        self,
+        where: str | Mapping[str, str],
+        kind: type | str,
+        group: str,
+        *,
+        separator: str = "-",
+    ) -> None:
+        """
+        Args:
+            where: a package, each of whose files but ``base.py`` has a ``SPEC`` under its own name;
+                a module with several ``SPECS``; or the module of each name.
+            kind: the class of the specs, or "module:Class"; a spec may also be a class derived from
+                it.
+            group: the entry points of other packages, e.g. ``nightgrid.engines``.
+            separator: stands between the words of a name, where a file's name has ``_``.
+        """
+        self._where = where
+        self._kind_or_name = kind
+        self._group = group
+        self._separator = separator
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def _kind(self) -> type:
+        return as_class(self._kind_or_name)
+
+    @cached_property
+    def _modules(self) -> Mapping[str, str]:
+        """The module of each of our names."""
+        if not isinstance(self._where, str):
+            return self._where
+        module = importlib.import_module(self._where)
+        if not hasattr(module, "__path__"):
+            return {spec.name: self._where for spec in module.SPECS}
+        files = (m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
+        named = {
+            file.replace("_", self._separator): f"{self._where}.{file}"
+            for file in files
+            if file != _NO_SPEC
+        }
+        return dict(sorted(named.items()))
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names that this program declares."""
+        return tuple(self._modules)
+
+    @cached_property
+    def _others(self) -> dict[str, T]:
+        found = installed(self._group, self._kind)
+        return {name: spec for name, spec in found.items() if name not in self._modules}
+
+    def known(self) -> tuple[T, ...]:
+        """Ours, and those of other packages if they have been looked for already."""
+        return tuple(self[name] for name in (*self.own, *self.__dict__.get("_others", ())))
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._modules:
+            return self._others[name]
+        if name not in self._loaded:
+            module = importlib.import_module(self._modules[name])
+            specs = module.SPECS if hasattr(module, "SPECS") else (module.SPEC,)
+            matching = [spec for spec in specs if _is_named(spec, self._kind, name)]
+            if not matching:
+                raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")
+            self._loaded[name] = matching[0]
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.own, *self._others))
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self._others)
+
+
+def as_class(kind: type | str) -> type:
+    """The class of a "module:Class"."""
+    if isinstance(kind, type):
+        return kind
+    module, _, name = kind.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _is_named(spec: object, kind: type, name: str) -> bool:
+    """Tell if this is a declaration of a kind, under a name."""
+    fits = isinstance(spec, kind) or (isinstance(spec, type) and issubclass(spec, kind))
+    return fits and getattr(spec, "name", None) == name
+
+
+def installed(group: str, kind: type) -> dict[str, Any]:
+    """Declarations of other installed packages under an entry point, by name.
+
+    One that is broken must not take all others with it: it is left out, with a warning.
+    """
+    import importlib.metadata
+
+    specs = {}
+    what = group.rpartition(".")[2].removesuffix("s")
+    for point in importlib.metadata.entry_points(group=group):
+        try:
+            spec = point.load()
+        except Exception as error:
+            _LOG.warning("%s %s (%s) is left out: %r", what, point.name, point.value, error)
+            continue
+        if not _is_named(spec, kind, point.name):
+            _LOG.warning("%s %s: %s is no entry of that name", what, point.name, point.value)
+            continue
+        specs[point.name] = spec
+    return specs
+
+
+#: Every engine that a grid may name.
+ENGINES: Declared[EngineSpec] = Declared(
+    {
+        "diffusers": "workloads.engines.diffusers",
+        "graph": "workloads.engines.graph",
+        "onnxruntime": "workloads.engines.onnxruntime",
+        "openvino": "workloads.engines.openvino",
+        "optimum-habana": "workloads.engines.optimum_habana",
+        "transformers": "workloads.engines.transformers",
+        "vllm": "workloads.engines.vllm",
+        "vllm-gaudi": "workloads.engines.vllm_gaudi",
+    },
+    "workloads.engines.base:EngineSpec",
+    "nightgrid.engines",
+)
+
+
+@cache
+def default_engine(ability: str | None = None) -> str:
+    """The engine of a job whose grid names none: the declared default if it has the ability, else
+    the first of ours that has."""
+    able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
+    chosen = [spec.name for spec in able if spec.default] or [spec.name for spec in able]
+    return chosen[0] if chosen else next(iter(engines_for(ability)), "")
+
+
+def engines_for(ability: str | None) -> tuple[str, ...]:
+    """The names of all engines with an ability, the default first; None: of all engines."""
+    able = [spec for spec in ENGINES.values() if ability is None or ability in spec.abilities]
+    return tuple(spec.name for spec in sorted(able, key=lambda spec: not spec.default))
+
+
+# The seam of tasks: what one kind of model needs to be loaded, trained and measured.
+#
+# A *workload* is what a grid names; a *task* is a kind of model (``workloads/engines/tasks.py``):
+# which checkpoints it takes (decided in the plan, from the JSON file of their directory), how a
+# model is loaded, how examples become samples and samples a batch, the loss, and the metrics. A
+# workload names the tasks that it can run (``WorkloadSpec.tasks``); the plan pairs it with the task
+# that takes the checkpoint, or refuses the job.
+#
+# Functions are named, not imported, since the plan asks and has no torch:
+#
+#     load           (source, **arguments) -> model
+#     encode         (examples, count, SampleFormat) -> Encoded
+#     collate        (samples, SampleFormat, fixed=False) -> Inputs; ``fixed``: all of one shape
+#     loss           (logits, labels, kept) -> summed loss of the labelled positions
+#
+# A task may have further ones:
+#
+#     make           (source, vocabulary, **arguments) -> model with fresh weights
+#     arrange        (samples, global batch) -> positions of each batch's samples; else in order
+#     draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
+#     generator      (request, positions, parts) -> GenerationEngine of transformers' generate
+#     flops          (model, samples) -> operations of a training step, per token
+#
+# Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
+#
+#     positions      (labels) -> the positions whose logits the loss needs
+#     aligned        (logits, labels, kept) -> logits of positions, and the label of each
+#     pack           (samples, SampleFormat, one_row=False) -> Inputs of several samples a row
+#     check_packing  (model, device); raises if packed samples meet in this model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One kind of model."""
+
+    name: str
+    title: str  # what people call such a model, with its article: "a causal language model"
+    #: Endings of the class that a checkpoint was saved from.
+    architectures: tuple[str, ...] = ()
+    #: Families that are of this kind where the class does not say.
+    model_types: frozenset[str] = frozenset()
+    encoder_decoder: bool = False  # whether it takes what says that it is an encoder and a decoder
+    pipeline: bool = False  # whether it takes directories of several models
+    functions: Mapping[str, str] = field(default_factory=dict)  # "module:function", by name
+    metrics: tuple[Metric, ...] = ()
+    #: Settings of workloads that only tasks which name them have; refused with others' models.
+    settings: frozenset[str] = frozenset()
+    #: What speaks against a job with such a model; pure, the plan asks.
+    refuse: Callable[[JobDescription, CheckpointKind], Iterable[Refusal]] | None = None
+    #: Arguments of every forward pass in training, beside a batch's tensors.
+    forward: Mapping[str, Any] = field(default_factory=dict)
+
+    def takes(self, kind: CheckpointKind) -> bool:
+        """Tell if a checkpoint is of this kind."""
+        if kind.pipeline or self.pipeline:
+            return kind.pipeline and self.pipeline
+        if kind.encoder_decoder or self.encoder_decoder:
+            if kind.encoder_decoder:
+                return self.encoder_decoder
+            return kind.model_type in self.model_types
+        return kind.architecture.endswith(self.architectures)
+
+    def function(self, name: str) -> Any:
+        """One of its functions; this imports it.
+
+        Raises:
+            Unsupported: it has none of this name.
+        """
+        if name not in self.functions:
+            raise Unsupported(f"{self.title} has no function '{name}' in this version")
+        module, _, function = self.functions[name].partition(":")
+        return getattr(importlib.import_module(module), function)
+
+
+#: Every task.
+TASKS: Declared[TaskSpec] = Declared("workloads.engines.tasks", TaskSpec, "nightgrid.tasks")
+
+
+def task_of(kind: CheckpointKind) -> TaskSpec | None:
+    """The task that takes a checkpoint: what its class says comes before its family; None where
+    neither says anything that is known here."""
+    for spec in TASKS.known():
+        if spec.takes(kind):
+            return spec
+    return next((spec for spec in TASKS.known() if kind.model_type in spec.model_types), None)
+
+
+# The seam of workloads: what a grid may ask for, which function runs it, what it takes.
+#
+# The function is named, not imported: a plan reads parameters and never loads torch. Its shape is
+# that of ``workloads.base.Workload``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """One workload: its name in a grid, its entry point and the model of its parameters."""
+
+    name: str
+    function: str  # "module:function", imported only where it runs
+    parameters: type[WorkloadParameters]
+    summary: str  # one line for `nightgrid schema` and the documentation
+    also_called: tuple[str, ...] = ()  # what people write, for the message that refuses it
+    #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
+    #: the function runs no engine.
+    ability: str | None = None
+    #: The kinds of models that it runs (``TASKS``); none: it looks at no model.
+    tasks: tuple[str, ...] = ()
+    #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
+    dataset: str = ""
+    #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
+    fresh_weights: bool = False
+    #: What its throughput counts; None: generated tokens where there are any, else samples.
+    throughput: Throughput | None = None
+    #: Figures of its own, beside those of its tasks.
+    metrics: tuple[Metric, ...] = ()
+    #: What speaks against a job, beside its engine and its model; pure and without torch, since
+    #: the plan asks. None: nothing does.
+    refuse: Callable[[JobDescription], Sequence[Refusal]] | None = None
+    #: What a reader of the plan should know of a job, one line each; pure and without torch.
+    notes: Callable[[JobDescription], Sequence[str]] | None = None
+    #: Whether plans add such jobs by themselves; then nobody is told to write it.
+    implied: bool = False
+    #: Settings that an earlier version had here and an engine or a device has now, with the value
+    #: that stands in the ids of jobs that do not have them any more.
+    moved: Mapping[str, Value] = field(default_factory=dict)
+
+    def setting_models(self) -> tuple[type[Settings], ...]:
+        """The models whose settings a grid may write: the workload's own, then those of engines."""
+        found = (spec.settings(self.ability) for spec in ENGINES.known())
+        return tuple(dict.fromkeys((self.parameters, *(model for model in found if model))))
+
+    def model(self, engine: str) -> type[Settings]:
+        """The settings of jobs with this engine: the workload's own and the engine's."""
+        spec = ENGINES.get(engine)
+        settings = spec.settings(self.ability) if spec is not None else None
+        return self.parameters if settings is None else _joined(self.parameters, settings)
+
+    def declared(self, engine: str) -> Mapping[str, Declaration]:
+        """The declaration of every setting that jobs with this engine have beside a job's own."""
+        return declarations(self.model(engine))
+
+    def declared_in_rows(self, engine: str) -> Mapping[str, Declaration]:
+        """The same, and settings that rows of earlier versions have besides."""
+        model = self.model(engine)
+        return {**declarations(model), **removed_settings(model)}
+
+    def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
+        """All settings with their defaults filled in, as plain values.
+
+        Args:
+            settings: the workload's, and those of the engine.
+            engine: whose settings they are beside the workload's; "": no engine's.
+
+        Raises:
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        return self.model(engine).model_validate(dict(settings)).model_dump()
+
+    def split(
+        self, settings: Mapping[str, Any], engine: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All settings, validated, apart: the workload's own and the engine's.
+
+        Raises:
+            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        """
+        all_of_them = self.validate(settings, engine)
+        own = {name: all_of_them.pop(name) for name in self.parameters.model_fields}
+        return own, all_of_them
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of the engines that can run it, the default first."""
+        return engines_for(self.ability)
+
+    @property
+    def default_engine(self) -> str:
+        """The engine of a job whose grid names none."""
+        return default_engine(self.ability)
+
+    def takes_engine(self, name: str) -> bool:
+        """Tell if an engine of this name can run it."""
+        spec = ENGINES.get(name)
+        return spec is not None and (self.ability is None or self.ability in spec.abilities)
+
+
+@cache
+def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settings]:
+    """Both as one model.
+
+    Raises:
+        BadConfiguration: a workload and an engine have a setting of the same name.
+    """
+    if twice := parameters.model_fields.keys() & settings.model_fields.keys():
+        raise BadConfiguration(
+            f"{settings.__module__}.{settings.__qualname__}, settings of an engine, and "
+            f"{parameters.__name__}, those of the workload, both have '{min(twice)}': the engine's "
+            "must be renamed"
+        )
+    name = f"{parameters.__name__}And{settings.__name__}"
+    return create_model(name, __base__=(parameters, settings))
+
+
+#: Every workload that a grid may name.
+WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
+    {
+        "finetuning": "workloads.workloads.finetuning",
+        "fp8-calibration": "workloads.workloads.fp8_calibration",
+        "onnx-calibration": "workloads.workloads.onnx_calibration",
+        "pretraining": "workloads.workloads.pretraining",
+        "quality-reference": "workloads.workloads.quality_reference",
+        "quantization": "workloads.workloads.quantization",
+        "text-encoding": "workloads.workloads.text_encoding",
+        "text-generation": "workloads.workloads.text_generation",
+        "text-to-image": "workloads.workloads.text_to_image",
+        "verification": "workloads.workloads.verification",
+    },
+    WorkloadSpec,
+    "nightgrid.workloads",
+)
+
+
+#: Every metric that is derived from raw samples.
+METRICS: Declared[Metric] = Declared("workloads.bench.metrics", Metric, "nightgrid.metrics")
 
 
 def find_workload(name: str) -> WorkloadSpec:

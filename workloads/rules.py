@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from workloads.base import JobDescription, Refusal
 from workloads.data.rules import DatasetParameters, dataset_refusals
 from workloads.engines import ENGINES, engine_refusals
 from workloads.engines.base import Ability
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.models.model_rules import text_refusals
-from workloads.refusal import Asked, Refusal
-from workloads.tasks import TASKS, task_of
-from workloads.tasks.base import TaskSpec
-from workloads.workloads import WORKLOADS
-from workloads.workloads.base import WorkloadSpec
+from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, task_of
 
 
-def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
+def refusals(spec: WorkloadSpec, asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job: its engine, its model, and the workload's own rules."""
     found: list[Refusal] = []
     if spec.ability is not None:
@@ -37,17 +34,17 @@ def refusals(spec: WorkloadSpec, asked: Asked) -> tuple[Refusal, ...]:
 
 def refusals_by(
     workloads: Mapping[str, WorkloadSpec],
-) -> Callable[[str], Callable[[Asked], tuple[Refusal, ...]] | None]:
+) -> Callable[[str], Callable[[JobDescription], tuple[Refusal, ...]] | None]:
     """The refusals of a workload of these, by its name; None for one that is not among them."""
 
-    def rule_of(name: str) -> Callable[[Asked], tuple[Refusal, ...]] | None:
+    def rule_of(name: str) -> Callable[[JobDescription], tuple[Refusal, ...]] | None:
         spec = workloads.get(name)
         return None if spec is None else partial(refusals, spec)
 
     return rule_of
 
 
-def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
+def _model_refusals(spec: WorkloadSpec, asked: JobDescription) -> Iterator[Refusal]:
     """A model of a kind that the workload or the engine does not run, and what its kind refuses."""
     kind = checkpoint_kind(asked.model)
     task = task_of(kind) if kind is not None else None
@@ -70,7 +67,7 @@ def _model_refusals(spec: WorkloadSpec, asked: Asked) -> Iterator[Refusal]:
 
 
 def _task_refusals(
-    spec: WorkloadSpec, asked: Asked, task: TaskSpec, kind: CheckpointKind
+    spec: WorkloadSpec, asked: JobDescription, task: TaskSpec, kind: CheckpointKind
 ) -> Iterator[Refusal]:
     """Objections to a job with a model of a kind that its workload runs."""
     able = _ability(spec, asked.engine)

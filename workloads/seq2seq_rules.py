@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.base import JobDescription, Refusal
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.parallel.layout import model_parallel_size
-from workloads.refusal import Asked, Refusal
 
 #: Families whose feed-forward layers overflow in fp16.
 _OVERFLOWING = frozenset({"t5", "mt5", "umt5", "longt5"})
@@ -22,7 +22,7 @@ _OF_ONE_ROW = {
 }
 
 
-def refuse(asked: Asked, kind: CheckpointKind) -> Iterator[Refusal]:
+def refuse(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
     """Objections to a job with such a model."""
     yield from _fp16(asked, kind)
     if asked.parameters.get("max_length", 512) != 512:
@@ -50,7 +50,7 @@ def refuse(asked: Asked, kind: CheckpointKind) -> Iterator[Refusal]:
         )
 
 
-def _fp16(asked: Asked, kind: CheckpointKind) -> Iterator[Refusal]:
+def _fp16(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
     if kind.model_type not in _OVERFLOWING:
         return
     for setting, value in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.parameters import WorkloadParameters
+from workloads.base import WorkloadParameters
 from workloads.settings import setting
 
 #: Most tokens of a source and of a target, unless told.

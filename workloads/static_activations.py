@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.models.saved import origin_of
 
 if TYPE_CHECKING:

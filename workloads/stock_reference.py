@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workloads.base import BadConfiguration
 from workloads.cache import cached_directory
 from workloads.devices import environment_for, host_device
-from workloads.errors import BadConfiguration
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.training.adapters import find_adapter
@@ -102,7 +102,7 @@ def compute(question: Question, directory: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from workloads.api import MeasureSettings, Request
+    from workloads.base import MeasureSettings, Request
     from workloads.devices import device_for
     from workloads.engines import default_engine, engine_function
 

@@ -18,19 +18,25 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from workloads.api import END_TOKEN_IDS, Item, JobContext, Request, Result
+from workloads.base import (
+    END_TOKEN_IDS,
+    BadConfiguration,
+    Item,
+    JobContext,
+    Request,
+    Result,
+    reporting_phases_to,
+)
 from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
-from workloads.errors import BadConfiguration
 from workloads.generation.encoder_figures import figures
 from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.one_pass import check_length
 from workloads.parallel.layout import Layout
-from workloads.phases import told_to
 from workloads.profiling import Profile, profiled
 from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
@@ -56,7 +62,7 @@ class _Resident:
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure text generation; see ``workloads.api.Workload``."""
+    """Measure text generation; see ``workloads.base.Workload``."""
     parameters = TextGenerationParameters.model_validate(dict(request.parameters))
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
@@ -181,7 +187,7 @@ def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
         context.device.release_memory()
         baseline = resident_bytes()
         began = context.clock()
-        with told_to(context.enter_phase):
+        with reporting_phases_to(context.enter_phase):
             engine = load(request, context.device)
         context.device.synchronize()
         took.append(context.clock() - began)

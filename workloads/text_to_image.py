@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from workloads.api import JobContext, MeasureSettings, Request, Result
+from workloads.base import BadConfiguration, JobContext, MeasureSettings, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
 from workloads.engines.base import figures_of
-from workloads.errors import BadConfiguration
 from workloads.images.pipeline import ImagePipeline
 from workloads.images.png import one_colour, png_of
 from workloads.images.rules import whole_batches
@@ -35,7 +34,7 @@ _PROBE_STEPS = 2
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure text to image; see ``workloads.api.Workload``."""
+    """Measure text to image; see ``workloads.base.Workload``."""
     from workloads.data.catalog import load_dataset
 
     parameters = TextToImageParameters.model_validate(dict(request.parameters))

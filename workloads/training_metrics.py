@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 LOSSES = (
     Metric(

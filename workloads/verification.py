@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.api import JobContext, Request, Result
+from workloads.base import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
@@ -92,7 +92,7 @@ class Agreement:
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Compare an engine with the reference; see ``workloads.api.Workload``."""
+    """Compare an engine with the reference; see ``workloads.base.Workload``."""
 
     parameters = VerificationParameters.model_validate(dict(request.parameters))
     context.device.seed(0)

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from workloads.api import Collective, JobContext, Request, Result, WarmupEnd
+from workloads.base import Collective, JobContext, Request, Result, WarmupEnd
 from workloads.steadiness import settled
 
 

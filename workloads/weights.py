@@ -15,8 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from workloads import precision as precisions
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
-from workloads.errors import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from workloads import text_generation
-from workloads.api import JobContext, MeasureSettings, Request
+from workloads.base import JobContext, MeasureSettings, Request
 from workloads.collective import OneCard
 from workloads.devices import device_for
 

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks.contenders.alone import Alone, request
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings, WorkloadError
 from workloads.devices import device_for
-from workloads.errors import WorkloadError
 
 _ONE_ROW = {"padding": "packing", "packed_attention": "apart"}
 _COMPILED = {"torch_compile": True}

@@ -23,7 +23,7 @@ from benchmarks.card.prepared import THREADS
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.outcome import Attempt
 from orchestrator.core.topology import Card
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 from workloads.devices.cuda import CUDNN_ATTENTION
 
 SMALL = "tiny-chatglm3"

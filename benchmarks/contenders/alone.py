@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from workloads import registry
-from workloads.api import JobContext, MeasureSettings, Request, Result, Sample
+from workloads.base import JobContext, MeasureSettings, Request, Result, Sample
 from workloads.collective import OneCard
 from workloads.devices import device_for
 from workloads.devices.base import Device

@@ -10,7 +10,7 @@ from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.worker.acquisition import WorkerConfig
-from workloads.api import Result
+from workloads.base import Result
 
 
 class NoopWorker:

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from benchmarks.contender import ROOT
-from workloads.api import JobContext, Request, Result, Sample
-from workloads.metrics.base import SAMPLES
-from workloads.parameters import WorkloadParameters
-from workloads.workloads.base import WorkloadSpec
+from workloads.base import SAMPLES, JobContext, Request, Result, Sample, WorkloadParameters
+from workloads.registry import WorkloadSpec
 
 SPEC = WorkloadSpec(
     name="noop",

@@ -11,7 +11,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Outcome, RankOutcome
 from orchestrator.core.topology import Card
 from orchestrator.results.derive import measurement_of
-from workloads.api import Item, Result, Sample
+from workloads.base import Item, Result, Sample
 
 
 def row(number: int) -> Measurement:

@@ -19,7 +19,7 @@ from orchestrator.analysis.raw import Raw
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.units import plural
-from workloads.declared import installed
+from workloads.registry import installed
 from workloads.steadiness import TOLERANCE
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from orchestrator.report.reference_data import DeviceSheet, reference
 from orchestrator.report.roofline import arithmetic_of, sheet_of
 from orchestrator.report.units import number, percent, plural, seconds, size
 from orchestrator.results.schema import OUT_OF_RANGE
-from workloads.api import END_TOKEN_IDS
+from workloads.base import END_TOKEN_IDS
 from workloads.confidence import percentile
 
 #: Figures that were computed from the same numbers differ by rounding only.

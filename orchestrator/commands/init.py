@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.core.errors import Problem
     from orchestrator.grid.parser import Grid
     from workloads.devices import DeviceSpec
-    from workloads.workloads.base import WorkloadSpec
+    from workloads.registry import WorkloadSpec
 
 EPILOG = """\
 examples:
@@ -137,10 +137,9 @@ def _fitting(model: str) -> Sequence[str]:
     Raises:
         WorkloadError: there is no such model, or nothing runs it.
     """
-    from workloads.errors import BadConfiguration
+    from workloads.base import BadConfiguration
     from workloads.models.catalog import find_model
-    from workloads.registry import WORKLOADS
-    from workloads.tasks import task_of
+    from workloads.registry import WORKLOADS, task_of
 
     task = task_of(find_model(model).checkpoint)
     own = [spec for spec in WORKLOADS.values() if spec.tasks and not spec.implied]

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Protect, and say what was written."""
-    from workloads.errors import BadConfiguration
+    from workloads.base import BadConfiguration
     from workloads.models import protection
     from workloads.models.checkpoint_files import protected_files
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, SupportsIndex
 
 from orchestrator.core.settings import FIELDS
 from workloads import registry
+from workloads.base import BadConfiguration, MeasureSettings
 from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
 from workloads.engines import default_engine, process_kind, runs_alone
-from workloads.errors import BadConfiguration
-from workloads.measure_settings import MeasureSettings
 
 if TYPE_CHECKING:
     from workloads.settings import Declaration

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.job import Accelerator, Scalar, State
 from orchestrator.core.outcome import Purpose
 from orchestrator.core.readings import Source
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.base import Item, MeasureSettings, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

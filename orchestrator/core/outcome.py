@@ -15,8 +15,8 @@ from typing import Any, Literal
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.readings import Energy, ProcessorUse, Turn
 from orchestrator.core.topology import Card, CardSet
-from workloads import errors
-from workloads.api import MeasureSettings, Result
+from workloads import base
+from workloads.base import MeasureSettings, Result
 
 
 class FailureClass(str, Enum):
@@ -51,14 +51,14 @@ class Failure:
 
 
 _BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
-    (errors.OutOfMemory, FailureClass.OUT_OF_MEMORY),
-    (errors.Unsupported, FailureClass.UNSUPPORTED),
-    (errors.BadConfiguration, FailureClass.BAD_CONFIGURATION),
-    (errors.DataMissing, FailureClass.DATA_MISSING),
-    (errors.CompileFailed, FailureClass.COMPILE),
-    (errors.CardNotAcquired, FailureClass.ACQUIRE),
-    (errors.CardFaulty, FailureClass.CARD_FAULTY),
-    (errors.CollectiveFailed, FailureClass.COLLECTIVE),
+    (base.OutOfMemory, FailureClass.OUT_OF_MEMORY),
+    (base.Unsupported, FailureClass.UNSUPPORTED),
+    (base.BadConfiguration, FailureClass.BAD_CONFIGURATION),
+    (base.DataMissing, FailureClass.DATA_MISSING),
+    (base.CompileFailed, FailureClass.COMPILE),
+    (base.CardNotAcquired, FailureClass.ACQUIRE),
+    (base.CardFaulty, FailureClass.CARD_FAULTY),
+    (base.CollectiveFailed, FailureClass.COLLECTIVE),
     (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
     (ImportError, FailureClass.IMPORT),
     (FileNotFoundError, FailureClass.DATA_MISSING),

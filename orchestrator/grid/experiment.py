@@ -34,8 +34,7 @@ from orchestrator.grid.vocabulary import (
 )
 from orchestrator.grid.yaml import Document, Path_
 from orchestrator.planning.engine_choice import has_a_choice
-from workloads.errors import WorkloadError
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings, WorkloadError
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 

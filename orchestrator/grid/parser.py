@@ -39,8 +39,7 @@ from orchestrator.grid.vocabulary import (
 )
 from orchestrator.grid.yaml import Document, Path_, parse, read
 from orchestrator.planning.planner import card_problems, refusal_problems
-from workloads.errors import WorkloadError
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings, WorkloadError
 from workloads.settings import declarations
 
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.job import Accelerator, Scalar
 from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
+from workloads.base import WorkloadError
 from workloads.engines import ENGINES
-from workloads.errors import WorkloadError
 from workloads.settings import Declaration, declarations, removed_settings
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class Vocabulary:
 def _also(
     names: Callable[[], Collection[str]], find: Callable[[str], object]
 ) -> Callable[[str], object]:
-    from workloads.errors import WorkloadError
+    from workloads.base import WorkloadError
 
     def found(name: str) -> object:
         try:

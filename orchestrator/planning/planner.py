@@ -1,7 +1,7 @@
 """jobs + cards + what is measured already -> the plan, decided before anything starts.
 
 A job is *unsupported* when its precision does not exist on the device it would run on, when no
-node has its kind of card, or when its workload's own rules say so (``workloads/refusal.py``); that
+node has its kind of card, or when its workload's own rules say so (``workloads/base.py``); that
 is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
 success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
 row counts only on the same footing: what emulated cards measured never stands in for real ones; and

@@ -13,12 +13,12 @@ from dataclasses import fields
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 from orchestrator.core.job import Job, Parameters
-from workloads.refusal import Asked
+from workloads.base import JobDescription
 
 Answer = TypeVar("Answer")
-Rule = Callable[[Asked], Sequence[Answer]]
+Rule = Callable[[JobDescription], Sequence[Answer]]
 
-_OF_A_JOB = frozenset(field.name for field in fields(Asked)) - {"device", "parameters"}
+_OF_A_JOB = frozenset(field.name for field in fields(JobDescription)) - {"device", "parameters"}
 
 
 class Rules(Generic[Answer]):
@@ -116,7 +116,7 @@ class _WatchedParameters(Mapping[str, Any]):
         return dict, (dict(self),)
 
 
-class _Watched(Asked):
+class _Watched(JobDescription):
     """A job as rules see it, which notes what they look at."""
 
     __slots__ = ("_read",)
@@ -129,7 +129,7 @@ class _Watched(Asked):
         return object.__getattribute__(self, name)
 
 
-def _watched(job: Job, device: str, read: _Read) -> Asked:
+def _watched(job: Job, device: str, read: _Read) -> JobDescription:
     parameters = _WatchedParameters(job.parameters, read)
     given = {name: getattr(job, name) for name in _OF_A_JOB}
     asked = _Watched(device=device, parameters=parameters, **given)

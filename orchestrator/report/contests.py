@@ -7,7 +7,7 @@ overlaps another's has not beaten it; such rows are tied, and the report says so
 noise. Where the interval of the first or of the second is not known, nobody has won.
 
 Throughput decides, of which more is better. Beside it stands the best row by every figure of the
-workload that declares which way is better (``workloads/metrics``).
+workload that declares which way is better (``workloads/bench/metrics.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.report.grouping import Setting
 from orchestrator.report.reported import figure_of, same
 from workloads import registry
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 #: Fields of a ``Setting`` that a job's own settings leave free.
 _FREE_FIELDS = tuple(

@@ -15,7 +15,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.report.fronts import fronts_of
 from workloads import registry
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 if TYPE_CHECKING:
     from orchestrator.report.summary import Summary

@@ -1,6 +1,6 @@
 """Figures that workloads report by name, with the titles, units and directions declared for them.
 
-A metric is declared in one place (``workloads/metrics``), and nothing here knows one by name. A
+A metric is declared in one place (``registry.metrics_of``), and nothing here knows one by name. A
 figure that nobody declares is shown by its own name. One that is derived from raw samples is there
 for rows that were written before it was declared, too.
 """
@@ -15,7 +15,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.report import units
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 #: A figure has changed where it differs by more than this share; what it varies is not known.
 SHARE = 0.01

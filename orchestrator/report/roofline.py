@@ -18,8 +18,8 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.reference_data import DeviceSheet
 from orchestrator.report.reported import figure_of
+from workloads.bench.metrics import PREFILL_TOKENS_PER_S as PREFILL
 from workloads.devices import all_devices
-from workloads.metrics.prefill_tokens_per_s import SPEC as PREFILL
 
 #: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first.
 ARITHMETIC = {

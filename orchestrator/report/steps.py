@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from workloads.api import Sample
+from workloads.base import Sample
 
-#: Parts that follow each other in a step, in this order; fields of ``workloads.api.Sample``.
+#: Parts that follow each other in a step, in this order; fields of ``workloads.base.Sample``.
 PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 
 

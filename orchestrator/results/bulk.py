@@ -30,7 +30,7 @@ from orchestrator.results.record import record_table
 from orchestrator.results.scan import row_files, scan_rows
 from orchestrator.results.schema import RAW_COLUMNS, column_names, rules_of
 from orchestrator.results.tables import from_table, value_of
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa

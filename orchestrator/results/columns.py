@@ -31,7 +31,7 @@ from orchestrator.results.schema import (
     undocumented_schema,
 )
 from orchestrator.results.schema_docs import COLUMN_DOCS, Range
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 
 if typing.TYPE_CHECKING:
     import pyarrow as pa

@@ -21,8 +21,7 @@ from orchestrator.results.metrics_of_samples import NOTHING, metrics_of
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.api import Result
-from workloads.metrics.base import of_ranks
+from workloads.base import Result, of_ranks
 
 #: Figures that a rank reports once, and of which a gang's largest counts.
 _LARGEST = (

@@ -22,7 +22,7 @@ from orchestrator.core.measurement import (
     totals_of,
 )
 from orchestrator.results.series import LEAST_SAMPLES, hump_ratio_of
-from workloads.api import Item, Sample
+from workloads.base import SAMPLES, TOKENS, Item, Sample, Throughput
 from workloads.confidence import (
     Interval,
     mean_interval,
@@ -30,7 +30,6 @@ from workloads.confidence import (
     ratio_interval,
     tail_percentile,
 )
-from workloads.metrics.base import SAMPLES, TOKENS, Throughput
 from workloads.steadiness import LEAST_STEPS, Step, drift
 
 #: Metrics of an attempt that timed nothing.

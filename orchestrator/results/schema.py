@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.base import Item, MeasureSettings, Sample
 
 if typing.TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from orchestrator.core.measurement import Ranked, timed_repeats
-from workloads.api import Item, Sample
-from workloads.metrics.base import Metric, Timed
+from workloads.base import Item, Metric, Sample, Timed
 
 _LOG = logging.getLogger("nightgrid.metrics")
 

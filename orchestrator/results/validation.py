@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results import arrays
 from orchestrator.results.schema import choices, required
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Docs, Range
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.base import Item, MeasureSettings, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.plan import PastRow, Span
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 4.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core.job import Job
 from orchestrator.core.outcome import Outcome
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings
 
 #: The share of a card's memory at which the line is read: allocators lose some between blocks.
 USABLE = 0.97

@@ -15,7 +15,7 @@ from orchestrator.core.topology import Card
 from orchestrator.scheduling.batch_search import Trial, next_size
 from orchestrator.scheduling.estimate import PRIOR_START_S, SEARCH_FACTOR, Estimate
 from orchestrator.scheduling.trials import purpose_of, timed_roughly
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.scheduling.cards import Reservation

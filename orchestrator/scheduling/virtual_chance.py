@@ -15,7 +15,7 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.virtual_results import simulated_result
-from workloads.api import Result
+from workloads.base import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

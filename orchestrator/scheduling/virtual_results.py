@@ -12,7 +12,7 @@ from random import Random
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Failure, Outcome, RankOutcome, WorkerInfo
-from workloads.api import Result, Sample
+from workloads.base import Result, Sample
 
 _FIXED, _LIMIT = 2 * 10**9, 10**11  # bytes: of the weights, and of a card
 _REPEATS = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from orchestrator.core.errors import StoreError
 from orchestrator.trackers.base import Tracker
-from workloads.declared import Declared
+from workloads.registry import Declared
 
 #: Every tracker by name.
 TRACKERS: Declared[Tracker] = Declared(__name__, Tracker, "nightgrid.trackers")

@@ -23,7 +23,7 @@ from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.host import output
 from orchestrator.planning.planner import card_seconds
-from workloads.measure_settings import MeasureSettings
+from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.topology import Card
 from orchestrator.worker.failure_record import one_line
+from workloads.base import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.devices import host_device
 from workloads.devices.monitoring.release import Waiting
-from workloads.errors import BadConfiguration, CardFaulty, CardNotAcquired
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

@@ -32,9 +32,8 @@ from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.redaction import redactor_of
 from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import KeptTurn, turn
-from workloads.api import Collective, JobContext, Phase, Result
+from workloads.base import BadConfiguration, Collective, JobContext, Phase, Result
 from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.errors import BadConfiguration
 from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:

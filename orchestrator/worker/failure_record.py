@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.outcome import Failure, FailureClass, classify
 from orchestrator.worker.redaction import redact
-from workloads.errors import OutOfMemory
+from workloads.base import OutOfMemory
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

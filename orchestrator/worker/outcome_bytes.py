@@ -18,7 +18,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import RankOutcome, WorkerInfo
 from orchestrator.core.readings import ProcessorUse, Turn
 from orchestrator.worker.wire import pickled, unpickled
-from workloads.api import Item, Result, Sample
+from workloads.base import Item, Result, Sample
 
 T = TypeVar("T")
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.job import Job
 from orchestrator.core.outcome import Attempt
 from orchestrator.worker.leftovers import Owner
-from workloads.api import MeasureSettings, Request
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration, MeasureSettings, Request
 
 if TYPE_CHECKING:
-    from workloads.workloads.base import WorkloadSpec
+    from workloads.registry import WorkloadSpec
 
 _Apart = tuple[dict[str, Any], dict[str, Any]]
 _MOST_KNOWN = 256

@@ -42,7 +42,7 @@ from typing import ClassVar
 from orchestrator.core.readings import Turn
 from orchestrator.worker.wake_up import WakeUp, wake
 from workloads import files
-from workloads.api import Collective
+from workloads.base import Collective
 from workloads.devices import host_device
 from workloads.process_stat import process_stat
 

@@ -15,10 +15,9 @@ from fake_workers import FakeWorker
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from workloads import registry
-from workloads.api import JobContext, Phase, Request, Result, Sample
-from workloads.parameters import WorkloadParameters
+from workloads.base import JobContext, Phase, Request, Result, Sample, WorkloadParameters
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 Behaviour = Literal[
     "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"

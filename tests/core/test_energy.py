@@ -14,7 +14,7 @@ from orchestrator.core.readings import Energy, Reading, energy_between
 from orchestrator.results.derive import measurement_of
 from orchestrator.worker import card_sampler
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
-from workloads.api import Result
+from workloads.base import Result
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 

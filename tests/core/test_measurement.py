@@ -18,8 +18,7 @@ from orchestrator.core.topology import Node
 from orchestrator.results.derive import Provenance, measurement_of, to_microseconds
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table
-from workloads.api import Item, Result, Sample
-from workloads.metrics.base import SAMPLES
+from workloads.base import SAMPLES, Item, Result, Sample
 
 NODE = Node(
     node_id="n1",

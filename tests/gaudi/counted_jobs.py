@@ -17,7 +17,7 @@ from habana_frameworks.torch.hpex import kernels
 from habana_frameworks.torch.hpu import metrics
 
 from workloads import finetuning, text_generation
-from workloads.api import JobContext, MeasureSettings, Result
+from workloads.base import JobContext, MeasureSettings, Result
 from workloads.devices import device_for
 
 SETTINGS = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=600)

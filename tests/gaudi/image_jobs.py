@@ -16,7 +16,7 @@ from generation_cases import Worker, request
 from PIL import Image
 
 from workloads import text_to_image
-from workloads.api import MeasureSettings, Result
+from workloads.base import MeasureSettings, Result
 from workloads.devices import device_for
 from workloads.models.loading import open_model
 

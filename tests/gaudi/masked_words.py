@@ -20,7 +20,7 @@ from finetuning_cases import request as asked
 from generation_cases import Worker
 
 from workloads import finetuning
-from workloads.api import MeasureSettings, Request, Result
+from workloads.base import MeasureSettings, Request, Result
 from workloads.collective import Rendezvous, joined
 from workloads.compilations import of_torch
 from workloads.devices import device_for

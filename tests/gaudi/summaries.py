@@ -17,7 +17,7 @@ from finetuning_cases import parameters
 from generation_cases import Worker, request
 
 from workloads import finetuning, text_generation
-from workloads.api import MeasureSettings, Request, Result
+from workloads.base import MeasureSettings, Request, Result
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.engines.gaudi import library

@@ -13,9 +13,9 @@ import pytest
 import torch
 from patience import patience
 
+from workloads.base import CompileFailed, OutOfMemory
 from workloads.devices import device_for, environment_for
 from workloads.engines import process_kind, process_kinds
-from workloads.errors import CompileFailed, OutOfMemory
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.timeout(300)

@@ -27,9 +27,8 @@ from orchestrator.grid.vocabulary import (
     Vocabulary,
     shown,
 )
-from workloads.api import MeasureSettings
-from workloads.registry import WORKLOADS
-from workloads.workloads.base import WorkloadSpec
+from workloads.base import MeasureSettings
+from workloads.registry import WORKLOADS, WorkloadSpec
 
 
 def points(body: str, *names: str) -> list[tuple[object, ...]]:

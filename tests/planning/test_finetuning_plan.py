@@ -18,7 +18,7 @@ from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.metrics_of_samples import metrics_of
-from workloads.api import Sample
+from workloads.base import Sample
 from workloads.confidence import ratio_interval
 from workloads.parallel.layout import model_parallel_size, pipeline_size
 

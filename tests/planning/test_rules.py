@@ -15,7 +15,7 @@ from core_cases import a_job
 from orchestrator.core.job import Job, Scalar
 from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.rules import Rule, Rules
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals, refusals_by
 
@@ -37,7 +37,7 @@ class Counted:
         self.times = 0
         self.rules = Rules({"made-up": self}.get)
 
-    def __call__(self, asked: Asked) -> list[Refusal]:
+    def __call__(self, asked: JobDescription) -> list[Refusal]:
         self.times += 1
         return list(self.rule(asked))
 
@@ -48,7 +48,7 @@ class Counted:
 def test_a_rule_is_asked_once_for_jobs_alike_in_what_it_reads() -> None:
     """Lengths and batch sizes are nothing to a rule about precisions."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         if asked.precision == "int4":
             yield Refusal(setting="precision", reason="no int4")
 
@@ -62,7 +62,7 @@ def test_a_rule_is_asked_once_for_jobs_alike_in_what_it_reads() -> None:
 def test_what_is_read_only_sometimes_tells_jobs_apart() -> None:
     """A setting that matters in one precision alone matters there."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         if asked.precision == "int4" and asked.parameters.get("packed"):
             yield Refusal(setting="packed", reason=f"packed {asked.batch_size}")
 
@@ -77,7 +77,7 @@ def test_what_is_read_only_sometimes_tells_jobs_apart() -> None:
 def test_equal_values_of_other_types_are_told_apart(values: tuple[Scalar, Scalar]) -> None:
     """1, 1.0 and true are equal in Python, and are other settings."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting="size", reason=repr(asked.parameters["size"]))
 
     counted = Counted(rule)
@@ -87,7 +87,7 @@ def test_equal_values_of_other_types_are_told_apart(values: tuple[Scalar, Scalar
 def test_a_rule_that_looks_at_all_parameters_gets_all_of_them() -> None:
     """One that goes through them is asked for each set of them."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting="all", reason=" ".join(asked.parameters))
 
     counted = Counted(rule)
@@ -101,7 +101,7 @@ def test_a_rule_that_looks_at_all_parameters_gets_all_of_them() -> None:
 def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
     """Two cards of four are not four cards of two, whatever else is looked at."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         getattr(asked, other)
         if asked.cards > asked.batch_size:  # type: ignore[operator]
             yield Refusal(setting="cards", reason=f"{asked.cards} > {asked.batch_size}")
@@ -113,10 +113,10 @@ def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy, deepcopy, replace, asdict, lambda a: loads(dumps(a))])
-def test_a_rule_may_copy_what_it_is_given(copied: Callable[[Asked], object]) -> None:
+def test_a_rule_may_copy_what_it_is_given(copied: Callable[[JobDescription], object]) -> None:
     """What becomes of the copy is nobody's business, so all of the job counts."""
 
-    def rule(asked: Asked) -> Iterator[Refusal]:
+    def rule(asked: JobDescription) -> Iterator[Refusal]:
         copy_ = copied(asked)
         values = copy_ if isinstance(copy_, dict) else {"parameters": copy_.parameters}  # type: ignore[attr-defined]
         yield Refusal(setting="x", reason=str(values["parameters"]["x"]))
@@ -158,7 +158,7 @@ def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
     jobs = parse_grid(GRID.encode(), "grid").jobs()
     wrong = [replace(each, precision="fp16") for each in jobs]  # some a grid would not take
     for each, device in product((*jobs, *wrong), ("hpu", "cuda", "cpu")):
-        asked = Asked(
+        asked = JobDescription(
             model=each.model,
             dataset=each.dataset,
             precision=each.precision,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workloads import devices
-from workloads.errors import CardNotAcquired
+from workloads.base import CardNotAcquired
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = ROOT / "tests" / "gaudi" / "standin"

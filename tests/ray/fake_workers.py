@@ -16,7 +16,7 @@ from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.worker.acquisition import WorkerConfig
-from workloads.api import Result, Sample
+from workloads.base import Result, Sample
 
 #: A child that ignores the polite signal too, in the worker's group or in a session of its own.
 STUBBORN_CHILD = """

@@ -18,7 +18,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.api import Item, Sample
+from workloads.base import Item, Sample
 
 START = 1_770_000_000.0
 GIB = 2**30

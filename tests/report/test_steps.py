@@ -12,7 +12,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.report.findings import findings
 from orchestrator.report.steps import step_times_of
 from orchestrator.report.summary import summarize
-from workloads.api import Sample
+from workloads.base import Sample
 
 
 def step(number: int, *, warmup: bool = False, **parts: float | None) -> Sample:

@@ -16,7 +16,7 @@ from orchestrator.results.columns import Odd, columns_of
 from orchestrator.results.record import record_of
 from orchestrator.results.schema import undocumented_schema
 from orchestrator.results.tables import from_table, to_batch, to_table
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 
 #: A row that is looked at alone, and with it all of its record.
 ODD = replace(row(99), load_s=-1.0)

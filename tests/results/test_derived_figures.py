@@ -10,7 +10,7 @@ from measurements import row, sample
 
 from orchestrator.report.reported import figure_of, figures_of
 from orchestrator.results.timed import derived_figures
-from workloads.metrics.base import Metric, Timed, with_others
+from workloads.base import Metric, Timed, with_others
 
 
 def slowest(timed: Timed) -> float:

@@ -13,8 +13,8 @@ from orchestrator.cli import main
 from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.report import reference_data
 from orchestrator.results import paths
+from workloads.base import BadConfiguration, DataMissing
 from workloads.data.records import records
-from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.chatglm3 import from_original_config, sizes_of
 from workloads.models.checkpoint_files import index_shards, read_config
 from workloads.models.shards import open_shard

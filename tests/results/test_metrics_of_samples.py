@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.results.metrics_of_samples import NOTHING, metrics_of
-from workloads.api import Item, Sample
-from workloads.metrics.base import SAMPLES, TOKENS
+from workloads.base import SAMPLES, TOKENS, Item, Sample
 
 _SECONDS = st.floats(0.001, 100.0)
 _COUNTS = st.integers(0, 50)

@@ -15,7 +15,7 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.results.derive import Provenance, measurement_of
 from orchestrator.results.notes import Notes, row_of
 from orchestrator.results.schema import SCHEMA_VERSION
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 
 NODES = tuple(
     Node(

@@ -23,7 +23,7 @@ from orchestrator.results.record import record_of, record_table
 from orchestrator.results.schema import OUT_OF_RANGE, column_names
 from orchestrator.results.store import Store
 from orchestrator.results.tables import from_table, to_table
-from workloads.api import Item, MeasureSettings
+from workloads.base import Item, MeasureSettings
 
 ROWS = [
     row(1),

@@ -18,7 +18,7 @@ from orchestrator.results.schema import SCHEMA_VERSION, column_names, schema, un
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS
 from orchestrator.results.tables import from_table, to_table
 from tools.documents.schema import markdown
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.base import Item, MeasureSettings, Sample
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,7 +18,7 @@ from orchestrator.results.series import (
     mann_kendall,
     slope_of,
 )
-from workloads.api import Sample
+from workloads.base import Sample
 
 #: Shapes of one hump: of speeds, with a twentieth of scatter about 100.
 ONE_HUMP = {

@@ -17,8 +17,8 @@ from orchestrator.results.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 
 ENTRY = """\
-from workloads.parameters import WorkloadParameters
-from workloads.workloads.base import WorkloadSpec
+from workloads.base import WorkloadParameters
+from workloads.registry import WorkloadSpec
 ENTRY = WorkloadSpec(
     name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"
 )
@@ -26,7 +26,7 @@ ENTRY = WorkloadSpec(
 RUN = """\
 import time
 from pathlib import Path
-from workloads.api import Result, Sample
+from workloads.base import Result, Sample
 
 def run(request, context):
     context.enter_phase("load")

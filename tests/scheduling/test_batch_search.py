@@ -27,7 +27,7 @@ from orchestrator.scheduling.batch_search import (
 from orchestrator.scheduling.memory_line import MemoryBook, MemoryLine
 from orchestrator.scheduling.trials import rate_of
 from orchestrator.scheduling.virtual_results import simulated_result, true_rate
-from workloads.api import Result
+from workloads.base import Result
 from workloads.confidence import mean_interval
 
 CARD = 10**11

@@ -13,7 +13,7 @@ from schedule_cases import job
 from orchestrator.core.job import MAX, Job, State
 from orchestrator.core.plan import PastRow
 from orchestrator.scheduling.estimate import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 
 
 def row(of: Job, seconds: float, load_s: float | None = 5.0, **changes: object) -> PastRow:

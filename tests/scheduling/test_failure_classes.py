@@ -24,7 +24,7 @@ from orchestrator.core.outcome import FailureClass
 from orchestrator.on_ray.claims import agent_failure
 from orchestrator.scheduling.retry import POLICIES
 from orchestrator.worker.failure_record import describe
-from workloads import errors
+from workloads import base
 from workloads.devices import device_for
 
 #: Device, exception as it was seen, class.
@@ -56,12 +56,12 @@ SEEN: list[tuple[str, BaseException, FailureClass]] = [
     ("hpu", MemoryError(), FailureClass.HOST_OUT_OF_MEMORY),
     (
         "hpu",
-        errors.Unsupported("fp16 on Gaudi needs Gaudi2 or newer"),
+        base.Unsupported("fp16 on Gaudi needs Gaudi2 or newer"),
         FailureClass.UNSUPPORTED,
     ),
     (
         "cpu",
-        errors.BadConfiguration("tensor_parallel 3 does not divide 32 attention heads"),
+        base.BadConfiguration("tensor_parallel 3 does not divide 32 attention heads"),
         FailureClass.BAD_CONFIGURATION,
     ),
     (
@@ -81,7 +81,7 @@ SEEN: list[tuple[str, BaseException, FailureClass]] = [
     ),
     (
         "cpu",
-        errors.CardFaulty("a product of 256 x 64 matrices has 12 wrong elements of 65,536"),
+        base.CardFaulty("a product of 256 x 64 matrices has 12 wrong elements of 65,536"),
         FailureClass.CARD_FAULTY,
     ),
     (
@@ -110,9 +110,7 @@ SEEN: list[tuple[str, BaseException, FailureClass]] = [
     ),
     (
         "cpu",
-        errors.DataMissing(
-            "/data/chatglm3-6b has no config.json, so it is not a model's directory"
-        ),
+        base.DataMissing("/data/chatglm3-6b has no config.json, so it is not a model's directory"),
         FailureClass.DATA_MISSING,
     ),
     (

@@ -9,9 +9,9 @@ import psutil
 import pytest
 from patience import patience
 
+from workloads.base import CollectiveFailed
 from workloads.collective import OneCard, Rendezvous, joined, listen
 from workloads.devices import device_for
-from workloads.errors import CollectiveFailed
 
 CPU = device_for("cpu")
 

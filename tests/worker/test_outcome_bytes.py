@@ -13,7 +13,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome
 from orchestrator.core.readings import Energy, ProcessorUse, Turn
 from orchestrator.worker.outcome_bytes import packed, unpacked, without_result
-from workloads.api import Item, Result, Sample
+from workloads.base import Item, Result, Sample
 
 
 def filled(kind: type, **known: Any) -> Any:

@@ -19,9 +19,9 @@ from orchestrator.report import write_aside
 from orchestrator.results import disk
 from orchestrator.results.store import Store
 from orchestrator.watching.notify import hook_of
+from workloads.base import DataMissing
 from workloads.data.examples import Example, write_json_lines
 from workloads.data.records import records
-from workloads.errors import DataMissing
 from workloads.models.checkpoint_files import index_shards, read_config
 from workloads.training.adapters import find_adapter
 

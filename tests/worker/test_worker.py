@@ -27,10 +27,10 @@ from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.leftovers import VARIABLE
 from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
+from workloads.base import BadConfiguration, CardNotAcquired
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitoring.release import CardUse
 from workloads.devices.monitoring.telemetry import Holder
-from workloads.errors import BadConfiguration, CardNotAcquired
 from workloads.isolation import ProcessState
 from workloads.models.saved import ORIGIN
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from generation_cases import Worker
 
-from workloads.api import MeasureSettings, Request, Result
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, MeasureSettings, Refusal, Request, Result
 from workloads.registry import find_workload
 from workloads.rules import refusals
 
@@ -89,7 +88,7 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
     import torch
 
     from workloads.devices import device_for
-    from workloads.tasks import TASKS
+    from workloads.registry import TASKS
     from workloads.techniques.base import Training
     from workloads.training.losses import next_token_loss
 
@@ -114,7 +113,7 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
     return training
 
 
-def asked(workload: str = "finetuning", **changes: Any) -> Asked:
+def asked(workload: str = "finetuning", **changes: Any) -> JobDescription:
     """A job as the rules see it."""
     fields: dict[str, Any] = {
         "model": MODEL,
@@ -127,9 +126,9 @@ def asked(workload: str = "finetuning", **changes: Any) -> Asked:
     }
     given = {name: value for name, value in changes.items() if name not in fields}
     fields |= {name: value for name, value in changes.items() if name in fields}
-    return Asked(parameters=parameters(workload, **given), **fields)
+    return JobDescription(parameters=parameters(workload, **given), **fields)
 
 
-def refuse(job: Asked, workload: str = "finetuning") -> tuple[Refusal, ...]:
+def refuse(job: JobDescription, workload: str = "finetuning") -> tuple[Refusal, ...]:
     """All that speaks against a job."""
     return refusals(find_workload(workload), job)

@@ -31,7 +31,7 @@ import generation_cases
 import torch
 
 from workloads import finetuning, text_generation
-from workloads.api import JobContext, MeasureSettings, Request
+from workloads.base import JobContext, MeasureSettings, Request
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.training import saver

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workloads.api import JobContext, MeasureSettings, Request, Result
+from workloads.base import JobContext, MeasureSettings, Request, Result
 from workloads.collective import OneCard
 from workloads.devices import device_for
 from workloads.registry import find_workload

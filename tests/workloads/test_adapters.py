@@ -15,7 +15,7 @@ from finetuning_cases import train
 from generation_cases import Worker, request
 
 from workloads import text_generation
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.training import adapters, chatglm3_lora
 from workloads.training.chatglm3_lora import Lora
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.training import sample_attention
 
 

@@ -20,7 +20,7 @@ from finetuning_cases import request, training_of
 from generation_cases import Worker
 
 from workloads import finetuning
-from workloads.api import MeasureSettings
+from workloads.base import MeasureSettings
 from workloads.cache import try_lock
 from workloads.compilations import Compilations
 from workloads.devices.cpu import CpuDevice

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from workloads.devices import device_for
 from workloads.parallel.deepspeed_config import deepspeed_config
-from workloads.tasks import TASKS
+from workloads.registry import TASKS
 from workloads.techniques.autocast import Autocast
 from workloads.techniques.base import Training
 from workloads.techniques.clipping import GradientClipping

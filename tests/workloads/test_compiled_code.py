@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from workloads import compiled_code
+from workloads.base import BadConfiguration
 from workloads.compilations import Compilations
 from workloads.compiled_code import compiled_directory, size_mib
 from workloads.devices import device_class
-from workloads.errors import BadConfiguration
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from generation_cases import Worker, request, write_dataset
 
-from workloads.api import Result
+from workloads.base import JobDescription, Result
 from workloads.decoding import engine as graph
 from workloads.decoding.continuous import ContinuousBatch, Text
 from workloads.devices import device_for
-from workloads.refusal import Asked
 from workloads.registry import find_workload
 from workloads.rules import refusals
 
@@ -171,8 +170,8 @@ def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: 
         "engine": "graph",
     }
     refuse = partial(refusals, find_workload("text-generation"))
-    assert not refuse(Asked(**usual))  # type: ignore[arg-type]
-    (refusal,) = refuse(Asked(**(usual | changes)))  # type: ignore[arg-type]
+    assert not refuse(JobDescription(**usual))  # type: ignore[arg-type]
+    (refusal,) = refuse(JobDescription(**(usual | changes)))  # type: ignore[arg-type]
     assert (
         refusal.setting in ("batching", "profile")
         and words in f"{refusal.reason}; {refusal.hint}"

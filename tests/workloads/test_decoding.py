@@ -29,16 +29,15 @@ from transformers import (
 )
 
 from workloads import weights
+from workloads.base import JobDescription, Unsupported
 from workloads.decoding import decoder, description, packing, slots
 from workloads.decoding import engine as graph
 from workloads.decoding.continuous import runs
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
-from workloads.errors import Unsupported
 from workloads.generation.continuous_generation import ContinuousGeneration
 from workloads.generation.prompts import Prompt
 from workloads.generation.static_shapes import graph_limits
-from workloads.refusal import Asked
 from workloads.workloads.text_generation import TextGenerationParameters
 
 _SIZES = {
@@ -455,13 +454,13 @@ def test_what_it_cannot_do_is_said_in_the_plan(changes, setting) -> None:
         "parameters": {},
         "engine": "graph",
     }
-    (refusal,) = engine_refusals(Asked(**(fields | changes)), "generate")
+    (refusal,) = engine_refusals(JobDescription(**(fields | changes)), "generate")
     assert refusal.setting == setting and refusal.unsupported
 
 
 def test_a_cpu_compiles_where_a_job_asks_for_it() -> None:
     """There a step is compiled for that reason alone."""
-    job = Asked(
+    job = JobDescription(
         model="tiny-chatglm3",
         dataset="advertisegen-synthetic",
         precision="bf16",

@@ -14,9 +14,9 @@ from outside_device import install, offer
 from source_tree import ROOT, modules, syntax
 
 from workloads import devices
+from workloads.base import BadConfiguration
 from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, device_class, own_devices
 from workloads.devices.base import Device
-from workloads.errors import BadConfiguration
 from workloads.precision import PRECISIONS
 
 

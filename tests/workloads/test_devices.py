@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.worker.failure_record import describe
-from workloads import devices, errors
+from workloads import base, devices
 from workloads.devices.base import Device
 from workloads.devices.cuda import expandable_segments
 
@@ -25,16 +25,16 @@ TEXTS = [
             "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
             "memory: you tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)"
         ),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
-    ("cpu", MemoryError(), errors.OutOfMemory),
+    ("cpu", MemoryError(), base.OutOfMemory),
     (
         "cpu",
         RuntimeError(
             "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
             "[127.0.0.1]:21846"
         ),
-        errors.CollectiveFailed,
+        base.CollectiveFailed,
     ),
     ("cpu", RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), None),
     ("cpu", ValueError("CUDA out of memory"), None),
@@ -44,26 +44,26 @@ TEXTS = [
             "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 "
             "GiB of which 18.88 MiB is free."
         ),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
-    ("cuda", RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), errors.OutOfMemory),
+    ("cuda", RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), base.OutOfMemory),
     (
         "cuda",
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
     (
         "cuda",
         RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
-        errors.CardNotAcquired,
+        base.CardNotAcquired,
     ),
-    ("cuda", RuntimeError("No CUDA GPUs are available"), errors.CardNotAcquired),
+    ("cuda", RuntimeError("No CUDA GPUs are available"), base.CardNotAcquired),
     (
         "cuda",
         RuntimeError(
             "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
         ),
-        errors.CardNotAcquired,
+        base.CardNotAcquired,
     ),
     (
         "cuda",
@@ -71,12 +71,12 @@ TEXTS = [
             "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, "
             "OpType=BROADCAST, Timeout(ms)=1800000) ran for 1800010 milliseconds"
         ),
-        errors.CollectiveFailed,
+        base.CollectiveFailed,
     ),
     (
         "cuda",
         RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error"),
-        errors.CollectiveFailed,
+        base.CollectiveFailed,
     ),
     ("cuda", RuntimeError("CUDA error: an illegal memory access was encountered"), None),
     (
@@ -90,17 +90,17 @@ TEXTS = [
     (
         "hpu",
         RuntimeError("synStatus=8 [Device not found] Device acquire failed."),
-        errors.CardNotAcquired,
+        base.CardNotAcquired,
     ),
     (
         "hpu",
         RuntimeError("synStatus=20 [Device already acquired] Device acquire failed."),
-        errors.CardNotAcquired,
+        base.CardNotAcquired,
     ),
     (
         "hpu",
         RuntimeError("synStatus=26 [Generic failure] Device acquire failed."),
-        errors.CardNotAcquired,
+        base.CardNotAcquired,
     ),
     (
         "hpu",
@@ -108,19 +108,19 @@ TEXTS = [
             "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 "
             "(1024)MB"
         ),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
     (
         "hpu",
         RuntimeError(
             "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM OOM: No enough memory for defragment."
         ),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
     (
         "hpu",
         RuntimeError("Graph compile failed. synStatus=synStatus 26 [Generic failure]."),
-        errors.CompileFailed,
+        base.CompileFailed,
     ),
     (
         "hpu",
@@ -129,14 +129,14 @@ TEXTS = [
             "$HABANA_LOGS/ for detailsGraph compile failed. synStatus=synStatus 26 "
             "[Generic failure]."
         ),
-        errors.CompileFailed,
+        base.CompileFailed,
     ),
     (
         "hpu",
         RuntimeError(
             "synNodeCreateWithId failed for node: batch_gemm with synStatus 26 [Generic failure]. ."
         ),
-        errors.CompileFailed,
+        base.CompileFailed,
     ),
     (
         "hpu",
@@ -144,24 +144,24 @@ TEXTS = [
             "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size "
             "::21474836480 failed!"
         ),
-        errors.OutOfMemory,
+        base.OutOfMemory,
     ),
     (
         "hpu",
         RuntimeError("Graph creation failed. synStatus=synStatus 1 [Invalid argument]. "),
-        errors.CompileFailed,
+        base.CompileFailed,
     ),
     (
         "hpu",
         RuntimeError("Graph duplication failed. synStatus=synStatus 26 [Generic failure]. "),
-        errors.CompileFailed,
+        base.CompileFailed,
     ),
-    ("hpu", RuntimeError("Comm Init Rank Error"), errors.CollectiveFailed),
-    ("hpu", RuntimeError("Get HCCL UniqueId Error"), errors.CollectiveFailed),
+    ("hpu", RuntimeError("Comm Init Rank Error"), base.CollectiveFailed),
+    ("hpu", RuntimeError("Get HCCL UniqueId Error"), base.CollectiveFailed),
     (
         "hpu",
         RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
-        errors.CollectiveFailed,
+        base.CollectiveFailed,
     ),
     ("hpu", RuntimeError("Operator not supported in this dtype"), None),
     ("hpu", MemoryError(), MemoryError),
@@ -187,7 +187,7 @@ def test_backend_errors_are_told_apart_by_their_words(
 @pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
 def test_a_workload_error_is_left_alone(name: str) -> None:
     """What is classified already is not wrapped again."""
-    error = errors.Unsupported("DefaultCPUAllocator: not really")
+    error = base.Unsupported("DefaultCPUAllocator: not really")
     assert devices.device_for(name).classify(error) is error
 
 
@@ -197,8 +197,8 @@ def test_torchs_own_exception_types_are_known_without_their_words() -> None:
     from torch.distributed import DistBackendError
 
     cuda = devices.device_for("cuda")
-    assert type(cuda.classify(torch.OutOfMemoryError("?"))) is errors.OutOfMemory
-    assert type(cuda.classify(DistBackendError("?"))) is errors.CollectiveFailed
+    assert type(cuda.classify(torch.OutOfMemoryError("?"))) is base.OutOfMemory
+    assert type(cuda.classify(DistBackendError("?"))) is base.CollectiveFailed
 
 
 RECORDED = (Path(__file__).parent / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
@@ -214,7 +214,7 @@ def test_what_a_full_card_says_is_kept_whole(recorded: dict[str, str]) -> None:
     assert len(text) > 400
     for error in (torch.OutOfMemoryError(text), RuntimeError(text)):
         found = devices.device_for("cuda").classify(error)
-        assert type(found) is errors.OutOfMemory
+        assert type(found) is base.OutOfMemory
         failure = describe(found, device=None, memory_bytes=None, node_name="n")
         assert failure.message == f"{type(error).__name__}: {' '.join(text.split())}"
         assert "Tried to allocate" in failure.message
@@ -264,9 +264,9 @@ def test_expandable_segments_are_read_from_torchs_variables(
 def test_an_unknown_device_is_refused_by_name() -> None:
     """There is no falling back to another device."""
     for ask in (devices.device_for, devices.device_class):
-        with pytest.raises(errors.BadConfiguration, match=r"no device 'tpu'. There is: cpu, cuda"):
+        with pytest.raises(base.BadConfiguration, match=r"no device 'tpu'. There is: cpu, cuda"):
             ask("tpu")
-    with pytest.raises(errors.BadConfiguration):
+    with pytest.raises(base.BadConfiguration):
         devices.environment_for("", 0)
 
 
@@ -355,7 +355,7 @@ def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, core.__name__, core)
     device = devices.device_for("hpu")
-    with pytest.raises(errors.Unsupported, match="has no hpu_inference_set_env"):
+    with pytest.raises(base.Unsupported, match="has no hpu_inference_set_env"):
         device.before_quantized_loading()
     vars(core).update(of_old | of_new if newest else of_old)
     device.before_quantized_loading()
@@ -365,7 +365,7 @@ def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
 
 def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:
     """Asking for hpu where it is not there is an acquire failure, never another device."""
-    with pytest.raises(errors.CardNotAcquired, match="habana_frameworks"):
+    with pytest.raises(base.CardNotAcquired, match="habana_frameworks"):
         devices.device_for("hpu").device_name()
 
 
@@ -434,7 +434,7 @@ def test_running_out_of_memory_for_real_is_classified() -> None:
     """Under an address-space limit, torch's allocator and Python's fail in words we know."""
     code = """
 import resource, sys, torch
-from workloads import devices, errors
+from workloads import base as errors, devices
 with open("/proc/self/statm") as f:
     used = int(f.read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 200_000_000,) * 2)

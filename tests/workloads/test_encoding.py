@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from generation_cases import ONCE, Worker, request, write_dataset
 
-from workloads.api import Result
+from workloads.base import BadConfiguration, Result
 from workloads.encoding import run as encoding
-from workloads.errors import BadConfiguration
 from workloads.weights import ModelWeights
 
 LENGTHS = (5, 2, 5, 1, 5, 2, 3)

@@ -17,17 +17,23 @@ import pytest
 import torch
 
 from workloads import engines
-from workloads.api import MeasureSettings, Request
+from workloads.base import (
+    BadConfiguration,
+    DataMissing,
+    JobDescription,
+    MeasureSettings,
+    Refusal,
+    Request,
+    Unsupported,
+)
 from workloads.devices import DEVICES
 from workloads.engines.gaudi import quantization
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
-from workloads.refusal import Asked, Refusal
 from workloads.registry import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def asked(**given) -> Asked:
+def asked(**given) -> JobDescription:
     fields = {
         "model": "tiny-chatglm3",
         "dataset": "advertisegen-synthetic",
@@ -38,10 +44,10 @@ def asked(**given) -> Asked:
         "parameters": {},
         "engine": "optimum-habana",
     }
-    return Asked(**(fields | given))
+    return JobDescription(**(fields | given))
 
 
-def refusals(job: Asked) -> list[Refusal]:
+def refusals(job: JobDescription) -> list[Refusal]:
     return list(engines.engine_refusals(job, "generate"))
 
 
@@ -270,7 +276,7 @@ ECHO, OURS = spec("echo"), spec("vllm")
 def test_four_bits_are_taken_from_a_checkpoint_that_has_them(tmp_path) -> None:
     """GPTQ, AWQ and AutoRound; a checkpoint in 16 bits is told in the plan."""
 
-    def write(**config) -> Asked:
+    def write(**config) -> JobDescription:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
         (tmp_path / "model.safetensors").touch()
         return asked(model=str(tmp_path), precision="int4")

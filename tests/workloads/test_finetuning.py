@@ -11,8 +11,7 @@ import pytest
 from finetuning_cases import MODEL, losses, parameters, request, train, trained
 from generation_cases import Worker
 
-from workloads.api import MeasureSettings, Result
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, MeasureSettings, Result, Unsupported
 
 RATE = {"vera": 0.3}  # its vectors start small
 

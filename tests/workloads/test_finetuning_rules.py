@@ -11,8 +11,8 @@ import pytest
 from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
+from workloads.base import BadConfiguration
 from workloads.engines import engine_refusals
-from workloads.errors import BadConfiguration
 from workloads.finetuning_method import ADAPTER_METHODS
 from workloads.models import targets
 from workloads.registry import find_workload

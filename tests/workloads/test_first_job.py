@@ -13,7 +13,7 @@ import torch
 from finetuning_cases import losses, train
 from generation_cases import PROMPTS, Worker, write_dataset
 
-from workloads.api import MeasureSettings, Result
+from workloads.base import MeasureSettings, Result
 from workloads.decoding import layers
 from workloads.training.loop import Steps
 

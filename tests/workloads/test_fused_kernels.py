@@ -14,8 +14,8 @@ from finetuning_cases import losses, train, trained, training_of
 from fused_cases import distance, in_place_of_liger, passed, small
 from peft import LoraConfig, get_peft_model
 
+from workloads.base import Unsupported
 from workloads.devices.cpu import CpuDevice
-from workloads.errors import Unsupported
 from workloads.techniques.base import Loading
 from workloads.techniques.fused_kernels import FusedKernels
 from workloads.training.fused import GATES, NORMS, TURNS, fuse

@@ -19,8 +19,8 @@ from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import grid_of
 from orchestrator.grid.parser import load_grid
 from orchestrator.results import paths
+from workloads.base import DataMissing
 from workloads.data.catalog import Reading, load_dataset
-from workloads.errors import DataMissing
 from workloads.hub_revisions import commit_of, pinned_model
 from workloads.models import hub as client
 from workloads.models.loading import open_model

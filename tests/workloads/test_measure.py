@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from patience import patience
 
-from workloads.api import MeasureSettings, Sample
+from workloads.base import MeasureSettings, Sample
 from workloads.collective import OneCard
 from workloads.confidence import mean_interval
 from workloads.measure import Instruments, Measured, Observation, measure

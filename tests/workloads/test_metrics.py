@@ -19,10 +19,8 @@ from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table
 from orchestrator.results.timed import derived_figures
 from workloads import registry
-from workloads.api import Result
-from workloads.metrics import METRICS
-from workloads.metrics.base import Metric, Throughput, by_name, of_ranks
-from workloads.registry import WORKLOADS
+from workloads.base import Metric, Result, Throughput, by_name, of_ranks
+from workloads.registry import METRICS, WORKLOADS
 
 DECLARED = by_name(
     Metric(name=way, title=way, description=way, ranks=way)  # type: ignore[arg-type]

@@ -21,9 +21,9 @@ from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import parse_grid
 from orchestrator.host.node_packages import with_own_packages
 from orchestrator.planning.planner import make_plan
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.openvino_engine import Pipeline
 from workloads.models.model_rules import text_refusals
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import parse_grid
+from workloads.base import BadConfiguration, Unsupported
 from workloads.data.articles import article_examples
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.training.pairs import Pair, collate, encode
 from workloads.training.samples import NOT_LEARNED, SampleFormat
 
@@ -262,7 +262,7 @@ def test_a_prefix_is_read_and_a_long_source_keeps_its_end() -> None:
 def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
     """bf16 against the plain path in fp32, on the same prefix and cut."""
     from workloads import quality_reference
-    from workloads.api import Request
+    from workloads.base import Request
 
     shared = {"source_prefix": "summarize: ", "max_source_length": 48}
     reference = Request(

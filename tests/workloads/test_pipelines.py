@@ -11,7 +11,7 @@ from finetuning_cases import asked, refuse, training_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.parallel.pipeline_rules import idle_share
 from workloads.techniques import technique_notes
 

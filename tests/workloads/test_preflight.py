@@ -10,8 +10,8 @@ from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import Card
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
+from workloads.base import CardFaulty
 from workloads.devices.cpu import CpuDevice
-from workloads.errors import CardFaulty
 
 CARD = Card(node_id="n1", index=3, accelerator=Accelerator.HPU)
 

@@ -17,16 +17,15 @@ from finetuning_cases import PRETRAINING, asked, losses, refuse, request, train,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.api import MeasureSettings
+from workloads.base import BadConfiguration, DataMissing, MeasureSettings
 from workloads.data.catalog import load_examples
 from workloads.data.examples import text_of
-from workloads.errors import BadConfiguration, DataMissing
 from workloads.models import tiny_bert
 from workloads.models.catalog import MINILM, find_model
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.masked_lm import load_masked_model, usable_positions
 from workloads.parallel.layout import Layout
-from workloads.tasks import TASKS
+from workloads.registry import TASKS
 from workloads.training.chunks import Chunk, cut, encode, masked
 from workloads.training.samples import NOT_LEARNED, SampleFormat
 from workloads.training.step import batch_maker, plan_data
@@ -238,7 +237,7 @@ def test_figures_are_those_of_steps() -> None:
 
     from orchestrator.results.metrics_of_samples import metrics_of
     from orchestrator.results.timed import derived_figures
-    from workloads.metrics.base import SAMPLES
+    from workloads.base import SAMPLES
     from workloads.registry import metrics_of as declared
 
     samples = [

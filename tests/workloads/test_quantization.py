@@ -15,10 +15,9 @@ from generation_cases import ONCE, Worker
 from generation_cases import request as generation
 
 from workloads import quantization, text_generation
-from workloads.api import JobContext, Request, Result
+from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
 from workloads.bias_correction import correct_biases, mean_outputs
 from workloads.devices import device_for
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.checkpoint_files import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.registry import find_workload

@@ -9,14 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from workloads.base import DataMissing, JobDescription
 from workloads.engines import ENGINES
-from workloads.errors import DataMissing
 from workloads.models import random_weights
 from workloads.models.catalog import checkpoint_kind, find_model
 from workloads.models.description import build_on_meta
 from workloads.models.loading import load_causal_model, load_config, load_tokenizer, open_model
 from workloads.models.model_rules import text_refusals
-from workloads.refusal import Asked
 
 SMALL = {
     "hidden_size": 64,
@@ -112,8 +111,8 @@ def test_what_is_no_architecture_is_refused() -> None:
     assert checkpoint_kind("random:chatglm9") is None
 
 
-def asked(model: str, engine: str = "transformers", **parameters: object) -> Asked:
-    return Asked(
+def asked(model: str, engine: str = "transformers", **parameters: object) -> JobDescription:
+    return JobDescription(
         model=model,
         dataset="english-prompts",
         precision="bf16",

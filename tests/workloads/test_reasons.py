@@ -10,13 +10,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from workloads.base import JobDescription
 from workloads.devices import DEVICES
 from workloads.engines import ENGINES, engines_for
 from workloads.precision import PRECISIONS, support
-from workloads.refusal import Asked
+from workloads.registry import WORKLOADS, WorkloadSpec
 from workloads.rules import refusals as refusals_of
-from workloads.workloads import WORKLOADS
-from workloads.workloads.base import WorkloadSpec
 
 #: Of each setting that is no choice, a value that some device or engine lacks or is content with.
 _NUMBERS = {"tensor_parallel": 2, "gradient_accumulation": 2, "prefetch_batches": 4}
@@ -33,7 +32,7 @@ def _values(annotation: Any) -> Iterator[Any]:
             yield True
 
 
-def _jobs(entry: WorkloadSpec) -> Iterator[Asked]:
+def _jobs(entry: WorkloadSpec) -> Iterator[JobDescription]:
     """A job of each engine, precision, device and number of cards, and one for each value of each
     setting beside them."""
     for engine in entry.engines:
@@ -47,7 +46,7 @@ def _jobs(entry: WorkloadSpec) -> Iterator[Asked]:
             for precision in PRECISIONS:
                 for parameters in variants:
                     for cards in (1, 2):
-                        yield Asked(
+                        yield JobDescription(
                             model="tiny-chatglm3",
                             dataset="advertisegen-synthetic",
                             precision=precision,
@@ -59,7 +58,9 @@ def _jobs(entry: WorkloadSpec) -> Iterator[Asked]:
                         )
 
 
-def _remedies(text: str, asked: Asked, defaults: Mapping[str, Any]) -> Iterator[Asked]:
+def _remedies(
+    text: str, asked: JobDescription, defaults: Mapping[str, Any]
+) -> Iterator[JobDescription]:
     """The jobs that a text says would be right."""
     for match in _ENGINES.finditer(text):
         engines = re.split(" and ", match[1])
@@ -78,7 +79,7 @@ def _parsed(text: str) -> Any:
     return int(text) if text.isdigit() else words.get(text, text)
 
 
-def _changed(asked: Asked, values: Mapping[str, Any]) -> Asked:
+def _changed(asked: JobDescription, values: Mapping[str, Any]) -> JobDescription:
     own = {name: value for name, value in values.items() if name in asked.__dataclass_fields__}
     parameters = {**asked.parameters, **{n: v for n, v in values.items() if n not in own}}
     return replace(asked, parameters=parameters, **own)

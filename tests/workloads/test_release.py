@@ -19,6 +19,7 @@ from orchestrator.core.topology import Card
 from orchestrator.on_ray import agent
 from orchestrator.worker import acquisition
 from orchestrator.worker.acquisition import CardHolder, WorkerConfig
+from workloads.base import CardNotAcquired
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, nvml
@@ -32,7 +33,6 @@ from workloads.devices.monitoring.release import (
     occupation,
 )
 from workloads.devices.monitoring.telemetry import Holder
-from workloads.errors import CardNotAcquired
 
 MIB = 2**20
 GIB = 2**30

@@ -16,7 +16,7 @@ from generation_cases import request as generation
 from patience import patience
 
 from workloads import text_generation
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models import saved
 from workloads.models.catalog import find_model
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model

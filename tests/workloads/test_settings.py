@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from orchestrator.core.job import Job
 from workloads import registry
-from workloads.parameters import WorkloadParameters
+from workloads.base import WorkloadParameters
 from workloads.registry import WORKLOADS
 from workloads.settings import ROLES, declarations, setting
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.training.shared_inputs import Together, put_together
 
 WIDTH = 6

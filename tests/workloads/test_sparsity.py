@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads import text_generation
+from workloads.base import BadConfiguration, Refusal
 from workloads.devices import device_for
-from workloads.errors import BadConfiguration
 from workloads.generation import sparse, transformers_engine
 from workloads.models.loading import load_causal_model, open_model
-from workloads.refusal import Refusal
 from workloads.registry import find_workload
 from workloads.techniques.sparsity import Pruned, Sparsity, share_at
 from workloads.training import pruning, weight_sharing

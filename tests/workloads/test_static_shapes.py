@@ -12,14 +12,12 @@ import pytest
 import torch
 from generation_cases import PROMPTS, Worker, request, write_dataset
 
-from workloads.api import MeasureSettings
+from workloads.base import JobDescription, MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.base import Generated
-from workloads.errors import Unsupported
 from workloads.generation import static_shapes
 from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine, graph_limits
 from workloads.generation.transformers_engine import TransformersEngine, load
-from workloads.refusal import Asked
 from workloads.registry import find_workload
 from workloads.rules import refusals
 
@@ -135,7 +133,7 @@ def test_what_cannot_be_compiled_is_refused(changes: dict[str, Any], words: str)
     """In the plan, by the setting."""
     given = {"model": "tiny-chatglm3", "precision": "fp32", "device": "cpu"} | changes
     fields = {name: given.pop(name) for name in ("model", "precision", "device")}
-    job = Asked(
+    job = JobDescription(
         dataset="advertisegen-synthetic",
         batch_size=1,
         cards=1,

@@ -11,12 +11,11 @@ from finetuning_cases import asked, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.errors import Unsupported
+from workloads.base import JobDescription, Unsupported
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.deepspeed_engine import announce
 from workloads.parallel.layout import Layout
 from workloads.parallel.tensor_rules import generation_refusals
-from workloads.refusal import Asked
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_without_a_strategy_any_number_of_cards_will_do(cards: int) -> None:
 )
 def test_text_generation_is_refused_in_the_same_words(cards: int, tensor: int, words: str) -> None:
     """The same rules for the same splitting."""
-    job = Asked(
+    job = JobDescription(
         model="tiny-chatglm3",
         dataset="english-prompts",
         precision="bf16",

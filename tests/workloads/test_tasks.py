@@ -17,13 +17,11 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
+from workloads.base import BadConfiguration, Unsupported
 from workloads.engines import ENGINES
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
 from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
-from workloads.registry import WORKLOADS, task_for
-from workloads.tasks import TASKS, task_of
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TASKS, WORKLOADS, TaskSpec, task_for, task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}

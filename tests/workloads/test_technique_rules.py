@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from tools.documents.techniques import markdown
 from workloads import techniques
-from workloads.declared import Declared
-from workloads.registry import find_workload
+from workloads.registry import Declared, find_workload
 from workloads.techniques import all_techniques
 from workloads.techniques.base import Technique
 

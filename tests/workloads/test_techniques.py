@@ -10,8 +10,7 @@ from finetuning_cases import losses, trained, training_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.api import Result
-from workloads.errors import Unsupported
+from workloads.base import Result, Unsupported
 from workloads.techniques import all_techniques, chosen
 from workloads.training import rows
 from workloads.training.samples import NOT_LEARNED, TrainingSample, cut

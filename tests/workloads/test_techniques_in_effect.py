@@ -21,12 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import patience
 
-from workloads.api import Result
+from workloads.base import BadConfiguration, Result, Unsupported
 from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.owned_directory import MARKER, make_owned_directory
-from workloads.tasks import TASKS
+from workloads.registry import TASKS
 from workloads.techniques.attention import Attention
 from workloads.techniques.autocast import Autocast
 from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Training

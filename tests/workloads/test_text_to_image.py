@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads import text_to_image
-from workloads.api import MeasureSettings, Request, Result
+from workloads.base import BadConfiguration, MeasureSettings, Request, Result
 from workloads.data.image_prompts import PROMPTS
-from workloads.errors import BadConfiguration
 from workloads.images.png import MOST_SIDE, one_colour, png_of
 from workloads.registry import metrics_of
 from workloads.text_to_image import Painting, numbers_of
@@ -168,7 +167,7 @@ def test_the_parts_of_a_batch_add_up_to_it(base: Result) -> None:
 
 def test_figures_are_of_the_timed_batches(base: Result) -> None:
     """Seconds per image are a card's time over its images; shares are of the whole."""
-    from workloads.metrics.base import Timed
+    from workloads.base import Timed
 
     timed = [sample for sample in base.samples if not sample.warmup]
     assert [sample.warmup for sample in base.samples] == [True, False, False]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workloads.api import Item
+from workloads.base import Item
 from workloads.generation.texts import Texts
 
 

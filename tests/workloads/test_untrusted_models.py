@@ -12,8 +12,8 @@ import pytest
 from generation_cases import request
 
 from orchestrator.cli import main
+from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
-from workloads.errors import BadConfiguration, DataMissing
 from workloads.generation.transformers_engine import load as load_engine
 from workloads.models import remote_code
 from workloads.models.loading import load_tokenizer, open_model

@@ -15,9 +15,9 @@ from recorded_vllm import install, next_token
 from test_engines import asked, refusals
 
 from workloads import engines, text_generation
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.models.model_rules import text_refusals
 
 

@@ -13,9 +13,9 @@ from test_engines import asked, refusals
 
 from orchestrator.core.job import Accelerator, Job
 from workloads import engines, text_generation
+from workloads.base import Unsupported
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
-from workloads.errors import Unsupported
 
 KIND = "vllm-gaudi/compile"
 

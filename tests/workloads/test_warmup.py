@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from patience import patience
 from test_measure import Bench, Meeting, rates
 
-from workloads.api import MeasureSettings, Result, Sample
+from workloads.base import MeasureSettings, Result, Sample
 from workloads.collective import OneCard
 from workloads.compilations import Compilations, of_torch
 from workloads.measure import Measured, Observation, measure

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.results.schema import SCHEMA_VERSION, required, schema
 from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
-from workloads.api import Item, MeasureSettings, Sample
+from workloads.base import Item, MeasureSettings, Sample
 from workloads.engines import ENGINES
-from workloads.metrics import METRICS
-from workloads.tasks import TASKS
+from workloads.registry import METRICS, TASKS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,9 +55,9 @@ def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[
 
 _FIGURES = (
     "By name; each is declared in one place: beside the task whose workload reports it "
-    "(`workloads/tasks`), in the engine whose models report it (`workloads/engines`), or, if "
-    "it is derived from raw samples, in a file of its own "
-    "(`workloads/metrics`). Rows of version 0.1.0 have some of them, as text, in `details`."
+    "(`workloads/engines/tasks.py`), in the engine whose models report it (`workloads/engines`), "
+    "or, if it is derived from raw samples, in `workloads/bench/metrics.py`. Rows of version 0.1.0 "
+    "have some of them, as text, in `details`."
 )
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from workloads.base import JobDescription, Refusal
 from workloads.devices import DEVICES
 from workloads.engines import default_engine
 from workloads.finetuning_rules import refuse
-from workloads.refusal import Asked, Refusal
 from workloads.techniques import TECHNIQUES
 from workloads.techniques.base import Technique
 from workloads.workloads.finetuning import FinetuningParameters
@@ -101,7 +101,7 @@ def _refusals(name: str, value: Any, device: str) -> list[Refusal]:
     """Refusals by a device of a job with this one setting; contradictions are left out."""
     beside = _BESIDE.get(name, {})
     parameters = FinetuningParameters.model_validate({**beside, name: value}).model_dump()
-    asked = Asked(
+    asked = JobDescription(
         model="tiny-chatglm3",
         dataset="advertisegen-synthetic",
         precision="bf16" if str(value).startswith("flash") else "fp32",

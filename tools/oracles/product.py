@@ -101,7 +101,7 @@ def simulated_night(seed: int) -> dict[str, Any]:
     from orchestrator.scheduling.estimate import Estimate
     from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
     from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
-    from workloads.measure_settings import MeasureSettings
+    from workloads.base import MeasureSettings
 
     class Durations:
         """Half a minute to ten minutes, by job."""

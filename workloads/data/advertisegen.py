@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.base import DataMissing
 from workloads.data.catalog import ADVERTISEGEN_FILES, load_examples
 from workloads.data.examples import Example, write_json_lines
 from workloads.data.lengths import Distribution, Lengths, distribution, sample_by_length
 from workloads.data.lengths import token_lengths as token_lengths_of
 from workloads.data.synthetic import synthetic_examples
-from workloads.errors import DataMissing
 
 #: One example in this many goes to ``dev.json`` of a synthetic set, about as in the real one.
 _DEV_SHARE = 108

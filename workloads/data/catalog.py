@@ -17,11 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from workloads.base import BadConfiguration, DataMissing
 from workloads.data.examples import Example
 from workloads.data.hub import hub_records
 from workloads.data.records import ENDINGS, Placed, records
 from workloads.data.shapes import ANSWER, WHOLE_TEXT, Columns, columns_named, columns_of
-from workloads.errors import BadConfiguration, DataMissing
 
 __all__ = ["Dataset", "DatasetEntry", "Reading", "find_dataset", "load_dataset", "load_examples"]
 

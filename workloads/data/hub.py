@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from workloads.base import DataMissing
 from workloads.data.records import Placed
-from workloads.errors import DataMissing
 
 
 def hub_records(

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
+from workloads.base import DataMissing
 from workloads.data.shapes import BadExample
-from workloads.errors import DataMissing
 
 #: Lines longer than this many bytes are refused: no example is; a wrong file may be.
 MAX_LINE_BYTES = 16 * 1024 * 1024

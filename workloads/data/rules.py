@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from workloads.base import (
+    BadConfiguration,
+    DataMissing,
+    JobDescription,
+    Refusal,
+    WorkloadParameters,
+)
 from workloads.data.catalog import Reading, changed_at, find_dataset
-from workloads.errors import BadConfiguration, DataMissing
-from workloads.parameters import WorkloadParameters
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 
 #: Settings that only datasets of the hub have, with their defaults.
@@ -50,7 +54,7 @@ class DatasetParameters(WorkloadParameters):
         )
 
 
-def dataset_refusals(asked: Asked) -> tuple[Refusal, ...]:
+def dataset_refusals(asked: JobDescription) -> tuple[Refusal, ...]:
     """A dataset that no node could read as it is asked for; one that is not here is not judged."""
     for name, value in asked.parameters.items():
         if value not in (_OF_THE_HUB.get(name, value), "") and not _is_of_the_hub(asked.dataset):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workloads.base import BadConfiguration
 from workloads.data.examples import Example, Role, Turn
-from workloads.errors import BadConfiguration
 
 #: A record of a file: values by column.
 Record = Mapping[str, Any]

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from workloads.base import Unsupported
 from workloads.decoding import layers as plain_layers
 from workloads.decoding import packing
 from workloads.decoding.packing import Matrix
 from workloads.decoding.parts import Decoder, Layer
-from workloads.errors import Unsupported
 from workloads.models import reach
 
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")

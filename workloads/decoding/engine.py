@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.decoding import description
 from workloads.decoding.continuous import ContinuousBatch, Text
 from workloads.decoding.decoder import Generator, Prompts
@@ -24,7 +24,6 @@ from workloads.decoding.parts import Decoder, Layer
 from workloads.devices.base import Device
 from workloads.engines import find_engine
 from workloads.engines.base import Answered, Completed, Generated
-from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
 from workloads.models.loading import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 
 GROUP = 64
 WORDS = 4

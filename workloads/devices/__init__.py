@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from workloads.declared import Declared
-from workloads.errors import BadConfiguration, WorkloadError
-from workloads.support import Support
+from workloads.base import BadConfiguration, Support, WorkloadError
+from workloads.registry import Declared
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

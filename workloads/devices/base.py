@@ -2,7 +2,7 @@
 
 Accelerators run behind the host: a call returns when work is queued, not when it is done. So a
 timer around it is right only with ``synchronize`` on both sides. They also fail each in their own
-words; ``classify`` turns those words into the classes of ``workloads.errors``.
+words; ``classify`` turns those words into the classes of ``workloads.base``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from workloads.base import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
 from workloads.compilations import Compilations, of_torch
 from workloads.devices import DeviceSpec, Texts
-from workloads.errors import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import supported
 from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import Device
-from workloads.support import supported
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.telemetry import CardTelemetry

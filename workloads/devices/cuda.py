@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import CardNotAcquired, CollectiveFailed, OutOfMemory, supported
 from workloads.devices import NF4, DeviceSpec, Texts
 from workloads.devices.base import Device, command_output
-from workloads.errors import CardNotAcquired, CollectiveFailed, OutOfMemory
-from workloads.support import supported
 
 if TYPE_CHECKING:
     import torch

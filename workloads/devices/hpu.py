@@ -18,6 +18,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from workloads.base import (
+    CardNotAcquired,
+    CollectiveFailed,
+    CompileFailed,
+    OutOfMemory,
+    Unsupported,
+    supported,
+    unsupported,
+)
 from workloads.compilations import Compilations
 from workloads.compiled_code import size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
@@ -25,14 +34,6 @@ from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server
 from workloads.devices.monitoring.gaudi_products import PRODUCTS
 from workloads.devices.monitoring.gaudi_server import intel_torch
-from workloads.errors import (
-    CardNotAcquired,
-    CollectiveFailed,
-    CompileFailed,
-    OutOfMemory,
-    Unsupported,
-)
-from workloads.support import supported, unsupported
 
 if TYPE_CHECKING:
     from workloads.devices.monitoring.release import CardUse

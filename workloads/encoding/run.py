@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from workloads.api import JobContext, Request, Result
+from workloads.base import BadConfiguration, JobContext, Request, Result, reporting_phases_to
 from workloads.data.catalog import load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
 from workloads.engines.base import figures_of
-from workloads.errors import BadConfiguration
 from workloads.measure import Observation, instruments_of, measure
-from workloads.phases import told_to
 from workloads.warmup import WarmupPlan
 from workloads.weights import ModelWeights
 from workloads.workloads.text_encoding import TextEncodingParameters
@@ -48,7 +46,7 @@ class Encoder(Protocol):
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure text encoding; see ``workloads.api.Workload``."""
+    """Measure text encoding; see ``workloads.base.Workload``."""
     parameters = TextEncodingParameters.model_validate(dict(request.parameters))
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
@@ -120,7 +118,7 @@ def _resident(request: Request, context: JobContext) -> tuple[tuple[Encoder, int
     def loader() -> tuple[Encoder, int]:
         context.device.release_memory()
         baseline, began = resident_bytes(), context.clock()
-        with told_to(context.enter_phase):
+        with reporting_phases_to(context.enter_phase):
             encoder = load(request, context.device)
         context.device.synchronize()
         took.append(context.clock() - began)

@@ -9,10 +9,9 @@ import torch
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.encoding.loaded import LoadedEncoder
-from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import Batch
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.masked_lm import usable_positions

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
-from workloads.engine_registry import ENGINES as ENGINES
-from workloads.engine_registry import default_engine as default_engine
-from workloads.engine_registry import engines_for as engines_for
 from workloads.engines.base import Ability, EngineSpec
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.registry import ENGINES as ENGINES
+from workloads.registry import default_engine as default_engine
+from workloads.registry import engines_for as engines_for
 
 if TYPE_CHECKING:
-    from workloads.refusal import Asked, Refusal
+    from workloads.base import JobDescription, Refusal
 
 
 def find_engine(name: str) -> EngineSpec:
@@ -129,9 +129,9 @@ def process_kinds(device: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["", *kinds]))
 
 
-def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
+def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
     """Objections to a job's engine, and to settings that depend on it. Pure."""
-    from workloads.refusal import Refusal
+    from workloads.base import Refusal
 
     spec = ENGINES.get(asked.engine)
     if spec is None:
@@ -156,10 +156,10 @@ def engine_refusals(asked: Asked, ability: str) -> Iterator[Refusal]:
 
 
 def _ability_refusals(
-    spec: EngineSpec, able: Ability, ability: str, asked: Asked
+    spec: EngineSpec, able: Ability, ability: str, asked: JobDescription
 ) -> Iterator[Refusal]:
     """Adapters and attentions that this engine does not take, and what else it refuses."""
-    from workloads.refusal import Refusal
+    from workloads.base import Refusal
 
     if asked.parameters.get("adapter") and not able.adapters:
         others = [
@@ -188,9 +188,9 @@ def _ability_refusals(
         yield from able.refuse(asked)
 
 
-def _mode_refusals(spec: EngineSpec, asked: Asked) -> Iterator[Refusal]:
+def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]:
     """A mode that this device or this engine has not."""
-    from workloads.refusal import Refusal
+    from workloads.base import Refusal
 
     for device, modes in spec.modes.items():
         wanted = asked.parameters.get(modes.setting)
@@ -206,9 +206,9 @@ def _mode_refusals(spec: EngineSpec, asked: Asked) -> Iterator[Refusal]:
         yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
 
 
-def _setting_refusals(spec: EngineSpec, asked: Asked, ability: str) -> Iterator[Refusal]:
+def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> Iterator[Refusal]:
     """Settings of other engines that this one has not."""
-    from workloads.refusal import Refusal
+    from workloads.base import Refusal
     from workloads.settings import declarations
 
     own = declarations(settings) if (settings := spec.settings(ability)) else {}

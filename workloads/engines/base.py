@@ -24,13 +24,10 @@ from workloads.data.examples import Turn
 from workloads.devices import device_spec
 
 if TYPE_CHECKING:
-    from workloads.api import Request
+    from workloads.base import JobDescription, Metric, Refusal, Request, Support
     from workloads.devices.base import Device
-    from workloads.metrics.base import Metric
     from workloads.models.loading import ModelSource
-    from workloads.refusal import Asked, Refusal
     from workloads.settings import Settings
-    from workloads.support import Support
     from workloads.weights import ModelWeights
 
 #: The mode in which operations run one after the other: any process can do that.
@@ -42,10 +39,10 @@ class Ability:
     """One thing that an engine can do."""
 
     function: str  # "module:function", imported only where it runs
-    #: The kinds of models that it does it with (``workloads/tasks``); none: all of a workload.
+    #: The kinds of models that it does it with (``registry.TASKS``); none: all of a workload.
     tasks: tuple[str, ...] = ()
     #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
-    refuse: Callable[[Asked], Iterable[Refusal]] | None = None
+    refuse: Callable[[JobDescription], Iterable[Refusal]] | None = None
     #: The engine's own settings of it, which a grid writes beside the workload's.
     settings: type[Settings] | None = None
     adapters: bool = False  # whether it puts on a trained adapter

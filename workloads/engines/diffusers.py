@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from workloads.base import Support, supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Package
-from workloads.support import Support, supported, unsupported
 
 _LINEAR = (
     "on the linear layers of the denoiser, expanded to bf16 for each product; all else in bf16"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.base import JobDescription, Refusal, Support, supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.engines.transformers import CompileSettings
-from workloads.refusal import Asked, Refusal
-from workloads.support import Support, supported, unsupported
 
 #: How each format is stored.
 _STORED = {
@@ -26,7 +25,7 @@ class StepSettings(GaudiSettings, CompileSettings):
     """Settings of how a step runs."""
 
 
-def _refuse(asked: Asked) -> Iterator[Refusal]:
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """A choice where steps are compiled always."""
     always = asked.on.can("graphs") or not asked.on.can("dynamic_shapes")
     if asked.parameters.get("torch_compile") and always:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.base import JobDescription, Metric, Refusal, Support, supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Package
-from workloads.metrics.base import Metric
-from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings, setting
-from workloads.support import Support, supported, unsupported
 
 #: ONNX Runtime's provider of each device.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -66,7 +64,7 @@ class GraphSettings(ExportSettings):
     )
 
 
-def _refuse(asked: Asked) -> Iterator[Refusal]:
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """Settings that make no graph."""
     parameters = asked.parameters
     if parameters.get("fusions") and not parameters.get("constant_folding", True):
@@ -85,7 +83,7 @@ def _refuse(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _refuse_unfolded(asked: Asked) -> Iterator[Refusal]:
+def _refuse_unfolded(asked: JobDescription) -> Iterator[Refusal]:
     """Integers, or their ranges, of a graph in which weights are transposed at each run."""
     if not asked.parameters.get("constant_folding", True):
         yield Refusal(
@@ -96,17 +94,17 @@ def _refuse_unfolded(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _refuse_text(asked: Asked) -> Iterator[Refusal]:
+def _refuse_text(asked: JobDescription) -> Iterator[Refusal]:
     """Calibrations are those of models of one graph; encoder-decoders have two."""
     from workloads.models.catalog import checkpoint_kind
-    from workloads.tasks import task_of
+    from workloads.registry import task_of
 
     kind = checkpoint_kind(asked.model)
     task = task_of(kind) if kind is not None else None
     yield from (_refuse_dynamic if task is not None and task.encoder_decoder else _refuse)(asked)
 
 
-def _refuse_dynamic(asked: Asked) -> Iterator[Refusal]:
+def _refuse_dynamic(asked: JobDescription) -> Iterator[Refusal]:
     """Graphs of which no job measures ranges."""
     yield from _refuse(asked)
     if asked.parameters.get("calibration") and asked.precision == "int8":
@@ -118,7 +116,7 @@ def _refuse_dynamic(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
     """A graph is compiled by no one else, and chooses its own layout."""
     yield from _refuse_dynamic(asked)
     for setting_name in ("torch_compile", "channels_last"):
@@ -131,7 +129,7 @@ def _refuse_images(asked: Asked) -> Iterator[Refusal]:
             )
 
 
-def _refuse_calibration(asked: Asked) -> Iterator[Refusal]:
+def _refuse_calibration(asked: JobDescription) -> Iterator[Refusal]:
     """Ranges are those of the plain graph."""
     yield from _refuse(asked)
     yield from _refuse_unfolded(asked)

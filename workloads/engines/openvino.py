@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from workloads.base import JobDescription, Metric, Refusal, supported, unsupported
 from workloads.devices.cpu import BF16, CORES
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.engines.onnxruntime import EXPORT
-from workloads.metrics.base import Metric
-from workloads.refusal import Asked, Refusal
-from workloads.support import supported, unsupported
 
 #: With one thread the library (2025.4 to 2026.4) divides by zero when it opens weights in bf16.
 BF16_THREADS = 2
 
 
-def _refuse(asked: Asked) -> Iterator[Refusal]:
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """A profile, which would be empty, and too few threads."""
     threads = asked.parameters.get("threads")
     if asked.precision == "bf16" and threads is not None and threads < BF16_THREADS:

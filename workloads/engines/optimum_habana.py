@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.base import JobDescription, Refusal, WorkloadError, supported, unsupported
 from workloads.devices.hpu import lacks_mode
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiImageSettings, GaudiSettings
-from workloads.errors import WorkloadError
-from workloads.refusal import Asked, Refusal
-from workloads.support import supported, unsupported
 
 
-def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
+def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
     """Four bits are those of the checkpoint, and on one card."""
     if asked.precision != "int4":
         return
@@ -61,7 +59,7 @@ _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
 _TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
 
 
-def _refuse_training(asked: Asked) -> Iterator[Refusal]:
+def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
     """The library's own trainers run LoRA and full training as they are, on several cards by DDP;
     Nightgrid's loop does all else."""
     from workloads.engines import default_engine
@@ -99,7 +97,7 @@ _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 _SCHEDULERS = (None, "own", "ddim", "euler")
 
 
-def _refuse_images(asked: Asked) -> Iterator[Refusal]:
+def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
     """The library's pipelines as they are: its classes, its schedulers, its way to run a U-Net."""
     from workloads.images.facts import facts_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from workloads.base import JobDescription, Refusal
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
-from workloads.refusal import Asked, Refusal
 from workloads.settings import Declaration, Settings, setting
 
 
@@ -53,7 +53,7 @@ _PLAIN = ("fp32", "bf16", "fp16")
 _SPARSE = ("bf16", "fp16")
 
 
-def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
+def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
     """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
     yield from _refuse_sparse_kernels(asked)
     modes, by_mode = not asked.on.can("dynamic_shapes"), asked.parameters.get("hpu_mode")
@@ -80,14 +80,14 @@ def _refuse_generation(asked: Asked) -> Iterator[Refusal]:
 def _has_own_generator(model: str) -> bool:
     """Tell if the task of a model generates in a way of its own."""
     from workloads.models.catalog import checkpoint_kind
-    from workloads.tasks import task_of
+    from workloads.registry import task_of
 
     kind = checkpoint_kind(model)
     task = task_of(kind) if kind is not None else None
     return task is not None and "generator" in task.functions
 
 
-def _refuse_sparse_kernels(asked: Asked) -> Iterator[Refusal]:
+def _refuse_sparse_kernels(asked: JobDescription) -> Iterator[Refusal]:
     if not asked.parameters.get("sparse_kernels"):
         return
     if not asked.on.can("sparse_2_4"):

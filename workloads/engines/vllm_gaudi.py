@@ -6,10 +6,10 @@ another process unless it is told not to, and only one process can hold a card, 
 
 from __future__ import annotations
 
+from workloads.base import supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.engines.vllm import IN_PROCESS, VLLM, refuse_in_process
-from workloads.support import supported, unsupported
 
 _REPLACED = "vllm-gaudi computes in bf16 whatever it is asked for (a line of its log says so)"
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from workloads.api import Item
+from workloads.base import Item, Unsupported
 from workloads.engines.base import Completed
-from workloads.errors import Unsupported
 from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation

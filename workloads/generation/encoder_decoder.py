@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from workloads.api import Request
+from workloads.base import BadConfiguration, Request
 from workloads.data.examples import Example, Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
-from workloads.errors import BadConfiguration
 from workloads.generation.transformers_engine import Batch, TransformersEngine
 from workloads.seq2seq_settings import TARGET_TOKENS, source_length
 from workloads.training.pairs import begin_token_id, source_text

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 if TYPE_CHECKING:
-    from workloads.api import Sample
+    from workloads.base import Sample
 
 METRICS = (
     Metric(

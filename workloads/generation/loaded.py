@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.base import Unsupported
 from workloads.data.examples import Turn
 from workloads.engines.base import Answered
-from workloads.errors import Unsupported
 from workloads.models.loading import ModelSource, encode_prompt
 from workloads.models.prompt import encode_answer
 from workloads.weights import ModelWeights

@@ -18,11 +18,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.engines.openvino import BF16_THREADS
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.openvino_graph import (
     StatefulGraph,
     facts_of,

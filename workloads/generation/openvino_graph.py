@@ -28,11 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from workloads import phases
-from workloads.api import Request
+from workloads import base
+from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.cache import cached_directory
 from workloads.engines.openvino import SPEC
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.transformers_engine import end_token_ids_of
 from workloads.models import reach
 from workloads.models.layouts import fingerprint
@@ -139,23 +138,23 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any) -> Pa
     model = fingerprint(Path(source.path))
 
     def build(directory: Path) -> None:
-        phases.enter("compile")
+        base.report_phase("compile")
         began = time.perf_counter()
         facts = _export(in_fp32(request, source), tokenizer, directory)
         _write_facts(directory, facts | {"export_s": time.perf_counter() - began})
-        phases.enter("load")
+        base.report_phase("load")
 
     plain = cached_directory(_key("fp32", model), build)
     if request.precision not in _COMPRESSED:
         return plain
 
     def compress(directory: Path) -> None:
-        phases.enter("compile")
+        base.report_phase("compile")
         began, facts = time.perf_counter(), facts_of(plain)
         facts |= _compress(plain, directory, request.precision)
         took = facts["export_s"] + time.perf_counter() - began
         _write_facts(directory, facts | {"export_s": took})
-        phases.enter("load")
+        base.report_phase("load")
 
     return cached_directory(_key(request.precision, model, version("nncf")), compress)
 

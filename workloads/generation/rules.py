@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.base import JobDescription, Refusal
 from workloads.engines import ENGINES, find_engine
-from workloads.refusal import Asked, Refusal
 
 
-def batching_refusals(asked: Asked) -> Iterator[Refusal]:
+def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Refusals of continuous batching in this job; sorting goes with everything."""
     if asked.parameters.get("batching") != "continuous":
         return
@@ -33,7 +33,7 @@ def batching_refusals(asked: Asked) -> Iterator[Refusal]:
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
 
 
-def _engines_hint(asked: Asked) -> str:
+def _engines_hint(asked: JobDescription) -> str:
     """The engines that batch continuously on this device; empty where there is none."""
     names = [
         spec.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 from workloads.training import pruning
 
 #: Sizes that the kernels want to divide a matrix's rows and columns, in 16 bits.

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import find_engine
 from workloads.engines.base import Answered, Generated
-from workloads.errors import Unsupported
 from workloads.generation.transformers_engine import Batch, TransformersEngine
 from workloads.generation.transformers_engine import load as load_plain
 

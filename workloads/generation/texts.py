@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from workloads.api import Item
+from workloads.base import Item
 
 #: The row is of the last complete repeat: the newest, or the one before it where that was cut.
 _REPEATS = 2

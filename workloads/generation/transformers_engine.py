@@ -24,11 +24,10 @@ from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import Request
 from workloads.attention_packages import PACKAGES, make_ready
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
-from workloads.errors import Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import (

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.engines.vllm import IN_PROCESS
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
 from workloads.models.checkpoint_files import read_config
 from workloads.models.loading import load_tokenizer, open_model

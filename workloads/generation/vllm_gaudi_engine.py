@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from workloads import phases
-from workloads.api import Request
+from workloads import base
+from workloads.base import Request
 from workloads.devices.base import Device
 from workloads.engines.vllm_gaudi import SPEC
 from workloads.generation import vllm_engine
@@ -50,13 +50,13 @@ def _warm_up_told() -> Iterator[list[float]]:
     took: list[float] = []
 
     def told(self: Any) -> Any:
-        phases.enter("compile")
+        base.report_phase("compile")
         began = time.perf_counter()
         try:
             return warm_up(self)
         finally:
             took.append(time.perf_counter() - began)
-            phases.enter("load")
+            base.report_phase("load")
 
     worker.compile_or_warm_up_model = told
     try:

@@ -10,9 +10,8 @@ import diffusers
 import torch
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
-from workloads.errors import Unsupported
 from workloads.images.facts import DENOISERS
 from workloads.images.loading import denoiser_name, set_scheduler
 from workloads.images.pipeline import ImagePipeline, weights_of

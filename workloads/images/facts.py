@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
-from workloads.errors import WorkloadError
+from workloads.base import WorkloadError
 from workloads.models.catalog import directory_of, pipeline_index
 
 #: Parts that remove noise step by step: one of them is in every pipeline.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.images.facts import DENOISERS
 from workloads.images.rules import OWN_SCHEDULER
 from workloads.models.loading import ModelSource

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workloads.metrics.base import Metric, Timed
+from workloads.base import Metric, Timed
 
 if TYPE_CHECKING:
-    from workloads.api import Sample
+    from workloads.base import Sample
 
 
 def _per_image(timed: Timed) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads import attention_packages
+from workloads.base import JobDescription, Refusal
 from workloads.images.facts import PipelineFacts, facts_of
-from workloads.refusal import Asked, Refusal
 from workloads.techniques import matmul_precision
 
 #: An image has so many pixels on a side for each of a latent's, at least.
@@ -14,7 +14,7 @@ SIDE_MULTIPLE = 8
 OWN_SCHEDULER = "own"
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     facts = facts_of(asked.model)
     of_model = () if facts is None else tuple(_of_pipeline(asked, facts))
@@ -32,7 +32,7 @@ def whole_batches(images: int, per_batch: int) -> int:
     return -(-images // per_batch)
 
 
-def _of_sizes(asked: Asked) -> Iterator[Refusal]:
+def _of_sizes(asked: JobDescription) -> Iterator[Refusal]:
     for name in ("height", "width"):
         side = asked.parameters.get(name)
         if side is not None and side % SIDE_MULTIPLE:
@@ -45,7 +45,7 @@ def _of_sizes(asked: Asked) -> Iterator[Refusal]:
             )
 
 
-def _of_batches(asked: Asked) -> Iterator[Refusal]:
+def _of_batches(asked: JobDescription) -> Iterator[Refusal]:
     images, warmup = asked.parameters.get("images"), asked.parameters.get("warmup_batches") or 0
     if images is None or not isinstance(asked.batch_size, int):
         return
@@ -69,7 +69,7 @@ def _of_batches(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _of_pipeline(asked: Asked, facts: PipelineFacts) -> Iterator[Refusal]:
+def _of_pipeline(asked: JobDescription, facts: PipelineFacts) -> Iterator[Refusal]:
     if not facts.reads_text or not facts.denoiser:
         lacks = (
             "it reads no text"

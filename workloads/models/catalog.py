@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from workloads.base import DataMissing, WorkloadError
 from workloads.cache import cache_root
-from workloads.errors import DataMissing, WorkloadError
 from workloads.models import hub, random_weights, saved, smollm2
 from workloads.models.chatglm3 import is_original, sizes_of
 from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 #: Added after the SentencePiece pieces, in this order (spelled as ChatGLM3's id table has them,
 #: but for ``<sop>`` and ``<eop>``: plain ``sop`` would fire inside ordinary words).

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models.checkpoint_kind import PIPELINE_INDEX, kind_of
 
 #: Index of shards, and the single file it stands for.

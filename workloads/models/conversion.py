@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.base import BadConfiguration, DataMissing
 from workloads.cache import build_aside, remove_abandoned
-from workloads.errors import BadConfiguration, DataMissing
 from workloads.models import chatglm3
 from workloads.models.chatglm3 import Sizes
 from workloads.models.chatglm3_tokenizer import (

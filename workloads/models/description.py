@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 from workloads.models import chatglm3, hub
 from workloads.models.catalog import TINY, find_model
 from workloads.models.checkpoint_files import architecture_of, read_config

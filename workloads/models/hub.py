@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models.checkpoint_files import read_pipeline_index, weight_files
 from workloads.models.checkpoint_kind import PIPELINE_INDEX
 

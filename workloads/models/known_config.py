@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import WorkloadError
+from workloads.base import WorkloadError
 from workloads.models import smollm2
 from workloads.models.catalog import MADE, SMOLLM2, find_model
 from workloads.models.checkpoint_files import read_config

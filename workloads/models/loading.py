@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files, static_activations
+from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.cache import cached_directory
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models import (
     hub,
     layouts,

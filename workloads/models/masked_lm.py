@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.models.checkpoint_files import read_config
 
 if TYPE_CHECKING:

@@ -6,15 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from workloads.base import JobDescription, Refusal, WorkloadError
 from workloads.engines import ENGINES
-from workloads.errors import WorkloadError
 from workloads.models.catalog import ModelEntry, find_model, refuse_name
 from workloads.models.checkpoint_files import has_tokenizer, protected_files, read_config
 from workloads.models.checkpoint_kind import CheckpointKind
 from workloads.models.known_config import known_config, positions_of
 from workloads.models.quantized_checkpoints import precisions_of, unreadable
 from workloads.models.reach import narrow_layers
-from workloads.refusal import Asked, Refusal
 
 
 def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
@@ -51,7 +50,7 @@ def is_protected(model: str) -> bool:
         return False
 
 
-def text_refusals(asked: Asked) -> Iterator[Refusal]:
+def text_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to a job over texts; where the model's files are not here yet, by its config
     alone, or none."""
     try:
@@ -66,7 +65,7 @@ def text_refusals(asked: Asked) -> Iterator[Refusal]:
     yield from _position_refusals(asked)
 
 
-def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
+def _file_refusals(asked: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
     """Objections by the files of a model."""
     parameters = asked.parameters
     if not has_tokenizer(directory) and not parameters.get("tokenizer"):
@@ -109,7 +108,7 @@ def _file_refusals(asked: Asked, entry: ModelEntry, directory: Path) -> Iterator
             )
 
 
-def quantised_refusals(asked: Asked) -> Iterator[Refusal]:
+def quantised_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to generating with a quantised checkpoint: it has its precision, and is no
     reference of its own quality."""
     engine = ENGINES.get(asked.engine)
@@ -133,7 +132,7 @@ def quantised_refusals(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def _position_refusals(asked: Asked) -> Iterator[Refusal]:
+def _position_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """More tokens to read and to write than the model has positions, or sees at once."""
     config = known_config(asked.model) or {}
     positions, engine = positions_of(config), ENGINES.get(asked.engine)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
+from workloads.base import BadConfiguration
 from workloads.data.examples import Role, Turn
-from workloads.errors import BadConfiguration
 from workloads.models.chatglm3_tokenizer import PROMPT_LAYOUT
 
 if TYPE_CHECKING:

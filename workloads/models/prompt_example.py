@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models import chatglm3
 from workloads.models.catalog import TINY
 from workloads.models.checkpoint_files import architecture_of

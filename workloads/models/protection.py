@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workloads import files
+from workloads.base import BadConfiguration, DataMissing, Metric
 from workloads.environment import variables
-from workloads.errors import BadConfiguration, DataMissing
-from workloads.metrics.base import Metric
 from workloads.models.checkpoint_files import (
     PROTECTED,
     TEXT_FILES,

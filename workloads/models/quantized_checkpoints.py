@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workloads.base import Unsupported
 from workloads.devices import DeviceSpec
-from workloads.errors import Unsupported
 from workloads.models.saved import origin_of
 
 

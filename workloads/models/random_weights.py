@@ -36,7 +36,7 @@ def directory_of(name: str) -> Path:
     Raises:
         DataMissing: what follows is neither an architecture nor a directory.
     """
-    from workloads.errors import DataMissing
+    from workloads.base import DataMissing
 
     shape = name.removeprefix(PREFIX)
     if shape in architectures():

@@ -12,8 +12,8 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from workloads.base import BadConfiguration
 from workloads.environment import variables
-from workloads.errors import BadConfiguration
 from workloads.models import hub
 
 #: Names of models that may run their own code, separated like the directories of PATH.

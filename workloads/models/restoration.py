@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.models import chatglm3
 from workloads.models.chatglm3 import Sizes
 from workloads.models.checkpoint_files import architecture_of, read_config

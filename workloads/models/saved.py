@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import DataMissing
 from workloads.cache import build_aside, cache_root, file_lock, remove_abandoned
-from workloads.errors import DataMissing
 
 if TYPE_CHECKING:
-    from workloads.api import Request
+    from workloads.base import Request
     from workloads.models.loading import ModelSource
 
 #: Says of a saved model, an adapter or a calibration what it was made from, and by whom.

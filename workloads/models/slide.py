@@ -6,7 +6,7 @@ import importlib.util
 import io
 from typing import Any
 
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 from workloads.models.drawing import WIDTH, Point, Svg, draw
 from workloads.models.picture import Picture
 

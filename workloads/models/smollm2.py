@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import DataMissing
+from workloads.base import DataMissing
 
 #: Raise when what is written changes: it is in the cache's key.
 RECIPE = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import files
-from workloads.errors import BadConfiguration, WorkloadError
+from workloads.base import BadConfiguration, WorkloadError
 from workloads.models.catalog import MADE, SMOLLM2, find_model
 from workloads.models.checkpoint_files import read_config, weight_files
 from workloads.models.layouts import layout_of

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from workloads.api import JobContext, Request, Result, Sample
+from workloads.base import JobContext, Request, Result, Sample
 from workloads.cache import cache_root
 from workloads.data.catalog import Dataset, load_dataset
 from workloads.models.catalog import find_model
@@ -41,7 +41,7 @@ _Read: TypeAlias = "tuple[Sequence[Prompt], _Inputs]"
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure and keep the ranges; see ``workloads.api.Workload``."""
+    """Measure and keep the ranges; see ``workloads.base.Workload``."""
     parameters = OnnxCalibrationParameters.model_validate(dict(request.parameters))
     context.enter_phase("load")
     context.resident(f"{request.residency_key}|measured", lambda: None)  # others make room

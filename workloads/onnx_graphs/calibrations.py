@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.base import DataMissing
 from workloads.cache import cache_root
-from workloads.errors import DataMissing
 from workloads.models.saved import ORIGIN
 
 RANGES = "ranges.json"

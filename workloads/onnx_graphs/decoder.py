@@ -17,10 +17,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import (
     Batch,

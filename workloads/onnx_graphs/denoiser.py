@@ -15,9 +15,8 @@ import torch
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
-from workloads.errors import Unsupported
 from workloads.images.loading import denoiser_name, set_scheduler
 from workloads.images.pipeline import ImagePipeline
 from workloads.models.loading import ModelSource, open_model

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import Request
 from workloads.devices.base import Device
 from workloads.encoding.loaded import LoadedEncoder
 from workloads.generation.encoder_decoder import right_padded

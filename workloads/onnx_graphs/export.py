@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from workloads import phases
+from workloads import base
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.cache import cached_directory
 from workloads.engines.onnxruntime import SPEC
-from workloads.errors import Unsupported
 from workloads.models.layouts import content_digest, fingerprint
 from workloads.models.loading import ModelSource
 from workloads.registry import task_for
@@ -92,13 +91,13 @@ def exported_directory(
     key = key_of(kind, fingerprint(model), asdict(options))
 
     def timed(directory: Path) -> None:
-        phases.enter("compile")
+        base.report_phase("compile")
         began = time.perf_counter()
         facts = build(directory)
         facts["export_s"] = time.perf_counter() - began
         facts[IDENTITY] = key_of(kind, content_digest(model), asdict(options))
         write_facts(directory, facts)
-        phases.enter("load")
+        base.report_phase("load")
 
     return cached_directory(key, timed)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import precision as precisions
-from workloads.api import Request
+from workloads.base import Request
 from workloads.cache import cached_directory
 from workloads.devices.base import Device
 from workloads.onnx_graphs import operators

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 _FILE = "proof.safetensors"
 #: Differences beyond so many standard deviations of torch's outputs are no rounding.

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
-from workloads.errors import Unsupported
 from workloads.generation.encoder_decoder import SourceReader, reading, right_padded
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import Batch, end_token_ids_of, pad_token_id_of

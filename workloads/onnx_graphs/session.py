@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.onnxruntime import PROVIDERS
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
 
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",

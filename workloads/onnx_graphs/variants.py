@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from workloads.base import BadConfiguration, Unsupported
 from workloads.cache import cache_root, cached_directory
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of, graphs_of, key_of, write_facts
 

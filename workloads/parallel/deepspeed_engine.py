@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from workloads.base import BadConfiguration, Unsupported
 from workloads.cache import flush_tree
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.parallel.exchange import Stamped
 from workloads.parallel.layout import Groups, Layout
 from workloads.techniques.base import Training

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.parallel.exchange import Stamped
 from workloads.parallel.torch_parts import require
 from workloads.techniques.base import Training

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from workloads.base import JobDescription, Refusal
 from workloads.finetuning_method import method_name
 from workloads.parallel.layout import pipeline_size, tensor_size
 from workloads.parallel.tensor_rules import model_config
-from workloads.refusal import Asked, Refusal
 
 #: Groups of layers that each card holds under the interleaved schedule, unless told.
 CHUNKS = 2
@@ -34,7 +34,7 @@ def chunks_of(parameters: Mapping[str, Any]) -> int:
     return int(parameters.get("pipeline_chunks") or CHUNKS)
 
 
-def note(asked: Asked) -> str:
+def note(asked: JobDescription) -> str:
     """One line of the plan about a pipeline; empty without one."""
     stages = pipeline_size(asked.parameters, asked.cards)
     if stages < 2:
@@ -49,7 +49,7 @@ def note(asked: Asked) -> str:
     )
 
 
-def layout_refusals(asked: Asked) -> Iterator[Refusal]:
+def layout_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to data × tensor × pipeline that is not the number of cards."""
     given = {
         "data_parallel": asked.parameters.get("data_parallel"),
@@ -78,7 +78,7 @@ def layout_refusals(asked: Asked) -> Iterator[Refusal]:
     )
 
 
-def pipeline_refusals(asked: Asked) -> Iterator[Refusal]:
+def pipeline_refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to the stages of a job with strategy pipeline, whose layout is right."""
     parameters = asked.parameters
     stages, chunks = pipeline_size(parameters, asked.cards), chunks_of(parameters)
@@ -113,7 +113,7 @@ def pipeline_refusals(asked: Asked) -> Iterator[Refusal]:
             )
 
 
-def _layers(asked: Asked, stages: int, chunks: int) -> Iterator[Refusal]:
+def _layers(asked: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
     config = model_config(asked.model)
     if config is None:
         return  # the job itself will look

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.techniques.base import Training
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.base import JobDescription, Refusal
 from workloads.finetuning_method import method_name
 from workloads.parallel.layout import divides_weights
-from workloads.refusal import Asked, Refusal
 
 #: DeepSpeed's, by stage.
 ZERO = ("zero0", "zero1", "zero2", "zero3")
 
 
-def combination_refusals(asked: Asked, strategy: str | None, tensor: int) -> Iterator[Refusal]:
+def combination_refusals(
+    asked: JobDescription, strategy: str | None, tensor: int
+) -> Iterator[Refusal]:
     """Objections to a strategy, on several cards, beside a job's other settings.
 
     Args:
@@ -27,13 +29,13 @@ def combination_refusals(asked: Asked, strategy: str | None, tensor: int) -> Ite
         yield from _with_fsdp2(asked, tensor)
 
 
-def driven_by_deepspeed(asked: Asked) -> bool:
+def driven_by_deepspeed(asked: JobDescription) -> bool:
     """Tell if DeepSpeed's engine runs the model's passes and steps."""
     return asked.cards > 1 and asked.parameters.get("strategy") in ZERO
 
 
 def whole_weights_refusals(
-    asked: Asked, setting: str, *, value: str, instead: str
+    asked: JobDescription, setting: str, *, value: str, instead: str
 ) -> Iterator[Refusal]:
     """Objections to a technique that reads whole weights, and was tried with strategies of
     PyTorch's own only.
@@ -53,7 +55,7 @@ def whole_weights_refusals(
     yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
 
-def _with_tensor_parallel(asked: Asked) -> Iterator[Refusal]:
+def _with_tensor_parallel(asked: JobDescription) -> Iterator[Refusal]:
     parameters = asked.parameters
     method = method_name(parameters)
     if method not in ("full", "lora"):
@@ -64,7 +66,7 @@ def _with_tensor_parallel(asked: Asked) -> Iterator[Refusal]:
         yield _cannot("save_adapter", "keeping an adapter that is split over cards")
 
 
-def _with_deepspeed(asked: Asked, strategy: str, tensor: int) -> Iterator[Refusal]:
+def _with_deepspeed(asked: JobDescription, strategy: str, tensor: int) -> Iterator[Refusal]:
     parameters = asked.parameters
     if tensor > 1 and strategy != "zero1":
         yield _cannot("tensor_parallel", f"{strategy} of split matrices; zero1 does")
@@ -93,7 +95,7 @@ def _with_deepspeed(asked: Asked, strategy: str, tensor: int) -> Iterator[Refusa
         yield _cannot("precision", "fp16 weights under DeepSpeed; bf16 does")
 
 
-def _with_fsdp2(asked: Asked, tensor: int) -> Iterator[Refusal]:
+def _with_fsdp2(asked: JobDescription, tensor: int) -> Iterator[Refusal]:
     parameters = asked.parameters
     if tensor > 1:
         yield _cannot("tensor_parallel", "fsdp2 of split matrices; ddp and zero1 do")

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.parallel.exchange import Stamped
 from workloads.parallel.layout import Groups, Layout
 from workloads.parallel.tensor_rules import split_problem

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workloads.errors import WorkloadError
+from workloads.base import JobDescription, Refusal, WorkloadError
 from workloads.models.chatglm3 import from_original_config, is_original
 from workloads.models.known_config import known_config
 from workloads.precision import quantized
-from workloads.refusal import Asked, Refusal
 
 #: What has to be divided, by its name in a model's config.
 _SIZES = {
@@ -41,7 +40,7 @@ def model_config(name: str) -> Mapping[str, Any] | None:
         return None
 
 
-def tensor_refusals(asked: Asked, tensor: int, setting: str) -> Iterator[Refusal]:
+def tensor_refusals(asked: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
     """Objections to splitting matrices over ``tensor`` of the job's cards.
 
     ``setting`` is the parameter that asks for it.
@@ -73,7 +72,7 @@ def tensor_refusals(asked: Asked, tensor: int, setting: str) -> Iterator[Refusal
         )
 
 
-def generation_refusals(asked: Asked) -> tuple[Refusal, ...]:
+def generation_refusals(asked: JobDescription) -> tuple[Refusal, ...]:
     """Objections to splitting the matrices of a job of text generation."""
     tensor = asked.parameters.get("tensor_parallel")
     if tensor is None:

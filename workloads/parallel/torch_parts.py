@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 
 #: The release that strategies are tested with, which has all that they need.
 _TESTED = "2.13"

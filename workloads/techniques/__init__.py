@@ -17,13 +17,10 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.declared import Declared
+from workloads.base import JobDescription, Metric, WorkloadParameters
 from workloads.finetuning_method import MethodParameters
-from workloads.metrics.base import Metric
-from workloads.parameters import WorkloadParameters
-from workloads.refusal import Asked
+from workloads.registry import TASKS, Declared
 from workloads.settings import Declaration, Value
-from workloads.tasks import TASKS
 from workloads.techniques.base import Technique
 
 #: Every technique by name; nobody else's takes the place of one of ours.
@@ -36,7 +33,7 @@ def all_techniques() -> tuple[type[Technique], ...]:
     setting has the name of another one's, of the method's or of a job's field is left out, with a
     warning."""
     found: dict[str, type[Technique]] = {}
-    settings = {each.name: "a job" for each in fields(Asked)}  # name -> whatever has it
+    settings = {each.name: "a job" for each in fields(JobDescription)}  # name -> whatever has it
     settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
     for name in TECHNIQUES:  # ours come first
         kind = TECHNIQUES[name]
@@ -66,7 +63,7 @@ def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
     return tuple(metric for kind in _able(tasks) for metric in kind.metrics)
 
 
-def technique_notes(asked: Asked) -> tuple[str, ...]:
+def technique_notes(asked: JobDescription) -> tuple[str, ...]:
     """Notes of all techniques of a job for the plan."""
     return tuple(note for kind in chosen(asked.parameters) for note in kind.notes(asked))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique
 
@@ -31,7 +31,7 @@ class GradientAccumulation(Technique):
         "stays the samples per card and optimizer step, so this changes memory, not the training.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         parts = self.gradient_accumulation
         if parts == 1:
             return

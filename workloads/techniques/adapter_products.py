@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
+from workloads.base import JobDescription, Refusal
 from workloads.parallel.strategy_rules import whole_weights_refusals
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -38,7 +38,7 @@ class AdapterProducts(Technique):
 
     _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.adapter_products == "each":
             return
         method = asked.parameters.get("method")

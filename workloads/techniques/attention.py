@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from workloads.attention_packages import make_ready, refusals
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
 
@@ -34,7 +34,7 @@ class Attention(Technique):
         "(CUDA only).",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         yield from refusals(asked)
         half = asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none"
         if self.attention == "flash_attention_2" and not half:

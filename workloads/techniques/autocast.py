@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -31,7 +31,7 @@ class Autocast(Technique):
         "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if asked.precision == "fp16" and self.autocast != "fp16":
             yield Refusal(
                 setting="precision",

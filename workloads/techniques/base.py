@@ -27,9 +27,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from workloads.metrics.base import Metric
+from workloads.base import JobDescription, Metric, Refusal
 from workloads.parallel.layout import Layout
-from workloads.refusal import Asked, Refusal
 from workloads.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from workloads.api import Phase
+    from workloads.base import Phase
     from workloads.devices.base import Device
     from workloads.parallel.exchange import Exchange
-    from workloads.tasks.base import TaskSpec
+    from workloads.registry import TaskSpec
     from workloads.training.samples import Learnable, SampleFormat
 
 
@@ -329,16 +328,16 @@ class Technique(Settings):
     #: Among all techniques, which act at each point in ascending order, and after the last step in
     #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
-    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    #: Functions of a task (``workloads/engines/tasks.py``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Figures that it adds to rows of workloads that train (``Training.metrics``).
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""
         return ()
 
-    def notes(self, asked: Asked) -> Iterable[str]:
+    def notes(self, asked: JobDescription) -> Iterable[str]:
         """Lines of the plan on this technique, as it is set, in this job. Pure; no torch."""
         return ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 

@@ -21,11 +21,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.compilations import of_torch
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.parallel.layout import divides_weights
 from workloads.parallel.strategy_rules import driven_by_deepspeed
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -59,7 +58,7 @@ class Compilation(Technique):
     _compiled: list[Any] = PrivateAttr(default_factory=list)
     _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if not self.torch_compile:
             if self.compile_scope != "model":
                 yield Refusal(

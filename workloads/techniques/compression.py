@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration, JobDescription, Refusal
 from workloads.parallel.layout import model_parallel_size
 from workloads.parallel.strategy_rules import driven_by_deepspeed
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -52,7 +51,7 @@ class GradientCompression(Technique):
 
     _hook: list[Any] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.powersgd_rank is not None and self.gradient_compression != "powersgd":
             yield Refusal(
                 setting="powersgd_rank",

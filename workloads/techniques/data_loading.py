@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workloads.errors import BadConfiguration
-from workloads.refusal import Asked, Refusal
+from workloads.base import BadConfiguration, JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, StepBatch, Technique
 
@@ -70,7 +69,7 @@ class DataLoading(Technique):
         "pin_memory).",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.prefetch_batches is not None and not self.data_workers:
             yield Refusal(
                 setting="prefetch_batches",

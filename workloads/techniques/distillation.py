@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.finetuning_method import method_name
-from workloads.metrics.base import Metric
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.parallel.layout import model_parallel_size
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Inputs, Loading, Technique, Training
 from workloads.training import students
@@ -131,7 +129,7 @@ class Distillation(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if method_name(asked.parameters) != _METHOD:
             for name, info in type(self).model_fields.items():
                 if getattr(self, name) != info.default:
@@ -163,7 +161,7 @@ class Distillation(Technique):
         yield from self._sizes(asked)
         yield from self._together(asked)
 
-    def _sizes(self, asked: Asked) -> Iterator[Refusal]:
+    def _sizes(self, asked: JobDescription) -> Iterator[Refusal]:
         config = known_config(asked.model) or {}
         other = known_config(self.teacher) if self.teacher is not None else None
         ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
@@ -197,7 +195,7 @@ class Distillation(Technique):
                 hint=f"write a multiple of {size}",
             )
 
-    def _together(self, asked: Asked) -> Iterator[Refusal]:
+    def _together(self, asked: JobDescription) -> Iterator[Refusal]:
         kind = checkpoint_kind(asked.model)
         pairs = kind is not None and kind.encoder_decoder
         if pairs and (self.student_layers or self.student_hidden):

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration, JobDescription, Refusal
 from workloads.finetuning_method import WHOLE_METHODS, method_name
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -39,7 +38,7 @@ class Freezing(Technique):
         "encoder, where the model has one.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         method = method_name(asked.parameters)
         if method in WHOLE_METHODS:
             return

@@ -18,9 +18,8 @@ from typing import ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.errors import Unsupported
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.parallel.strategy_rules import whole_weights_refusals
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Loading, Technique, Training
 
@@ -43,7 +42,7 @@ class FusedKernels(Technique):
 
     _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.fused_kernels == "none":
             return
         if not asked.on.can("liger_kernels"):

@@ -13,9 +13,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
-from workloads.errors import Unsupported
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.parallel.strategy_rules import whole_weights_refusals
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 from workloads.techniques.compilation import compiles_whole
@@ -39,7 +38,7 @@ class LearnedLogits(Technique):
         "chunked: each learned position alone, some at a time together with their loss.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.logits == "all":
             return
         if not asked.on.can("dynamic_shapes"):
@@ -58,7 +57,7 @@ class LearnedLogits(Technique):
         if self.logits == "chunked":
             yield from self._chunked_refusals(asked)
 
-    def _chunked_refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def _chunked_refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if asked.parameters.get("autocast", "none") != "none":
             yield Refusal(
                 setting="logits",

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workloads.errors import Unsupported
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 from workloads.techniques.matmul_precision import ROUNDING, error_with
@@ -38,7 +37,7 @@ class MatmulBackend(Technique):
         "attention over short samples is slower with it.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.matmul_backend == "default":
             return
         if not asked.on.can("onednn"):

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workloads.errors import Unsupported
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 
 
-def refusals(asked: Asked, otherwise: str) -> Iterator[Refusal]:
+def refusals(asked: JobDescription, otherwise: str) -> Iterator[Refusal]:
     """Objections to fewer bits in a job's products; ``otherwise`` is said where the device knows
     only the exact ones."""
     autocast = asked.parameters.get("autocast", "none")
@@ -66,7 +65,7 @@ class MatmulPrecision(Technique):
         "medium in bf16 where the card can. For jobs in fp32 without autocast.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         return refusals(asked, "write autocast: bf16 and matmul_precision: highest")
 
     def on_model(self, training: Training) -> None:

@@ -13,8 +13,7 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from workloads.errors import Unsupported
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -47,7 +46,7 @@ class OptimizerChoice(Technique):
         "weight decay, constant learning rate.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.optimizer in _PACKAGES and not asked.on.can("optimizers_8bit"):
             yield Refusal(
                 setting="optimizer",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Technique, Training
 from workloads.techniques.compilation import compiles_whole
@@ -66,7 +66,7 @@ class Padding(Technique):
 
     _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.packed_attention == "apart":
             yield from self._apart_refusals(asked)
         elif self.packed_length != "exact":
@@ -96,7 +96,7 @@ class Padding(Technique):
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
 
-    def _apart_refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def _apart_refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.padding != "packing":
             yield Refusal(
                 setting="packed_attention",

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
+from workloads.base import JobDescription, Refusal
 from workloads.finetuning_method import WHOLE_METHODS, method_name
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -67,7 +67,7 @@ class Saving(Technique):
 
     _savers: list[Saver] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         parameters = asked.parameters
         if self.save_mode is not None and not self.save_every:
             yield Refusal(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from workloads.refusal import Asked, Refusal
+from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -37,7 +37,7 @@ class Schedule(Technique):
         "job, warm-up included.",
     )
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.schedule_steps is not None and self.learning_rate_schedule == "constant":
             yield Refusal(
                 setting="schedule_steps",

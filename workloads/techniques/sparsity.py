@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, JobDescription, Metric, Refusal, Unsupported
 from workloads.finetuning_method import ADAPTER_METHODS, method_name
-from workloads.metrics.base import Metric
 from workloads.models.targets import linear_shapes
 from workloads.parallel.layout import divides_weights
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 from workloads.training import pruning
@@ -139,7 +137,7 @@ class Sparsity(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.sparsity == "none":
             yield from self._without_sparsity()
         if self.sparsity == "none" and self.cluster_bits is None:
@@ -177,7 +175,7 @@ class Sparsity(Technique):
                     hint=f"write sparsity: magnitude, 2:4 or channels, or leave {name} out",
                 )
 
-    def _two_of_four(self, asked: Asked) -> Iterator[Refusal]:
+    def _two_of_four(self, asked: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
             yield Refusal(
                 setting="sparsity_share",
@@ -199,7 +197,7 @@ class Sparsity(Technique):
                 )
                 return
 
-    def _emptied(self, asked: Asked) -> Iterator[Refusal]:
+    def _emptied(self, asked: JobDescription) -> Iterator[Refusal]:
         """A share that leaves nothing of a layer."""
         outs = {out for _, out in pruning.FEED_FORWARD}
         for name, (outputs, inputs) in (linear_shapes(asked.model) or {}).items():

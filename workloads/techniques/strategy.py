@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.metrics.base import Metric
+from workloads.base import JobDescription, Metric, Refusal
 from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.parallel.layout import Groups, tensor_size
 from workloads.parallel.pipeline_rules import (
@@ -34,7 +34,6 @@ from workloads.parallel.pipeline_rules import (
 )
 from workloads.parallel.strategy_rules import ZERO, combination_refusals
 from workloads.parallel.tensor_rules import tensor_refusals
-from workloads.refusal import Asked, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import DataPlan, Loading, Technique, Training
 
@@ -133,7 +132,7 @@ class Strategy(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: Asked) -> Iterable[Refusal]:
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if asked.cards == 1:
             yield from self._one_card()
             return
@@ -154,7 +153,7 @@ class Strategy(Technique):
             yield from wrong or pipeline_refusals(asked)
         yield from combination_refusals(asked, self.strategy, tensor)
 
-    def notes(self, asked: Asked) -> Iterable[str]:
+    def notes(self, asked: JobDescription) -> Iterable[str]:
         if told := note(asked):
             yield told
 

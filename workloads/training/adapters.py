@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.cache import cache_root
-from workloads.errors import BadConfiguration, DataMissing, Unsupported
 from workloads.models.checkpoint_files import refuse_odd_files
 from workloads.models.saved import keep, write_origin
 

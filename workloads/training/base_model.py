@@ -8,14 +8,14 @@ from typing import Any
 
 from workloads import precision as precisions
 from workloads import registry, weights
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.models.loading import (
     ModelSource,
     load_config,
     load_tokenizer,
     open_model,
 )
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec
 from workloads.techniques.base import Loading
 from workloads.training.samples import SampleFormat
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 if TYPE_CHECKING:
     import torch

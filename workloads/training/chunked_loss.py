@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, log_softmax
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.training.samples import NOT_LEARNED
 
 #: Positions of a chunk; a product with so many rows is as fast as one with all of them.

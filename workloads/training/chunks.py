@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from numpy.typing import NDArray
 
+from workloads.base import BadConfiguration
 from workloads.data.examples import text_of
-from workloads.errors import BadConfiguration
 from workloads.models.masked_lm import usable_positions
 from workloads.training.samples import NOT_LEARNED, Encoded, SampleFormat
 

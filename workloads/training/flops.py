@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.weights import logical_count
 
 if TYPE_CHECKING:
-    from workloads.tasks.base import TaskSpec
+    from workloads.registry import TaskSpec
     from workloads.training.samples import Learnable
 
 

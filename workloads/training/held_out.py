@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workloads.base import BadConfiguration
 from workloads.data.examples import Example
-from workloads.errors import BadConfiguration
 from workloads.techniques.base import DataPlan, Objective, Training
 from workloads.training import rows
 from workloads.training.samples import Learnable

@@ -13,10 +13,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workloads.api import JobContext, Request, Result
+from workloads.base import BadConfiguration, JobContext, Request, Result
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
-from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
 from workloads.parallel.layout import Layout, pipeline_size, tensor_size
@@ -72,7 +71,7 @@ class _Whole:
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Train, step by timed step; see ``workloads.api.Workload``."""
+    """Train, step by timed step; see ``workloads.base.Workload``."""
 
     reasons = iter(("", "repeated after compilation"))
     with contextlib.ExitStack() as job_ending:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.finetuning_method import (
     ADAPTER_METHODS,
     DEFAULT_LEARNING_RATE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.seq2seq_settings import source_length, target_length
 from workloads.training.flops import train_flops_per_token
 from workloads.training.samples import NOT_LEARNED, Encoded, SampleFormat

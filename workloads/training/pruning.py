@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.api import JobContext, Request
+from workloads.base import BadConfiguration, JobContext, Request
 from workloads.data.catalog import Dataset, load_dataset
-from workloads.errors import BadConfiguration
 from workloads.finetuning_method import MethodParameters
 from workloads.parallel.layout import Layout
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec
 from workloads.training import held_out
 from workloads.training.samples import Encoded, Learnable, SampleFormat
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workloads.api import JobContext, Request, Sample
+from workloads.base import JobContext, Request, Sample
 from workloads.finetuning_method import MethodParameters
 from workloads.models.loading import ModelSource
 from workloads.models.saved import origin_by, save_trained

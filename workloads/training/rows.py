@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 from workloads.training.samples import NOT_LEARNED, Learnable, SampleFormat, TrainingSample
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from workloads.attention_words import refuse_unknown
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 
 #: Name of the attention function in transformers.
 NAME = "nightgrid_apart"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 from workloads.models.prompt import encode_answer, encode_prompt
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 from workloads.techniques.base import Training
 from workloads.training.checkpoints import Checkpoints, read_state, write_state
 

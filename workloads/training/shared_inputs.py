@@ -17,7 +17,7 @@ import torch
 from peft.tuners.lora import Linear
 from torch.nn.functional import linear
 
-from workloads.errors import Unsupported
+from workloads.base import Unsupported
 
 
 class Group:

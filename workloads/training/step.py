@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from workloads.devices.base import Device
-    from workloads.tasks.base import TaskSpec
+    from workloads.registry import TaskSpec
 
 
 def plan_data(

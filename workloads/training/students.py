@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 if TYPE_CHECKING:
     import torch

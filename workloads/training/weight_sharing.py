@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 
 if TYPE_CHECKING:
     import torch

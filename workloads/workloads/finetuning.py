@@ -6,12 +6,12 @@ settings of a technique that is found there are settings of grids at once.
 
 from __future__ import annotations
 
+from workloads.base import SAMPLES
 from workloads.finetuning_method import MethodParameters
 from workloads.finetuning_rules import refuse
-from workloads.metrics.base import SAMPLES
+from workloads.registry import WorkloadSpec
 from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.techniques import technique_metrics, technique_notes, with_techniques
-from workloads.workloads.base import WorkloadSpec
 
 TASKS = ("causal-lm", "seq2seq-lm")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from workloads.base import SAMPLES, JobDescription, Refusal
 from workloads.data.rules import DatasetParameters
-from workloads.metrics.base import SAMPLES
-from workloads.refusal import Asked, Refusal
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 
 class OnnxCalibrationParameters(DatasetParameters):
@@ -37,7 +36,7 @@ class OnnxCalibrationParameters(DatasetParameters):
     )
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """Shapes of a pass that is not one prompt on one card."""
     found = []
     if asked.cards > 1:

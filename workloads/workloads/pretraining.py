@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.base import SAMPLES, Metric, Timed
 from workloads.finetuning_method import TrainingParameters
-from workloads.metrics.base import SAMPLES, Metric, Timed
 from workloads.pretraining_rules import refuse
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 from workloads.techniques import with_techniques
-from workloads.workloads.base import WorkloadSpec
 
 TASKS = ("masked-lm",)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.base import SAMPLES, JobDescription, Metric, Refusal, WorkloadError
 from workloads.data.rules import DatasetParameters
-from workloads.errors import WorkloadError
 from workloads.finetuning_method import SAVE_MODEL
-from workloads.metrics.base import SAMPLES, Metric
 from workloads.models.known_config import known_config
 from workloads.models.model_rules import is_protected, saving_refusals
 from workloads.models.random_weights import PREFIX
 from workloads.models.targets import linear_shapes
-from workloads.refusal import Asked, Refusal
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 #: Weights that share one scale: of int4, unless a job says otherwise, and of NF4.
 INT4_GROUP, NF4_BLOCK = 32, 64
@@ -91,7 +89,7 @@ class QuantizationParameters(DatasetParameters):
         return self.method in ("static", "auto-round") or self.bias_correction
 
 
-def refuse(asked: Asked) -> tuple[Refusal, ...]:
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     found = QuantizationParameters.model_validate(dict(asked.parameters))
     return (
@@ -102,7 +100,7 @@ def refuse(asked: Asked) -> tuple[Refusal, ...]:
     )
 
 
-def _method(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
+def _method(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     if found.method in _LACKING:
         yield Refusal(
             setting="method",
@@ -146,7 +144,7 @@ def _method(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
         )
 
 
-def _auto_round(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
+def _auto_round(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     """Its library writes the model to a directory, which is read back and kept as it is."""
     if found.method != "auto-round":
         return
@@ -171,7 +169,7 @@ def _auto_round(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal
         )
 
 
-def _model(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
+def _model(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     yield from saving_refusals(asked.model, found.save_model)
     if asked.precision not in ("fp32", "bf16", "fp16"):
         yield Refusal(
@@ -198,7 +196,7 @@ def _model(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
             return
 
 
-def _texts(asked: Asked, found: QuantizationParameters) -> Iterator[Refusal]:
+def _texts(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     """Fewer texts than are wanted; a token is at least one byte."""
     from workloads.data.catalog import find_dataset, load_examples
     from workloads.data.examples import text_of

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from workloads.base import SAMPLES
 from workloads.data.rules import DatasetParameters
-from workloads.metrics.base import SAMPLES
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 
 class TextEncodingParameters(DatasetParameters):

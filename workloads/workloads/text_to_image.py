@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.base import Throughput
 from workloads.data.rules import DatasetParameters
 from workloads.images.rules import refuse
-from workloads.metrics.base import Throughput
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 
 class TextToImageParameters(DatasetParameters):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.base import ADAPTER, TOKENS
 from workloads.data.rules import DatasetParameters
 from workloads.generation_rules import refuse
-from workloads.metrics.base import TOKENS
-from workloads.parameters import ADAPTER
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 
 class VerificationParameters(DatasetParameters):

@@ -1,6 +1,6 @@
 """A metric: one more figure for rows of Nightgrid's own fine-tuning, from their raw samples."""
 
-from workloads.metrics.base import Metric
+from workloads.base import Metric
 
 SPEC = Metric(
     name="last_step_loss",

@@ -1,8 +1,8 @@
 """A device that computes as the host does, under names of its own."""
 
+from workloads.base import supported
 from workloads.devices import DeviceSpec
 from workloads.devices.base import Device
-from workloads.support import supported
 
 SPEC = DeviceSpec(
     name="npu",

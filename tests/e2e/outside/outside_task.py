@@ -1,5 +1,5 @@
 """A task: checkpoints that hold a matrix."""
 
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec
 
 SPEC = TaskSpec(name="matrix", title="a matrix", architectures=("OutsideMatrix",))

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from workloads.api import JobContext, Request, Result
+from workloads.base import JobContext, Metric, Request, Result, Throughput, WorkloadParameters
 from workloads.engines import engine_function
 from workloads.measure import Instruments, Observation, measure
-from workloads.metrics.base import Metric, Throughput
-from workloads.parameters import WorkloadParameters
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
-from workloads.workloads.base import WorkloadSpec
 
 
 class ProductParameters(WorkloadParameters):

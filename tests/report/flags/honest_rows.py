@@ -10,7 +10,7 @@ from measurements import row as plain_row
 from planted_lies import derived
 
 from orchestrator.core.measurement import Measurement
-from workloads.api import Item, Sample
+from workloads.base import Item, Sample
 
 
 @st.composite

@@ -15,7 +15,7 @@ from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.schema import OUT_OF_RANGE
 from orchestrator.results.tables import from_table
 from workloads import registry
-from workloads.api import Item, Sample
+from workloads.base import Item, Sample
 
 ROWS = Path(__file__).resolve().parents[3] / "results" / "h100" / "grids.parquet"
 

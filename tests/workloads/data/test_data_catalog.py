@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from workloads.base import DataMissing
 from workloads.data.catalog import find_dataset, load_examples
 from workloads.data.english_prompts import PROMPTS
 from workloads.data.examples import Example, write_json_lines
 from workloads.data.synthetic import synthetic_examples
-from workloads.errors import DataMissing
 
 
 def quantile(lengths: list[int], share: float) -> int:

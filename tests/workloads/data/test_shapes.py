@@ -11,10 +11,10 @@ import pytest
 from pyarrow import parquet
 
 from workloads import files
+from workloads.base import BadConfiguration, DataMissing
 from workloads.data.catalog import Reading, find_dataset, load_dataset, load_examples
 from workloads.data.examples import Example, Turn
 from workloads.data.hub import hub_records
-from workloads.errors import BadConfiguration, DataMissing
 
 ALPACA = {"instruction": "Translate.", "input": "chat", "output": "cat"}
 TURNS = [

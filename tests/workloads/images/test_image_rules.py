@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from workloads import precision as precisions
+from workloads.base import JobDescription, Refusal
 from workloads.engines import ENGINES
 from workloads.images.facts import facts_of
-from workloads.refusal import Asked, Refusal
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals
 
@@ -53,7 +53,7 @@ def asked(**changes: Any) -> list[Refusal]:
     given = {name: value for name, value in changes.items() if name not in fields}
     fields |= {name: value for name, value in changes.items() if name in fields}
     parameters = SPEC.validate(given, fields["engine"])
-    return list(refusals(SPEC, Asked(parameters=parameters, **fields)))
+    return list(refusals(SPEC, JobDescription(parameters=parameters, **fields)))
 
 
 def test_a_usual_job_runs_everywhere() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import sample
 
-from workloads.metrics import METRICS
-from workloads.metrics.base import Timed
+from workloads.base import Timed
+from workloads.registry import METRICS
 
 FIGURE = METRICS["padding_share"].figure
 assert FIGURE is not None

@@ -10,8 +10,8 @@ import time
 import pytest
 from patience import patience
 
+from workloads.base import DataMissing
 from workloads.cache import build_aside, cached_directory, remove_abandoned, try_lock
-from workloads.errors import DataMissing
 
 
 @pytest.fixture(autouse=True)

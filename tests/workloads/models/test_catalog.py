@@ -18,7 +18,7 @@ import pytest
 from patience import patience
 
 from workloads import files
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.models import catalog, hub, smollm2
 from workloads.models.catalog import find_model
 from workloads.models.checkpoint_files import read_config

@@ -8,7 +8,7 @@ import chatglm3_reference as reference
 import pytest
 import torch
 
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.models.conversion import convert
 from workloads.models.prompt import Message, encode_messages, encode_prompt
 

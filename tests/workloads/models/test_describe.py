@@ -10,7 +10,7 @@ import chatglm3_reference as reference
 import pytest
 
 from orchestrator.cli import main
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing
 from workloads.models.description import describe_model
 from workloads.models.drawing import draw_svg
 from workloads.models.picture import draw_text, picture_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from workloads.errors import BadConfiguration
+from workloads.base import BadConfiguration
 from workloads.models.chatglm3_tokenizer import build_tokenizer
 from workloads.models.prompt import encode_prompt, layout_of
 from workloads.models.tiny_vocabulary import pieces

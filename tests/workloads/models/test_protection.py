@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli import main
-from workloads.errors import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration, DataMissing, JobDescription
 from workloads.models import protection
 from workloads.models.checkpoint_files import PROTECTED, weight_files
 from workloads.models.loading import open_model
 from workloads.models.model_rules import text_refusals
-from workloads.refusal import Asked
 
 KEY = bytes(range(32))
 PIECE_BYTES = 64
@@ -203,7 +202,7 @@ def test_who_reads_files_cannot_have_it(
 ) -> None:
     """Said in the plan, before anything starts."""
     engine = str(changes.pop("engine", "transformers"))
-    asked = Asked(
+    asked = JobDescription(
         model=str(model[0]),
         dataset="english-prompts",
         precision="bf16",

@@ -16,7 +16,7 @@ from generation_cases import Worker, request
 from safetensors.torch import load_file, save_file
 
 from workloads import text_generation
-from workloads.errors import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.models.loading import load_causal_model, open_model
 from workloads.models.quantized_checkpoints import READERS, as_stored, reading_arguments
 from workloads.registry import find_workload

@@ -18,8 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from workloads.base import Unsupported
 from workloads.decoding import description
-from workloads.errors import Unsupported
 from workloads.generation.openvino_graph import window_of
 from workloads.models import reach
 

@@ -18,8 +18,8 @@ import onnx
 from generation_cases import Worker, request, write_dataset
 from transformers import AutoConfig
 
+from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
-from workloads.errors import BadConfiguration, DataMissing
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.onnx_graphs import calibration, decoder, proof
 from workloads.onnx_graphs.calibrations import find_calibration

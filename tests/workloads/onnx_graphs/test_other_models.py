@@ -23,14 +23,13 @@ from transformers import AutoConfig
 
 from workloads import text_generation, text_to_image
 from workloads.answer_loss import Answered, loss_of
+from workloads.base import JobDescription, Unsupported
 from workloads.encoding import run as encoding
 from workloads.engines import engine_refusals
-from workloads.errors import Unsupported
 from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_model
 from workloads.models.masked_lm import load_masked_model
 from workloads.onnx_graphs import calibration
 from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
-from workloads.refusal import Asked
 from workloads.registry import find_workload
 from workloads.rules import refusals
 
@@ -209,8 +208,8 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
 )
 def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -> None:
     """Each refusal names its setting; on Gaudi there is no provider."""
-    assert not list(engine_refusals(Asked(**ASKED), ability))
-    (refusal,) = engine_refusals(Asked(**(ASKED | changes)), ability)
+    assert not list(engine_refusals(JobDescription(**ASKED), ability))
+    (refusal,) = engine_refusals(JobDescription(**(ASKED | changes)), ability)
     assert refusal.setting == setting and refusal.reason
 
 
@@ -221,6 +220,6 @@ def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -
 def test_a_calibration_reads_one_prompt_on_one_card(changes, setting) -> None:
     """What is asked beyond that would not be done, so the plan refuses it."""
     spec = find_workload("onnx-calibration")
-    assert not refusals(spec, Asked(**ASKED))
-    (refusal,) = refusals(spec, Asked(**(ASKED | changes)))
+    assert not refusals(spec, JobDescription(**ASKED))
+    (refusal,) = refusals(spec, JobDescription(**(ASKED | changes)))
     assert refusal.setting == setting and refusal.hint

@@ -7,7 +7,7 @@ plan adds it by itself. Its row says where the files lie; its times are of no in
 from __future__ import annotations
 
 from workloads import precision as precisions
-from workloads.api import JobContext, Request, Result
+from workloads.base import JobContext, Request, Result
 from workloads.data.catalog import load_dataset
 from workloads.engines.gaudi import generation, library, quantization
 from workloads.one_pass import encoded_prompts, generate_once, result_of
@@ -15,7 +15,7 @@ from workloads.workloads.fp8_calibration import CalibrationParameters
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure; see ``workloads.api.Workload``."""
+    """Measure; see ``workloads.base.Workload``."""
     parameters = CalibrationParameters.model_validate(dict(request.parameters))
     device = context.device
     library.prepare(device)

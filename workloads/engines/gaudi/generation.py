@@ -28,13 +28,12 @@ from transformers.utils import logging as transformers_logging
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import Request
+from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.devices.monitoring.gaudi_products import fp8_scales
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
-from workloads.errors import Unsupported
 from workloads.generation.encoder_decoder import SourceReader, reading
 from workloads.generation.static_shapes import BUCKET  # in such parts the cache is read, too
 from workloads.generation.transformers_engine import (

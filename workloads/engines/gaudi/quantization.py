@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.base import DataMissing, Unsupported
 from workloads.cache import cache_root
-from workloads.errors import DataMissing, Unsupported
 
 if TYPE_CHECKING:
-    from workloads.api import Request
+    from workloads.base import Request
 
 #: Written by a calibration that has come to its end.
 _DONE = "complete.json"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from workloads.api import JobContext, MeasureSettings, Sample
+from workloads.base import JobContext, MeasureSettings, Sample
 from workloads.compilations import Compilations
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec
 from workloads.techniques.base import Inputs
 from workloads.training.rows import in_order
 from workloads.training.samples import Learnable, SampleFormat

@@ -26,18 +26,16 @@ from transformers import TrainerCallback
 
 from workloads import precision as precisions
 from workloads import weights
-from workloads.api import JobContext, Request, Result
+from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
 from workloads.data.catalog import Dataset, load_dataset
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines.gaudi import generation, library
 from workloads.engines.gaudi.trainer_steps import First, Rows, Steps, stacked
 from workloads.engines.optimum_habana import SPEC
-from workloads.errors import BadConfiguration, Unsupported
 from workloads.finetuning_method import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.saved import origin_by
-from workloads.registry import task_for
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec, task_for
 from workloads.training import adapters, methods
 from workloads.training.flops import flops_per_token
 from workloads.training.samples import Encoded, SampleFormat
@@ -52,7 +50,7 @@ _CLIPPED_TO = 1.0
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Train with the library's trainer; see ``workloads.api.Workload``."""
+    """Train with the library's trainer; see ``workloads.base.Workload``."""
     return repeated_if_compiled(lambda: _run(request, context), request, context)
 
 

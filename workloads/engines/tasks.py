@@ -1,13 +1,19 @@
-"""Causal language models: each token is predicted from those before it."""
+"""Tasks: the kinds of models, and what each needs to be loaded, trained and measured."""
 
 from __future__ import annotations
 
-from workloads.metrics.base import Metric
+from workloads.base import Metric, WorkloadParameters
+from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
+from workloads.images.metrics import METRICS as IMAGE_METRICS
 from workloads.models import protection
-from workloads.tasks.base import TaskSpec
+from workloads.registry import TaskSpec
+from workloads.seq2seq_rules import refuse as seq2seq_refusals
+from workloads.seq2seq_settings import Seq2SeqParameters
 from workloads.training_metrics import LOSSES
 
-SPEC = TaskSpec(
+# Causal language models: each token is predicted from those before it.
+
+CAUSAL_LM = TaskSpec(
     name="causal-lm",
     title="a causal language model",
     architectures=("ForCausalLM", "LMHeadModel", "ChatGLMModel"),
@@ -83,3 +89,62 @@ SPEC = TaskSpec(
         ),
     ),
 )
+
+
+# Masked language models: tokens are predicted from those on both sides.
+
+MASKED_LM = TaskSpec(
+    name="masked-lm",
+    title="a masked language model",
+    architectures=("ForMaskedLM", "ForPreTraining"),
+    model_types=frozenset(
+        {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet"}
+        | {"modernbert", "roberta", "xlm-roberta"}
+    ),
+    functions={
+        "load": "workloads.models.masked_lm:load_masked_model",
+        "make": "workloads.models.masked_lm:make_masked_model",
+        "encode": "workloads.training.chunks:encode",
+        "arrange": "workloads.training.chunks:arrange",
+        "draw": "workloads.training.chunks:draw",
+        "collate": "workloads.training.chunks:collate",
+        "loss": "workloads.training.losses:target_loss",
+    },
+    metrics=LOSSES,
+)
+
+
+# Sequence-to-sequence models: an encoder reads one text, a decoder writes another.
+
+SEQ2SEQ_LM = TaskSpec(
+    name="seq2seq-lm",
+    title="a sequence-to-sequence model",
+    encoder_decoder=True,
+    model_types=frozenset({"bart", "led", "longt5", "marian", "mbart", "mt5", "pegasus", "t5"}),
+    functions={
+        "load": "workloads.models.loading:load_seq2seq_model",
+        "encode": "workloads.training.pairs:encode",
+        "collate": "workloads.training.pairs:collate",
+        "loss": "workloads.training.losses:target_loss",
+        "aligned": "workloads.training.losses:aligned_targets",
+        "generator": "workloads.generation.encoder_decoder:generator",
+        "flops": "workloads.training.pairs:flops",
+    },
+    metrics=(*LOSSES, *ENCODER_METRICS, *protection.METRICS),
+    settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),
+    refuse=seq2seq_refusals,
+    forward={"use_cache": False},
+)
+
+
+# Text-to-image pipelines: a directory of several models, named by its model_index.json.
+
+TEXT_TO_IMAGE = TaskSpec(
+    name="text-to-image",
+    title="a text-to-image pipeline",
+    pipeline=True,
+    functions={"load": "workloads.images.loading:load_pipeline"},
+    metrics=IMAGE_METRICS,
+)
+
+SPECS = (CAUSAL_LM, MASKED_LM, SEQ2SEQ_LM, TEXT_TO_IMAGE)

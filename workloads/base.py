@@ -1,0 +1,472 @@
+"""The seam between jobs and models: what a workload is given, gives back, raises and refuses.
+
+All records are plain values that survive pickling, so a worker may live in any process. Times are
+seconds, sizes bytes, lengths tokens. This module imports neither torch nor Ray.
+
+Each exception is one class of failure in a row:
+
+    WorkloadError
+    ├── Unsupported        this combination cannot run on this device; not a fault
+    ├── BadConfiguration   the job's settings contradict each other or the model
+    ├── DataMissing        a model, checkpoint or dataset is not there or is incomplete
+    ├── OutOfMemory        device memory is exhausted
+    ├── CompileFailed      graph compilation failed
+    ├── CardNotAcquired    the card is held by another process or not there
+    ├── CardFaulty         the card computes something else than it should
+    └── CollectiveFailed   a collective operation between ranks failed
+
+``Device.classify`` turns a backend's own errors into these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from workloads.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from workloads.devices import DeviceSpec
+    from workloads.devices.base import Device
+
+
+class WorkloadError(Exception):
+    """Base of all errors whose message is meant for the user as it stands."""
+
+
+class Unsupported(WorkloadError):
+    """This combination of settings cannot run on this device."""
+
+
+class BadConfiguration(WorkloadError):
+    """The settings contradict each other or the model."""
+
+
+class DataMissing(WorkloadError):
+    """A model, checkpoint or dataset is not there, or incomplete."""
+
+
+class OutOfMemory(WorkloadError):
+    """The device's memory is exhausted."""
+
+
+class CompileFailed(WorkloadError):
+    """Graph compilation failed."""
+
+
+class CardNotAcquired(WorkloadError):
+    """The card is held by another process or does not exist."""
+
+
+class CardFaulty(WorkloadError):
+    """The card is there, but what it computes or remembers is wrong."""
+
+
+class CollectiveFailed(WorkloadError):
+    """A collective operation between the ranks of a gang failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """Support of a precision on a device: how it is done, or why it cannot be."""
+
+    supported: bool
+    means: str = ""  # how weights are stored and multiplied, when supported
+    reason: str = ""  # why not, when unsupported
+    packages: tuple[str, ...] = ()  # what it needs installed, beyond torch and transformers
+
+
+def supported(means: str, *packages: str) -> Support:
+    """A precision that a device has, and the packages that it needs there."""
+    return Support(supported=True, means=means, packages=packages)
+
+
+def unsupported(reason: str) -> Support:
+    """A precision that a device lacks."""
+    return Support(supported=False, reason=reason)
+
+
+# The seam of metrics: a named figure of a row, and a workload's throughput.
+#
+# A figure is declared once; results, tables, rankings, comparisons and the documentation read the
+# declaration. It comes from one of two places:
+#
+#     a workload   reports it by name (``Result.metrics``), each rank its own, and the declaration
+#                  says how those of a gang become one. It stands beside the task or the workload.
+#     raw samples  ``figure`` derives it from those of the timed part (``bench/metrics.py``, or
+#                  another package).
+
+_LOG = logging.getLogger("nightgrid.metrics")
+
+_OF_RANKS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda values: math.fsum(values) / len(values),
+    "largest": max,
+    "smallest": min,
+    "sum": math.fsum,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """The timed part of an attempt, of all ranks: complete repeats without warm-up."""
+
+    samples: Sequence[Sample]
+    items: Sequence[Item]  # prompts of the last complete repeat, where the workload has such
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure."""
+
+    name: str  # in rows
+    title: str  # in tables, with its unit beside it
+    description: str  # one line
+    unit: str = ""
+    #: Which way is better; None where neither is: it explains another figure.
+    better: Literal["higher", "lower"] | None = None
+    #: From which value on a row's output counts as equal to the plain path's; such a figure stands
+    #: beside the row's speed. None: it is not about that.
+    equal_from: float | None = None
+    #: Whether tables name it beside the throughput, as they do figures with ``equal_from``.
+    beside_speed: bool = False
+    #: How the figures of the ranks of a gang become the row's.
+    ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"
+    #: Derives the figure from raw samples; None where they do not tell. Without it the workload
+    #: reports the figure.
+    figure: Callable[[Timed], float | None] | None = None
+    #: The workloads and tasks whose rows have it; none: all. Of one that is declared beside its
+    #: workload or its task this says nothing.
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Throughput of a workload, and its unit; more is always better."""
+
+    unit: str  # e.g. tokens/s
+    counts: Literal["output_tokens", "items"]  # field of ``api.Sample``
+
+
+TOKENS = Throughput(unit="tokens/s", counts="output_tokens")
+SAMPLES = Throughput(unit="samples/s", counts="items")
+
+
+def of_ranks(
+    declared: Mapping[str, Metric], reported: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """The figures of all ranks as the row's; one that nobody declared is the ranks' mean."""
+    names = dict.fromkeys(name for values in reported for name in values)
+    return {
+        name: _OF_RANKS[declared[name].ranks if name in declared else "mean"](
+            [values[name] for values in reported if name in values]
+        )
+        for name in names
+    }
+
+
+def by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
+    """Declarations by name.
+
+    Raises:
+        TypeError: two differ and have the same name.
+    """
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        if found.setdefault(metric.name, metric) != metric:
+            raise TypeError(f"two metrics are called {metric.name} and differ")
+    return found
+
+
+def with_others(
+    declared: Mapping[str, Metric], others: Iterable[Metric], names: Set[str]
+) -> dict[str, Metric]:
+    """Add those of other metrics that are of one of these workloads and tasks, or of all. One
+    whose name is taken is left out, with a warning."""
+    found = dict(declared)
+    for metric in others:
+        if metric.of and names.isdisjoint(metric.of):
+            continue
+        if metric.name in declared:
+            _LOG.warning("left out: a second metric %s of %s", metric.name, " and ".join(names))
+            continue
+        found[metric.name] = metric
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """Settings of a job's timing: when to stop, and what must be paid before timing starts."""
+
+    warmup: int = 1  # untimed repeats, at least; 0: none, and the first meeting of shapes is timed
+    min_repeats: int = 3
+    max_repeats: int = 20
+    confidence: float = 0.95  # level of the interval
+    relative_half_width: float = 0.05  # stop when the interval is this tight
+    time_limit_s: float = 120.0  # of the timed part
+    warmup_limit_s: float = 1800.0  # of what comes before it
+    least_s: float = 0.0  # of the timed part: repeats go on until then, so that energy can be read
+
+
+#: The phases of an attempt, in order. A watchdog has a limit for each but ``queued``, in which a
+#: job waits for its turn on processors that others use.
+Phase = Literal["start", "queued", "load", "compile", "warmup", "measure", "finish"]
+
+StopReason = Literal["confidence", "max_repeats", "time_limit"]
+
+#: Why warm-up ended: all shapes were met and steps were steady, or ``warmup_limit_s`` ran out.
+WarmupEnd = Literal["complete", "limit"]
+
+#: The detail of a row by which its tokens can be counted again: the ids that end a text.
+END_TOKEN_IDS = "end_token_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One job as a workload sees it."""
+
+    workload: str
+    model: str
+    dataset: str
+    precision: str
+    batch_size: int  # per card
+    engine: str
+    residency_key: str  # equal keys may share what ``JobContext.resident`` loaded
+    parameters: Mapping[str, Any]  # the workload's own, validated (``base.py``)
+    measure: MeasureSettings
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
+    probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
+    #: Name of the run and the job, for what outlives an attempt of it; "": nothing does.
+    kept_as: str = ""
+    #: Ids of the run and of the grid's job as RUN-JOB, whatever batch size a search has found, for
+    #: the note of what the job saves under a name; "": no run is known.
+    saved_by: str = ""
+    attempt: int = 1  # number of this try at the job
+    took: str = ""  # savings of what it takes by name (``workloads/products.py``), for its row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One raw timed iteration: one batch of one repeat.
+
+    A repeat is one pass over the same work; repeats are what the statistics compare. A pass cut
+    short by the time limit keeps its samples, with ``complete`` false on each of them.
+    """
+
+    repeat: int  # from 0; warm-up repeats are numbered too
+    batch: int  # from 0 within the repeat
+    warmup: bool
+    complete: bool  # whether the repeat it belongs to was finished
+    wall_s: float
+    cpu_s: float  # of this process, all threads
+    items: int  # prompts or training samples
+    input_tokens: int  # real ones, without padding
+    output_tokens: int  # generated, up to and including end-of-sequence; 0 in training
+    computed_tokens: int  # positions the device worked on, padding included
+    ttft_s: float | None = None  # time to first token of the batch
+    step_s: tuple[float, ...] = ()  # time of each decoding step after the first
+    loss: float | None = None
+    # Shares of a training step's wall time; None where they are not known.
+    data_s: float | None = None  # waiting for the batch
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None  # not hidden behind the others
+    encoder_s: float | None = None  # of a generated batch: the encoder's pass; None: it has none
+    # Shares of the wall time of a batch of images; None where there are none.
+    text_encoding_s: float | None = None
+    denoising_s: float | None = None  # all steps, and the drawing of latents before them
+    decoding_s: float | None = None  # from latents to pixels
+    conversion_s: float | None = None  # to images of the host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of the last complete repeat: its lengths, its latency, what came out."""
+
+    index: int  # position in the dataset
+    input_tokens: int
+    output_tokens: int
+    latency_s: float  # of the batch up to this prompt's last token
+    ttft_s: float | None = None
+    output_text: str | None = None  # kept for the first few prompts
+    output_ids: tuple[int, ...] | None = None  # of that text: the tokens that were counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One rank's measurement. Raw samples only: statistics are derived from them elsewhere."""
+
+    samples: tuple[Sample, ...]
+    items: tuple[Item, ...] = ()
+    stop_reason: StopReason
+    load_s: float = 0.0  # 0 when the model was resident already
+    compile_s: float = 0.0
+    warmup_s: float = 0.0
+    warmup_steps: int | None = None  # untimed batches, optimizer steps and rehearsals
+    warmup_end: WarmupEnd | None = None  # None where no warm-up was asked for
+    shapes: int | None = None  # distinct shapes of the timed part
+    shapes_unmet: int | None = None  # of these, those that warm-up has not met
+    timed_parts: int | None = None  # how often timing began; all but the last are warm-up
+    timed_compilations: int | None = None  # graphs compiled in the timed part; None: not counted
+    timed_cpu_fallbacks: int | None = None  # operations in it that a card left to the host
+    weight_bytes: int | None = None
+    parameter_count: int | None = None
+    trainable_parameter_count: int | None = None  # None where nothing is trained
+    train_flops_per_token: float | None = None  # of the linear layers, forward and backward
+    tokenization_s: float | None = None  # for all prompts or samples, before timing
+    detokenization_s: float | None = None  # for all texts of one repeat, after timing
+    baseline_host_memory_bytes: int | None = None  # resident after imports, before the model
+    peak_host_memory_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
+    random_weights: bool = False
+    synthetic_data: bool = False
+    precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
+    image: bytes | None = None  # the first that was made, as PNG
+    trace: bytes | None = None  # of a profile, gzipped; a file of its own beside the rows
+    details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
+
+
+class Collective(Protocol):
+    """Collective operations of a gang's ranks. The one-card implementation returns its input."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """Everything of the outside world that a workload may use."""
+
+    device: Device
+    rank: int
+    world_size: int
+    collective: Collective
+    enter_phase: Callable[[Phase], None]
+    resident: Callable[[str, Callable[[], Any]], Any]  # (residency key, loader) -> loaded
+    clock: Callable[[], float]  # monotonic seconds
+    cpu_clock: Callable[[], float]  # CPU seconds of this process
+
+
+class Workload(Protocol):
+    """A module-level function with this shape is a workload (``registry.py`` names it)."""
+
+    def __call__(self, request: Request, context: JobContext) -> Result:
+        """Run one job on this rank's card.
+
+        Raises:
+            WorkloadError: a failure of a known class (``base.py``).
+        """
+
+
+# Refusals: objections of a workload's rules to a job, before anything is loaded. Pure, no torch.
+#
+# Two kinds of refusal. A job that contradicts itself (a rank of 0, a batch that cannot be divided,
+# a technique without an object) is a mistake in the grid, which then starts nothing and points at
+# the value. A job that makes sense but cannot run on a device becomes a row that says why.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """A job as rules see it: what was asked for, and the kind of device it would run on."""
+
+    model: str
+    dataset: str
+    precision: str
+    device: str  # by its name, as in ``workloads/devices``
+    batch_size: int | str  # per card; text: it is searched for
+    cards: int
+    parameters: Mapping[str, Any]  # the workload's own, all of them
+    engine: str
+
+    @property
+    def on(self) -> DeviceSpec:
+        """Declaration of the device: rules ask it what it can, and never for its name."""
+        from workloads.devices import device_spec
+
+        return device_spec(self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Reason why a job is refused, and the setting to blame."""
+
+    setting: str  # a field of the job or a parameter: the grid's file is pointed at there
+    reason: str
+    hint: str = ""  # what would be right
+    #: True: it makes sense and cannot run on this device, so it becomes a row. False: it is wrong
+    #: everywhere, so the grid is refused.
+    unsupported: bool = False
+
+
+def require(refusals: Sequence[Refusal]) -> None:
+    """For the process that is about to run a job.
+
+    Raises:
+        BadConfiguration: the job contradicts itself.
+        Unsupported: it cannot run on this device.
+    """
+    for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
+        hint = f"; {refusal.hint}" if refusal.hint else ""
+        text = f"{refusal.setting}: {refusal.reason}{hint}"
+        raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
+
+
+# The phase of a job, told from within a library that knows nothing of jobs.
+#
+# A library may compile for minutes while it loads a model. What runs on its way there names the
+# phase, and whoever drives the job hears of it.
+
+_enter: ContextVar[Callable[[Phase], None] | None] = ContextVar("phase", default=None)
+
+
+@contextlib.contextmanager
+def reporting_phases_to(enter_phase: Callable[[Phase], None]) -> Iterator[None]:
+    """Let ``enter`` reach this function within the block."""
+    before = _enter.set(enter_phase)
+    try:
+        yield
+    finally:
+        _enter.reset(before)
+
+
+def report_phase(phase: Phase) -> None:
+    """Name the phase; outside of any job nobody hears of it."""
+    hears = _enter.get()
+    if hears is not None:
+        hears(phase)
+
+
+class WorkloadParameters(Settings):
+    """Base of the parameters of all workloads (``workloads/settings.py``)."""
+
+    threads: int | None = setting(
+        None,
+        role="choice",
+        ge=1,
+        le=4096,
+        description="Threads that each of the job's processes computes with on its host's "
+        "processor. Left out: an even share of the host's cores among its cards, on a CPU card of "
+        "all cores but one.",
+    )
+
+
+#: Of text generation, and of checks of what an engine writes.
+ADAPTER = setting(
+    None,
+    role="work",
+    loads=True,
+    consumes="adapter",
+    always_in_id=True,
+    min_length=1,
+    description="A trained adapter to put on the model, not merged: the name that a "
+    "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
+)
