@@ -125,11 +125,10 @@ class Cluster:
         self.wakes: list[float] = []
         self.finished: RunFinished | None = None
 
-    def see(self, event: Event, *, more: bool = False) -> list[Command]:
-        """Hand an event to the schedule, perhaps as one of several; returns and files its
-        commands."""
+    def see(self, event: Event) -> list[Command]:
+        """Hand an event to the schedule; returns and files its commands."""
         self.invariants.observe(event)
-        commands = self.schedule.handle(event, more=more)
+        commands = self.schedule.handle(event)
         self.invariants.check(commands)
         self.log += commands
         for command in commands:
@@ -198,9 +197,8 @@ class Cluster:
         took: float = 100.0,
         ranks: Iterable[int] = (0,),
         result: Result | None = None,
-        more: bool = False,
     ) -> list[Command]:
-        """An attempt ends, current or not; ``more`` events follow at once."""
+        """An attempt ends, current or not."""
         self.running.pop(attempt.attempt_id, None)
         self.now += took
         failure = failure_class and Failure(failure_class=failure_class, message="as told")
@@ -220,7 +218,7 @@ class Cluster:
                 for rank in ranks
             ),
         )
-        return self.see(AttemptEnded(at=self.now, outcome=outcome), more=more)
+        return self.see(AttemptEnded(at=self.now, outcome=outcome))
 
     def stop_request(self, reason: str = "enough") -> list[Command]:
         """The user asks for an end."""

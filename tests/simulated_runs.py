@@ -122,7 +122,6 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
         stop_s=draw(st.sampled_from([0.0, 30.0])),
         stop_patience_s=draw(st.sampled_from([0.0, 120.0])),
         seed=draw(st.integers(0, 3)),
-        ahead_s=draw(st.sampled_from([0.0, 300.0])),
     )
 
 

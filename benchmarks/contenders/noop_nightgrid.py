@@ -39,7 +39,6 @@ from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.row_writer import row_thread
-from orchestrator.scheduling.ahead import AHEAD_S
 from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
@@ -143,9 +142,7 @@ def main() -> None:
             executor = Together(closing, workers, timed.start_clock)
             board = Board(run="noop", plan=plan, started_at=time.monotonic())
             Driver(
-                schedule=Schedule(
-                    jobs, ScheduleSettings(ahead_s=AHEAD_S), estimator_for([], nodes)
-                ),
+                schedule=Schedule(jobs, ScheduleSettings(), estimator_for([], nodes)),
                 executor=executor,
                 store=timed,
                 to_measurement=to_measurement,

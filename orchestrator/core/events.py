@@ -161,16 +161,10 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAttempt:
-    """Run an attempt on these ready workers, one per rank in rank order.
-
-    One that is given ahead begins when the attempt ``after``, the last that its worker was given,
-    has succeeded, and never otherwise: nothing is heard of it if that fails. Where that takes too
-    long it is given back: an ``AttemptEnded`` whose outcome has not ``begun``.
-    """
+    """Run an attempt on these ready workers, one per rank in rank order."""
 
     attempt: Attempt
     worker_ids: tuple[str, ...]
-    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

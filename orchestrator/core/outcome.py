@@ -200,13 +200,3 @@ class Outcome:
     state: State
     ranks: tuple[RankOutcome, ...]
     failure: Failure | None = None  # of the rank that failed first
-
-    @classmethod
-    def of_unbegun(cls, attempt_id: str) -> Outcome:
-        """The outcome of an attempt that was given ahead and never began."""
-        return cls(attempt_id=attempt_id, state=State.LOST, ranks=())
-
-    @property
-    def begun(self) -> bool:
-        """Return whether anything is known of the attempt, or may have been."""
-        return self.state is not State.LOST or bool(self.ranks) or self.failure is not None

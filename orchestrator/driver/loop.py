@@ -113,8 +113,8 @@ WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 class Decider(Protocol):
     """``Schedule`` as the loop sees it."""
 
-    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
-        """Return the commands that answer an event; ``more``: another event follows at once."""
+    def handle(self, event: Event) -> list[Command]:
+        """Return the commands that answer an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,11 +274,11 @@ class Driver:
         while events and self._finished is None:
             ended: set[str] = set()
             others: list[Delayed] = []
-            for number, event in enumerate(events, start=1):
+            for event in events:
                 self.board.saw(event)
                 if text := event_line(event, self.board):
                     self.view.line(text)
-                for command in self.schedule.handle(event, more=number < len(events)):
+                for command in self.schedule.handle(event):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
                         self._name_slow_cards(command)

@@ -25,16 +25,15 @@ hundred jobs and of a million.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from math import inf
 
 from orchestrator.core.events import Command
-from orchestrator.scheduling.ahead import may_have_more, may_wait_behind
 from orchestrator.scheduling.cards import CardPool, Server, Slot, Worker, WorkerState
 from orchestrator.scheduling.gangs import Gangs, has_room, window_s
 from orchestrator.scheduling.leases import Leases, rest_s, spare_s
 from orchestrator.scheduling.pending import FRESH, Bucket, PendingJobs
-from orchestrator.scheduling.record import JobRecord, ScheduleSettings
+from orchestrator.scheduling.record import ScheduleSettings
 
 #: Between two looks at work that is left to busy workers, at least this many seconds.
 _LOOK_AGAIN_S = 1.0
@@ -64,7 +63,6 @@ class Assigner:
         yield from self._swap_models(now)
         yield from self._start_workers(now)
         yield from self.gangs.fill_rest(now)
-        yield from self._give_ahead(now)
         return self._look_again(now)
 
     # ------------------------------------------------------------ one server
@@ -217,44 +215,6 @@ class Assigner:
                 yield from self._serve(bucket, slot, now)
             else:
                 yield self.leases.start_warm(slot, bucket, now)
-
-    def _give_ahead(self, now: float) -> Iterator[Command]:
-        """Step four: workers that have just begun a short job get more of their bucket, where
-        nothing else may want their cards."""
-        begun, self.leases.begun = self.leases.begun, {}
-        wanted = self._gangs_wait() or self.pending.particular or self.pending.seed is not None
-        if not self.settings.ahead_s or wanted:
-            return
-        for worker in begun.values():
-            held_s = [each.record.duration for each in worker.ahead]
-            while (record := self._next_behind(worker, held_s, now)) is not None:
-                yield self.leases.lease_ahead(self.pending.take(record), worker, now)
-                held_s.append(record.duration)
-
-    def _next_behind(self, worker: Worker, held_s: Sequence[float], now: float) -> JobRecord | None:
-        """The job that a busy worker may be given behind those that it holds, if there is one."""
-        bucket, lease, slot = worker.bucket, worker.slot.lease, worker.slot
-        if bucket is None or (pace := bucket.pace) is None:
-            return None
-        left, workers = len(bucket.queue), len(bucket.workers)
-        if not may_have_more(held_s, pace, left=left, workers=workers):
-            return None
-        if lease is None or worker.state is not WorkerState.BUSY or worker.key != bucket.key:
-            return None
-        if slot.reservation is not None or not slot.usable or worker.spoiled:
-            return None
-        most_s = self.settings.ahead_s
-        if lease.attempt.purpose != "measure" or pace.expected_s(lease.record.duration) > most_s:
-            return None
-        left_s = self.gangs.left_s(now) - lease.record.duration - sum(held_s)
-        record = self.pending.next_of(bucket.queue, left_s, (slot.card,))
-        if record is None or record.search is not None or record.kind != lease.record.kind:
-            return None
-        if not may_wait_behind(record.duration, held_s, pace, most_s=most_s):
-            return None
-        if self._first_elsewhere(bucket, now) or self._overdue(bucket, now):
-            return None
-        return record
 
     def _vacant_for(self, bucket: Bucket) -> Slot:
         """A vacant card; where replicates wait, one that is new to the next of them."""

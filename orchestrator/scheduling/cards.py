@@ -8,7 +8,6 @@ brings its own processes and waits for the old ones to go.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -47,7 +46,6 @@ class Worker:
     overdue: str = ""  # why it was stopped, if it hung
     abandoned: bool = False  # was told to stop, did not, and is not waited for any more
     bucket: Bucket | None = None  # whose jobs it serves
-    ahead: deque[Lease] = field(default_factory=deque)  # what it was given behind what it runs
 
     @property
     def fresh(self) -> bool:

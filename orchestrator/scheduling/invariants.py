@@ -52,7 +52,7 @@ class _Process:
     stopping: bool = False
     told_at: float = inf  # to end
     attempts: int = 0
-    given: list[str] = field(default_factory=list)  # attempts: what it runs, and what is behind it
+    attempt_id: str = ""  # of what it runs
     replicate: int = 0  # of what it has run
 
 
@@ -178,10 +178,7 @@ class Invariants:
             if process is None or not process.ready or process.stopping:
                 raise InvariantViolated(f"worker {worker_id} is not ready: {attempt}")
             _must(process.card == attempt.cards[rank], "a worker is on another card", command)
-            last = process.given[-1] if process.given else ""
-            _must(command.after == last, "a worker is busy, or not with that", command)
-            alike = not last or (job.cards == 1 and not job.alone)
-            _must(alike, "behind another job", command)
+            _must(not process.attempt_id, "a worker is busy", command)
             _must(not (job.alone and process.attempts), "a process is not fresh", command)
             other = process.replicate not in (0, job.replicate)
             _must(not other, "a process runs two replicates", command)
@@ -193,7 +190,7 @@ class Invariants:
             _must(placed == (rank, local, job.cards), "wrong rank or world size", (placed, command))
             self._must_be_recorded(process.card)
             process.attempts += 1
-            process.given.append(attempt.attempt_id)
+            process.attempt_id = attempt.attempt_id
         self.running[attempt.attempt_id] = command
         self._job_running[attempt.job_id] = attempt.attempt_id
         self._issued.add(attempt.attempt_id)
@@ -208,10 +205,6 @@ class Invariants:
                 if self._unrecorded.get(card) == row.attempt.attempt_id:
                     del self._unrecorded[card]
             if row.attempt.attempt_id in self.running:
-                held = self.running[row.attempt.attempt_id].worker_ids
-                given = [self.processes[each].given for each in held if each in self.processes]
-                behind = any(row.attempt.attempt_id in each[1:] for each in given)
-                _must(not behind, "given back, and may begin", row)
                 self._give_up(row.attempt.attempt_id)
         if row.final:
             _must(job_id not in self.final, "second final row", row)
@@ -224,20 +217,19 @@ class Invariants:
         command = self.running.get(attempt_id)
         if command is None:
             return
-        self._give_up(attempt_id, succeeded=outcome.state is State.SUCCEEDED)
+        self._give_up(attempt_id)
         for card in command.attempt.cards:
             if card.node_id in self.nodes:
                 self._unrecorded[card] = attempt_id
 
-    def _give_up(self, attempt_id: str, *, succeeded: bool = False) -> None:
-        """An attempt is over; what is behind it begins if it succeeded, and never otherwise."""
+    def _give_up(self, attempt_id: str) -> None:
+        """An attempt is over."""
         command = self.running.pop(attempt_id)
         self._job_running.pop(command.attempt.job_id, None)
         for worker_id in command.worker_ids:
-            given = self.processes[worker_id].given if worker_id in self.processes else []
-            if attempt_id in given:
-                at = given.index(attempt_id)
-                del given[at : at + 1 if succeeded else None]
+            process = self.processes.get(worker_id)
+            if process is not None and process.attempt_id == attempt_id:
+                process.attempt_id = ""
 
     def _gone(self, worker_id: str) -> None:
         process = self.processes.pop(worker_id, None)

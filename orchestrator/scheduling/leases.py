@@ -53,7 +53,6 @@ class Leases:
         self.gangs: dict[int, int] = {}  # leases by width
         self.start_s = settings.worker_start_s
         self.starting = 0  # workers
-        self.begun: dict[str, Worker] = {}  # warm ones that began a job since this was emptied
         self._pool = pool
         self._pending = pending
         self._numbers = 0
@@ -92,19 +91,6 @@ class Leases:
         lease.ready[0] = worker
         self._pool.refresh(worker.slot)
         yield from self._run_when_ready(lease, now)
-
-    def lease_ahead(self, record: JobRecord, worker: Worker, now: float) -> RunAttempt:
-        """Give a busy worker a job of the same bucket behind what it has (``ahead.py``)."""
-        last = worker.ahead[-1] if worker.ahead else worker.slot.lease
-        assert last is not None
-        lease = self._open(record, (worker.slot,), now, record.estimate.run_s, ahead=True)
-        lease.ready[0], lease.began_at = worker, now
-        worker.ahead.append(lease)
-        return RunAttempt(
-            attempt=lease.attempt,
-            worker_ids=(worker.worker_id,),
-            after=last.attempt.attempt_id,
-        )
 
     def start_warm(self, slot: Slot, bucket: Bucket, now: float) -> StartWorker:
         """Start a worker that will serve the jobs of ``bucket``, and others after them."""
@@ -170,53 +156,18 @@ class Leases:
         del self.workers[worker.worker_id]
         worker.slot.worker = None
 
-    def close(self, lease: Lease, *, succeeded_at: float | None = None) -> list[Lease]:
-        """Take the cards back; workers on them become idle unless they are stopped. After a success
-        a worker goes on with what it was given ahead, unless that is being stopped or its card is
-        quarantined; after anything else what is behind it never begins, and is returned, closed
-        too."""
-        worker = lease.ready.get(0)
-        stopping = worker is not None and worker.state is WorkerState.STOPPING
-        if stopping or not all(slot.usable for slot in lease.slots):
-            succeeded_at = (
-                None  # whatever begins now is cut short, or on a card that is not trusted
-            )
-        unbegun = self._behind(lease) if succeeded_at is None else []
-        for each in (*unbegun, lease):
-            self._strike_out(each)
-        for slot in lease.slots:
-            if slot.lease is not lease:  # it was only given ahead
-                continue
-            slot.lease = None
-            if slot.worker is not None and slot.worker.ahead and succeeded_at is not None:
-                self._go_on(slot.worker, succeeded_at)
-            elif slot.worker is not None and slot.worker.state is WorkerState.BUSY:
-                slot.worker.state = WorkerState.IDLE
-            self._pool.refresh(slot)
-        return unbegun
-
-    def _behind(self, lease: Lease) -> list[Lease]:
-        """The leases of what its worker was given after this one."""
-        worker = lease.ready.get(0)
-        given = list(worker.ahead) if worker is not None else []
-        return given[given.index(lease) + 1 :] if lease in given else given
-
-    def _go_on(self, worker: Worker, now: float) -> None:
-        """A worker begins the next of what it was given ahead."""
-        lease = worker.slot.lease = worker.ahead.popleft()
-        self._ends += now + lease.lasts_s - lease.ends_at
-        lease.began_at, lease.ends_at = now, now + lease.lasts_s
-        self.begun[worker.worker_id] = worker
-
-    def _strike_out(self, lease: Lease) -> None:
-        """Strike a lease from the books."""
-        worker, width = lease.ready.get(0), len(lease.slots)
-        if worker is not None and lease in worker.ahead:
-            worker.ahead.remove(lease)
+    def close(self, lease: Lease) -> None:
+        """Take the cards back; workers on them become idle unless they are stopped."""
+        width = len(lease.slots)
         del self.current[lease.attempt.attempt_id]
         self.gangs[width] -= 1
         self._ends -= width * lease.ends_at
         self._cards -= width
+        for slot in lease.slots:
+            slot.lease = None
+            if slot.worker is not None and slot.worker.state is WorkerState.BUSY:
+                slot.worker.state = WorkerState.IDLE
+            self._pool.refresh(slot)
 
     def cancel(self, lease: Lease, reason: str) -> Iterator[Command]:
         """End a lease that does not run, and stop the workers that were started for it."""
@@ -229,15 +180,7 @@ class Leases:
         """Estimated work left in the leases."""
         return max(0.0, self._ends - self._cards * now)
 
-    def _open(
-        self,
-        record: JobRecord,
-        slots: SlotSet,
-        runs_at: float,
-        lasts_s: float,
-        *,
-        ahead: bool = False,
-    ) -> Lease:
+    def _open(self, record: JobRecord, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
         record.phase = Phase.LEASED
         record.number += 1
         attempt = Attempt(
@@ -251,7 +194,7 @@ class Leases:
         lease = Lease(
             record=record, attempt=attempt, slots=slots, lasts_s=lasts_s, ends_at=runs_at + lasts_s
         )
-        for slot in () if ahead else slots:
+        for slot in slots:
             if slot.lease is not None:
                 raise AssertionError(f"{slot.card} is held by {slot.lease.attempt.attempt_id}")
             slot.lease = lease
@@ -296,8 +239,6 @@ class Leases:
         for worker in workers:
             worker.used, worker.key = True, lease.record.key
             worker.replicate = lease.record.job.replicate
-            if width == 1 and worker.bucket is not None:
-                self.begun[worker.worker_id] = worker
         ids = tuple(worker.worker_id for worker in workers)
         yield RunAttempt(attempt=lease.attempt, worker_ids=ids)
 

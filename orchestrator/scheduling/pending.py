@@ -21,7 +21,6 @@ from itertools import islice
 from math import inf
 
 from orchestrator.core.topology import Card
-from orchestrator.scheduling.ahead import Pace
 from orchestrator.scheduling.cards import Worker, WorkerState
 from orchestrator.scheduling.queue import LOOK_AHEAD, DurationQueue
 from orchestrator.scheduling.record import JobRecord
@@ -42,7 +41,6 @@ class Bucket:
     queue: DurationQueue = field(default_factory=DurationQueue)
     workers: dict[str, Worker] = field(default_factory=dict)
     starting: int = 0  # of the workers
-    pace: Pace | None = None  # of its last job, if that succeeded
 
     @property
     def demand_s(self) -> float:

@@ -9,7 +9,6 @@ from orchestrator.core.events import Command, Wake
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.core.topology import Card, Node, legal_card_sets
-from orchestrator.scheduling.ahead import pace_after
 from orchestrator.scheduling.assignment import Assigner
 from orchestrator.scheduling.cards import CardPool, Slot
 from orchestrator.scheduling.leases import Lease, Leases
@@ -221,13 +220,6 @@ class Pool:
                 card, f"{lease.record.job_id} failed here and worked elsewhere"
             )
         lease.record.suspects.clear()
-
-    def note_pace(self, lease: Lease, outcome: Outcome) -> None:
-        """Note how long a job took, for those of its bucket that may be given ahead."""
-        worker = lease.ready.get(0)
-        if worker is not None and worker.bucket is not None and len(lease.slots) == 1:
-            bucket = worker.bucket
-            bucket.pace = pace_after(bucket.pace, outcome, lease.record.duration)
 
     def rest(self, slot: Slot) -> Iterator[Command]:
         """Leave a card alone for a moment after a failed start."""

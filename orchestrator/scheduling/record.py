@@ -54,7 +54,6 @@ class ScheduleSettings:
     stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
     seed: int = 0  # draws the order of replicates
     passports: bool = False  # whether the first attempt on each card begins with its passport
-    ahead_s: float = 0.0  # of short jobs that may wait behind one on its worker; 0: none may
 
 
 class Estimates(Protocol):
@@ -110,14 +109,12 @@ class JobRecord:
     token: int = 0  # of its newest entry in a queue; older ones are void
     reservation: Reservation | None = None
     key: str = field(init=False)
-    kind: str = field(init=False)  # of its process
     width: int = field(init=False)  # cards
     warm: bool = field(init=False)  # may use a worker that ran other jobs
     load_s: float = field(init=False)  # of its model, for a warm worker
     duration: float = field(init=False)  # what queues are sorted by; ``load_s`` is not in it
 
     def __post_init__(self) -> None:
-        self.kind = self.job.process_kind
         self.width = self.job.cards
         self.warm = not self.job.alone
         number = self.job.replicate

@@ -1,8 +1,8 @@
 """The schedule: a state machine that turns events into commands, without I/O or clock.
 
-It owns the cards. Each card has at most one worker, and each worker runs at most one attempt; of
-short ones it may have a few more (``scheduling/ahead.py``). Jobs go longest first to the workers
-that hold their model; gangs get a legal card set drained for them (``scheduling/assignment.py``).
+It owns the cards. Each card has at most one worker, and each worker runs at most one attempt. Jobs
+go longest first to the workers that hold their model; gangs get a legal card set drained for them
+(``scheduling/assignment.py``).
 What a failure means is looked up in ``retry.py``. The end of an attempt gives its row before any
 other command, and every job gets exactly one final row, whatever breaks. With a deadline the first
 cell of each configuration goes first (``anchors.py``), what cannot end in time is not started, and
@@ -126,20 +126,14 @@ class Schedule:
 
     # ------------------------------------------------------------ seen from outside
 
-    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
-        """Return the commands that answer ``event``, in order; none after ``RunFinished``.
-
-        With ``more`` the caller has another event, which it hands over before it carries anything
-        out: after a success nothing is decided but its row, and cards are given out once for all.
-        """
+    def handle(self, event: Event) -> list[Command]:
+        """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
         if isinstance(event, ClockSet):
             self._clock_set(event.ahead_s)
         commands = self._noted(self._react(event))
-        if more and isinstance(event, AttemptEnded) and event.outcome.state is State.SUCCEEDED:
-            return commands
         commands += self._noted(self._go_on(event))
         if not self.finished:
             commands += self._wakes()

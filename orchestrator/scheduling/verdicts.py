@@ -66,15 +66,8 @@ class Verdicts:
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
         record = lease.record
-        if not outcome.begun:
-            pool.note_pace(lease, outcome)
-            for each in (lease, *pool.leases.close(lease)):
-                yield from self.give_back(pool, each, "that before it took too long")
-            yield from self._replace(pool, lease, None, searching=False)
-            return
         succeeded = outcome.state is State.SUCCEEDED
-        pool.note_pace(lease, outcome)
-        unbegun = pool.leases.close(lease, succeeded_at=self.ledger.now if succeeded else None)
+        pool.leases.close(lease)
         workers = [slot.worker for slot in lease.slots if slot.worker is not None]
         failure_class = None if succeeded else failure_class_of(outcome)
         self._tell_breaker(record, outcome, failure_class)
@@ -93,35 +86,16 @@ class Verdicts:
             yield self.ledger.finish(pool, record, State.SUCCEEDED, reason, lease.attempt, outcome)
         else:
             verdict = yield from self._record_failure(pool, lease, outcome, failure_class)
-        for behind in unbegun:  # they wait again before anything else is decided about them
-            ended = f"it had not begun when {lease.attempt.attempt_id} ended on its worker"
-            yield from self.give_back(pool, behind, ended)
         if succeeded:
             yield from pool.count_success(lease)
         elif verdict is not None and failure_class is not None:
             yield from self._follow_up(pool, lease, outcome, failure_class, verdict)
-        yield from self._replace(pool, lease, failure_class, searching=searching)
+        for worker in workers:
+            reason = self._why_replace(worker, lease, failure_class, searching=searching)
+            if reason:
+                yield from pool.leases.stop(worker, reason)
         if searching:
             yield from self._searches.proceed(pool, record, workers)
-
-    def _replace(
-        self, pool: Pool, lease: Lease, failure_class: FailureClass | None, *, searching: bool
-    ) -> Iterator[Command]:
-        """Stop the workers of an attempt that may not be used again."""
-        for worker in [slot.worker for slot in lease.slots if slot.worker is not None]:
-            reason = self._why_replace(worker, lease, failure_class, searching=searching)
-            if reason and worker.slot.lease is None:  # it may go on with what it was given ahead
-                yield from pool.leases.stop(worker, reason)
-
-    def give_back(self, pool: Pool, lease: Lease, why: str) -> Iterator[Command]:
-        """An attempt that was given ahead never begins: its job waits for cards again, and nothing
-        is held against it."""
-        record, outcome = lease.record, Outcome.of_unbegun(lease.attempt.attempt_id)
-        yield self.ledger.row(record, State.LOST, f"given back: {why}", lease.attempt, outcome)
-        if self.ledger.stopping:
-            yield self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
-        else:
-            pool.enqueue(record)
 
     def _record_failure(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass

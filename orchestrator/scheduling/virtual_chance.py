@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import exp, inf
+from math import exp
 from random import Random
 
 from orchestrator.core.job import Job, State
@@ -63,7 +63,6 @@ class SimulationSettings:
     noise: float = 0.1  # sigma of the lognormal factor on each duration
     faults: Faults = field(default_factory=Faults)
     joins: tuple[tuple[float, Node], ...] = ()  # nodes that come later
-    keep_ahead_s: float = inf  # until what is behind a long attempt is given back
     gather_s: float = 0.0  # events within so long are handed over together; 0: one by one
     max_events: int | None = None  # fail beyond this: the run does not end
 

@@ -7,9 +7,8 @@ them. Everything is an entry in a queue of future events; ``virtual_chance.py`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import inf
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -28,7 +27,7 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Failure, FailureClass, Outcome
+from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduling.estimate import Estimate
 from orchestrator.scheduling.invariants import Invariants, InvariantViolated
@@ -45,8 +44,6 @@ class _Process:
     state: str = "starting"  # starting, up, stopping, gone
     key: str | None = None
     attempt_id: str | None = None
-    ahead: list[RunAttempt] = field(default_factory=list)  # given behind what it runs
-    succeeded: str = ""  # its last attempt, if that did
 
 
 class VirtualCluster:
@@ -108,10 +105,10 @@ class VirtualCluster:
     def _feed(self, happened: list[Event]) -> None:
         """Give the schedule what happened and carry out what it answers, as the driver does."""
         commands: list[Command] = []
-        for number, event in enumerate(happened, start=1):
+        for event in happened:
             self.events += 1
             self.invariants.observe(event)
-            answer = self.schedule.handle(event, more=number < len(happened))
+            answer = self.schedule.handle(event)
             self.invariants.check(answer)
             commands += answer
             if self.schedule.finished:
@@ -155,17 +152,14 @@ class VirtualCluster:
         return [event]
 
     def _ends(self, event: AttemptEnded) -> list[Event]:
-        if not event.outcome.begun:
-            return self._given_back(event)
         run = self.running.pop(event.outcome.attempt_id, None)
         if run is None:
             return [event] if self.settings.faults.late_results else []
         command, started = run
         self.busy += (self.now - started) * len(command.worker_ids)
-        succeeded = event.outcome.state is State.SUCCEEDED
         for worker_id in command.worker_ids:
             if worker_id in self.processes:
-                self._is_idle(self.processes[worker_id], command if succeeded else None)
+                self.processes[worker_id].attempt_id = None
         failure = event.outcome.failure
         if failure is not None and failure.failure_class is FailureClass.CRASH:
             rank = event.outcome.ranks[-1].rank
@@ -197,16 +191,7 @@ class VirtualCluster:
             self.busy += (self.now - started) * len(command.worker_ids)
             for worker_id in command.worker_ids:
                 if worker_id in self.processes:
-                    self._is_idle(self.processes[worker_id], None)
-
-    def _is_idle(self, process: _Process, succeeded: RunAttempt | None) -> None:
-        """An attempt is over; after a success the process goes on with what it was given ahead."""
-        process.attempt_id = None
-        process.succeeded = succeeded.attempt.attempt_id if succeeded is not None else ""
-        ahead, process.ahead = process.ahead, []
-        if succeeded is not None and ahead:
-            process.ahead = ahead[1:]
-            self._begin(ahead[0])
+                    self.processes[worker_id].attempt_id = None
 
     # ------------------------------------------------------------ commands
 
@@ -214,7 +199,7 @@ class VirtualCluster:
         """Carry out a command: what comes of it is queued."""
         self.commands += 1
         if isinstance(command, RunAttempt):
-            self._run(command)
+            self._begin(command)
         elif isinstance(command, StartWorker):
             self.start(command)
         elif isinstance(command, StopWorker):
@@ -266,34 +251,6 @@ class VirtualCluster:
             self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
         at = self.now + self.settings.stop_s
         self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
-
-    def _run(self, command: RunAttempt) -> None:
-        if command.after:
-            process = self.processes.get(command.worker_ids[0])
-            if process is None:
-                return
-            last = process.ahead[-1].attempt.attempt_id if process.ahead else process.attempt_id
-            if last is not None and last == command.after:
-                process.ahead.append(command)
-                self._keep(command.attempt.attempt_id)
-            if last is not None or process.succeeded != command.after:
-                return
-        self._begin(command)
-
-    def _keep(self, attempt_id: str) -> None:
-        """Give an attempt back when it has waited for too long."""
-        if self.settings.keep_ahead_s < inf:
-            at = self.now + self.settings.keep_ahead_s
-            self.later(at, AttemptEnded(at=at, outcome=Outcome.of_unbegun(attempt_id)))
-
-    def _given_back(self, event: AttemptEnded) -> list[Event]:
-        """The attempt has waited for too long, if it has not begun."""
-        for process in self.processes.values():
-            waiting = [each.attempt.attempt_id for each in process.ahead]
-            if event.outcome.attempt_id in waiting:
-                del process.ahead[waiting.index(event.outcome.attempt_id) :]
-                return [event]
-        return []
 
     def _begin(self, command: RunAttempt) -> None:
         attempt = command.attempt

@@ -63,12 +63,12 @@ class Watched:
         self.schedule, self.executor = schedule, executor
         self.invariants, self.tally = executor.cluster.invariants, executor.night.tally
 
-    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
+    def handle(self, event: Event) -> list[Command]:
         """Observe, decide, check."""
         self.tally.events += 1
         self.invariants.observe(event)
         self.executor.heard(event)
-        commands = self.schedule.handle(event, more=more)
+        commands = self.schedule.handle(event)
         self.invariants.check(commands)
         self.executor.decided(commands)
         self.tally.commands += len(commands)
@@ -361,8 +361,7 @@ class Books:
             job = command.attempt.job
             limit = LIMITS["measure"] + MEASURE_FACTOR * job.measure.time_limit_s
             for worker_id in command.worker_ids:
-                if not command.after:  # else it is busy with another
-                    self.busy_since[worker_id] = now, limit
+                self.busy_since[worker_id] = now, limit
             self._may_be_tried_again(command.attempt.job_id)
 
     def _may_be_tried_again(self, job_id: str) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from disk_model import SimulatedDisk
 from exchange import run_exchange
-from nights import Night, NightOfShortJobs, run_night
+from nights import Night, run_night
 from stores import Lock, Promises
 
 from orchestrator.core.errors import StoreFull
@@ -50,7 +50,6 @@ from orchestrator.scheduling.pool import Pool
 from orchestrator.scheduling.record import JobRecord
 from orchestrator.scheduling.schedule import Schedule
 from orchestrator.scheduling.stops import Stops
-from orchestrator.scheduling.verdicts import Verdicts
 from orchestrator.worker import messages
 
 
@@ -63,7 +62,6 @@ class Defence:
     take_away: Callable[[], contextlib.AbstractContextManager[Any]]
     on_disk: bool = False
     of_channel: bool = False  # protects requests, not nights
-    ahead: bool = False  # in nights in which busy workers are given more jobs
     first: int = 0  # seed; most nights do without the rarer ones
     seeds: int = 100  # tried at most
 
@@ -71,8 +69,7 @@ class Defence:
         """One history in which it may be needed."""
         if self.of_channel:
             return run_exchange(seed)
-        make = NightOfShortJobs if self.ahead else Night
-        return run_night(seed, on_disk=self.on_disk, make=make)
+        return run_night(seed, on_disk=self.on_disk)
 
 
 # ---------------------------------------------------------------- the parts put in place
@@ -98,9 +95,7 @@ def _handling(
     return patch.object(
         Schedule,
         "handle",
-        lambda schedule, event, *, more=False: handled(
-            lambda told: handle(schedule, told, more=more), event
-        ),
+        lambda schedule, event: handled(lambda other: handle(schedule, other), event),
     )
 
 
@@ -238,10 +233,10 @@ def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
     """A budget is taken for a time of day."""
     handle = Schedule.handle
 
-    def move(schedule: Schedule, event: Event, *, more: bool = False) -> list[Command]:
+    def move(schedule: Schedule, event: Event) -> list[Command]:
         if isinstance(event, ClockSet):
             schedule.settings = replace(schedule.settings, follow_clock=True)
-        return handle(schedule, event, more=more)
+        return handle(schedule, event)
 
     return patch.object(Schedule, "handle", move)
 
@@ -561,13 +556,6 @@ DEFENCES = (
         first=554,
         without="has ended and is started",
         take_away=_run_what_has_ended,
-    ),
-    Defence(
-        name="jobs given back from behind a failure",
-        first=1,
-        without="no end after",
-        take_away=_of(Verdicts, "give_back", _no_commands),
-        ahead=True,
     ),
     Defence(
         name="numbers of requests",

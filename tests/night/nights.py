@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
@@ -480,13 +480,6 @@ class Night:
         return f"python tests/night/replay.py {self.shape.seed}{kind}"
 
 
-class NightOfShortJobs(Night):
-    """A night whose jobs all count as short: busy workers have several."""
-
-    def _settings(self) -> ScheduleSettings:
-        return dataclasses.replace(super()._settings(), ahead_s=1e4)
-
-
 class _View:
     """Counts pauses, and looks at the figures that people see."""
 
@@ -512,9 +505,9 @@ class _View:
         """Nothing."""
 
 
-def run_night(seed: int, *, on_disk: bool = False, make: Callable[[Shape], Night] = Night) -> Tally:
+def run_night(seed: int, *, on_disk: bool = False) -> Tally:
     """One night; a violation says how to replay it."""
-    night = make(Shape.of(seed, on_disk=on_disk))
+    night = Night(Shape.of(seed, on_disk=on_disk))
     try:
         return night.run()
     except (Exception, Broken) as error:

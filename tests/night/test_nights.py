@@ -9,7 +9,7 @@ import pytest
 from defences import DEFENCES, Defence, caught_by
 from disk_model import NOWHERE, SimulatedDisk
 from exchange import run_exchange
-from nights import NightOfShortJobs, run_night
+from nights import run_night
 from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
@@ -50,13 +50,6 @@ def test_nights_with_many_events(first: int) -> None:
     """Drivers, workers, nodes and cards fail, disks get full; a violation names its seed."""
     for seed in range(first, first + BATCH):
         TOTAL.add(run_night(seed, on_disk=False))
-
-
-@pytest.mark.slow
-def test_nights_in_which_busy_workers_have_their_next_jobs() -> None:
-    """Whatever fails, nothing that was given ahead is lost, and nothing of it runs twice."""
-    for seed in range(FIRST, FIRST + 10):
-        TOTAL.add(run_night(seed, make=NightOfShortJobs))
 
 
 @pytest.mark.slow

@@ -59,12 +59,10 @@ class Script:
     def __init__(self, answer: Callable[[Event], list[Command]]) -> None:
         self._answer = answer
         self.events: list[Event] = []
-        self.more: list[bool] = []  # of each, whether another follows at once
 
-    def handle(self, event: Event, *, more: bool = False) -> list[Command]:
+    def handle(self, event: Event) -> list[Command]:
         """Answer by the rule."""
         self.events.append(event)
-        self.more.append(more)
         return self._answer(event)
 
 
@@ -276,29 +274,6 @@ def test_a_disk_that_stumbles_does_not_end_the_run(looks: int | None) -> None:
     assert case.driver.drive().finished
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
-
-
-def test_the_schedule_is_told_which_event_of_a_moment_is_the_last() -> None:
-    """Until then it need not decide who gets the cards that come free."""
-
-    def answer(event: Event) -> list[Command]:
-        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
-
-    case = Case(answer)
-    outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
-    ends = [AttemptEnded(at=case.clock(), outcome=outcome) for _ in range(3)]
-
-    def three_ends(timeout_s: float) -> list[Event]:
-        if ends[0] not in case.script.events:
-            return list(ends)
-        case.stop.request("all seen")
-        return []
-
-    case.executor.events = three_ends  # type: ignore[method-assign]
-    assert case.driver.drive().finished
-    told = zip(case.script.events, case.script.more, strict=True)
-    of_ends = [more for event, more in told if isinstance(event, AttemptEnded)]
-    assert of_ends == [True, True, False]
 
 
 def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:

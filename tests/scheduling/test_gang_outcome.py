@@ -9,7 +9,7 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.core.topology import Card
-from orchestrator.on_ray.executor import Running
+from orchestrator.on_ray.executor import RunningAttempt
 from orchestrator.results.derive import measurement_of
 
 CARDS = tuple(Card(node_id="n", accelerator=Accelerator.HPU, index=index) for index in range(2))
@@ -20,14 +20,14 @@ def ended(rank: int, state: State, kind: FailureClass | None, at: float = 1.0) -
     return RankOutcome(rank=rank, state=state, started_at=0.0, ended_at=at, failure=failure)
 
 
-def running(*outcomes: RankOutcome) -> Running:
+def running(*outcomes: RankOutcome) -> RunningAttempt:
     """An attempt whose ranks were reported in this order."""
     attempt = Attempt(attempt_id="j-1", job_id="j", number=1, job=job(1), cards=CARDS)
-    return Running(
+    return RunningAttempt(
         attempt=attempt,
         worker_ids=("a", "b"),
         ended={outcome.rank: outcome for outcome in outcomes},
-        first=next((o for o in outcomes if o.state is not State.SUCCEEDED), None),
+        first_failure=next((o for o in outcomes if o.state is not State.SUCCEEDED), None),
     )
 
 

@@ -103,7 +103,7 @@ def test_events_that_come_together_break_no_law(seed: int, gather_s: float) -> N
     moment: every job has one final row."""
     losses = tuple(300.0 * (number + 1) for number in range(3))
     faults = replace(Faults.at_rate(0.1, node_losses=losses), stuck=0.05)
-    settings = SimulationSettings(seed=seed, faults=faults, gather_s=gather_s, keep_ahead_s=60.0)
+    settings = SimulationSettings(seed=seed, faults=faults, gather_s=gather_s)
     result = simulate(mixed(80, seed), nodes(3), Spread(), settings=settings)
     assert len(result.rows) == 80 and result.faults
 
@@ -116,22 +116,6 @@ def test_events_that_come_together_cost_no_time() -> None:
         for gather_s in (0.0, 0.01)
     )
     assert together.makespan_s == alone.makespan_s == 8 + 10 + 5 * 100
-
-
-def test_an_event_knows_whether_another_comes_with_it() -> None:
-    """As a driver tells the schedule: all but the last of those that come together."""
-    told: list[bool] = []
-
-    class Told(Schedule):
-        def handle(self, event: Event, *, more: bool = False) -> list[Command]:
-            told.append(more)
-            return super().handle(event, more=more)
-
-    _with_schedule(Told, replace(QUIET, gather_s=60.0))
-    assert True in told and told[-1] is False
-    told.clear()
-    _with_schedule(Told, QUIET)
-    assert True not in told
 
 
 def test_out_of_memory_prunes_and_searches() -> None:
@@ -244,14 +228,14 @@ def calls_per_event(jobs: list[PlannedJob], count: int) -> float:
     events = 0
 
     class Counted(Schedule):
-        def handle(self, event: Event, *, more: bool = False) -> list:
+        def handle(self, event: Event) -> list:
             nonlocal events
             if isinstance(event, NodeJoined):
-                return super().handle(event, more=more)
+                return super().handle(event)
             events += 1
             sys.setprofile(count_call)
             try:
-                return super().handle(event, more=more)
+                return super().handle(event)
             finally:
                 sys.setprofile(None)
 
