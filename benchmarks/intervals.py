@@ -1,8 +1,8 @@
 """Does the interval hold when the night is repeated? (``verify-interval``)
 
 A grid of twenty cells is run ten times. A run starts each cell in three fresh processes, and its
-95 % interval is made as a report makes it (``orchestrator/report/replicates.py``), also by what the
-passports of this and earlier runs say of how runs differ. Each run's interval of a cell is then
+95 % interval is made as a report makes it (``orchestrator/analysis/replicates.py``), also by what
+the passports of this and earlier runs say of how runs differ. Each run's interval of a cell is then
 held against the mean of the other nine: 200 pairs of run and cell. Flagged rows are left out.
 
 The mean of nine is not the truth. It scatters by a third of what one run scatters by, and where
@@ -32,10 +32,10 @@ from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
 from benchmarks.setting import Setting, Takes
 from orchestrator.analysis.flags import barred, raised_by_job
+from orchestrator.analysis.replicates import join
+from orchestrator.analysis.selection import settings_of
 from orchestrator.core.card_check import Passport, spread_of_runs
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.grouping import settings_of
-from orchestrator.report.replicates import join
 from orchestrator.results.passports import read_passports
 from orchestrator.results.tables import from_table
 from workloads.confidence import ALIKE, Spread, student_t_quantile, student_t_two_sided

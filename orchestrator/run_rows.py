@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import polars
     import pyarrow as pa
 
+    from orchestrator.analysis.comparison import RunComparison
+    from orchestrator.analysis.summary import Summary
     from orchestrator.core.measurement import Measurement
-    from orchestrator.report.comparison import RunComparison
     from orchestrator.report.query import Answer
-    from orchestrator.report.summary import Summary
     from orchestrator.results.store import Store
 
 MOST_ROWS_SHOWN = 20
@@ -64,7 +64,7 @@ class Run:
 
     @cached_property
     def _read(self) -> tuple[Summary, tuple[Measurement, ...]]:
-        from orchestrator.report import read_summary
+        from orchestrator.report.run_report import read_summary
 
         return read_summary(self.store)
 
@@ -147,7 +147,7 @@ class Run:
         Raises:
             StoreError: it cannot be written.
         """
-        from orchestrator.report import write_page
+        from orchestrator.report.run_report import write_page
 
         return write_page(self.store, self.summary, self.attempts).resolve()
 
@@ -158,7 +158,7 @@ class Run:
             before: a run, or what ``load`` takes, looked for where this run lies.
             options: of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
         """
-        from orchestrator.report.comparison import compare
+        from orchestrator.analysis.comparison import compare
 
         if not isinstance(before, Run):
             before = load(before, results=self.store.path.parent)
@@ -182,8 +182,7 @@ class Run:
     def _repr_html_(self) -> str:
         """HTML for a notebook: the verdict, what is not real, and the first rows."""
         from orchestrator.report.cells import plus_minus
-        from orchestrator.report.safe import one_line
-        from orchestrator.report.units import number
+        from orchestrator.util.format import number, one_line
 
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:

@@ -18,7 +18,7 @@ from orchestrator.analysis.plausibility import contradictions
 from orchestrator.analysis.raw import Raw
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.units import plural
+from orchestrator.util.format import plural
 from workloads.registry import installed
 from workloads.steadiness import TOLERANCE
 

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.analysis.hardware import DeviceSheet, arithmetic_of, reference, sheet_of
 from orchestrator.analysis.raw import Groups, Numbers, Raw, Records, floats
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.reference_data import DeviceSheet, reference
-from orchestrator.report.roofline import arithmetic_of, sheet_of
-from orchestrator.report.units import number, percent, plural, seconds, size
 from orchestrator.results.schema import OUT_OF_RANGE
+from orchestrator.util.format import number, percent, plural, seconds, size
 from workloads.base import END_TOKEN_IDS
 from workloads.confidence import percentile
 

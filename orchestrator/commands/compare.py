@@ -10,8 +10,8 @@ from orchestrator.core import errors
 from orchestrator.host import output
 
 if TYPE_CHECKING:
+    from orchestrator.analysis.comparison import RunComparison
     from orchestrator.core.measurement import Measurement
-    from orchestrator.report.comparison import RunComparison
 
 
 EPILOG = """\
@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
         StoreError: a run cannot be read.
         NotComparable: no pair of rows may be compared.
     """
+    from orchestrator.analysis.comparison import RULES, compare
     from orchestrator.core.errors import NotComparable
-    from orchestrator.report.comparability import RULES
-    from orchestrator.report.comparison import compare
 
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:
@@ -133,8 +132,8 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
         StoreError: there is no such run, or it cannot be read.
     """
     from orchestrator.analysis.flags import raised_by_job
-    from orchestrator.report.grouping import newest_final, settings_of
-    from orchestrator.report.replicates import join
+    from orchestrator.analysis.replicates import join
+    from orchestrator.analysis.selection import newest_final, settings_of
     from orchestrator.results.finding import find_run
     from orchestrator.results.passports import spread_between_runs
 

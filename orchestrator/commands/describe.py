@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Describe, then print."""
-    from orchestrator.report import write_aside
+    from orchestrator.report.run_report import write_aside
     from workloads.models.description import describe_model
     from workloads.models.drawing import draw_svg
     from workloads.models.picture import picture_of

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         written = dict(_track(TRACKERS[args.to], args, refused))
         told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
     else:
-        from orchestrator.report.export_datasets import export_datasets
+        from orchestrator.report.export import export_datasets
 
         directory = Path(args.destination)
         written = export_datasets(args.results, directory, args.run_names)
@@ -106,7 +106,7 @@ def _track(
 ) -> Iterator[tuple[str, int]]:
     """Write the newest final rows of each run to a tracker; by run, how many were new there. What
     it refuses is told in ``refused``."""
-    from orchestrator.report.grouping import newest_final
+    from orchestrator.analysis.selection import newest_final
     from orchestrator.results.finding import existing_runs, find_run
     from orchestrator.runtime.backlog import write_rows
 

@@ -79,7 +79,7 @@ def _print_json(answer: Answer) -> None:
 
 def _print_csv(answer: Answer) -> None:
     from orchestrator.report.query import plain_value
-    from orchestrator.report.safe import csv_field
+    from orchestrator.util.format import csv_field
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(csv_field, answer.columns))
@@ -89,7 +89,7 @@ def _print_csv(answer: Answer) -> None:
 
 def _csv_text(value: object) -> str:
     from orchestrator.host.visible import visible_json
-    from orchestrator.report.figure_data import plain
+    from orchestrator.report.figures import plain
 
     if isinstance(value, (dict, list)):
         return visible_json(json.dumps(value, ensure_ascii=False))
@@ -103,7 +103,7 @@ def _print_table(answer: Answer) -> None:
     from rich.text import Text
 
     from orchestrator.report.query import plain_value
-    from orchestrator.report.safe import one_line
+    from orchestrator.util.format import one_line
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     numbers = [
@@ -129,7 +129,7 @@ def _print_records(answer: Answer, console: Console) -> None:
     from rich.text import Text
 
     from orchestrator.report.query import plain_value
-    from orchestrator.report.safe import one_line
+    from orchestrator.util.format import one_line
 
     names = [one_line(column) for column in answer.columns]
     widest = max(map(len, names))

@@ -15,11 +15,12 @@ from orchestrator.commands.options import add_results_argument, add_verbose_argu
 from orchestrator.core.errors import StoreError
 from orchestrator.host import output
 from orchestrator.host.visible import visible_json
-from orchestrator.report import page_text, read_summary, units, write_aside
+from orchestrator.report.run_report import page_text, read_summary, write_aside
 from orchestrator.results import paths
+from orchestrator.util import format as units
 
 if TYPE_CHECKING:
-    from orchestrator.report.summary import Summary
+    from orchestrator.analysis.summary import Summary
 
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
 STANDARD_OUTPUT = Path("-")
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     whole = args.figures is not None or args.format == "vendor"
     summary, measurements = read_summary(store, lean=not whole)
     if args.equal_quality is not None:
-        from orchestrator.report.quality import at_equal_quality
+        from orchestrator.analysis.summary import at_equal_quality
 
         declared = isnan(args.equal_quality)
         summary = at_equal_quality(summary, None if declared else args.equal_quality)
@@ -150,8 +151,7 @@ def write_figures(summary: Summary, directory: Path) -> None:
         ExtraMissing: the renderer is not installed; the CSV files are written.
         StoreError: a file has the directory's name, or a file cannot be written.
     """
-    from orchestrator.report.figure_data import figure_data, write_csv
-    from orchestrator.report.pictures import write_pictures
+    from orchestrator.report.figures import figure_data, write_csv, write_pictures
 
     if directory.exists() and not directory.is_dir():
         raise StoreError(f"--figures {directory}: a file has this name; give a folder's")
@@ -187,7 +187,7 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
 
         return to_markdown(summary)
     if form == "vendor":
-        from orchestrator.report.vendor import to_vendor_csv
+        from orchestrator.report.export import to_vendor_csv
 
         return to_vendor_csv(summary)
     from orchestrator.report.export import json_parts, to_csv

@@ -264,7 +264,6 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
 
 def _asked(args: argparse.Namespace, link: SupervisorLink | None) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
-    from orchestrator import report
     from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import grid_to_resume
@@ -292,7 +291,6 @@ def _asked(args: argparse.Namespace, link: SupervisorLink | None) -> tuple[Path,
         ends_at=link.ends_at if link is not None else ends_at(args),
         budget=args.budget is not None,
         supervisor=link,
-        while_last_jobs_run=report.prepare,
     )
     source = args.grid
     if source is None:
@@ -370,7 +368,7 @@ def _changed_at(directory: Path) -> int:
 def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None, Iterable[str]]:
     """Write the page; print the tables and where everything is, or make one JSON document."""
     from orchestrator.core.errors import StoreError
-    from orchestrator.report import read_summary, write_page
+    from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.report.terminal import print_summary
 
     summary, measurements = read_summary(store, lean=True)

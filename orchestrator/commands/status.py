@@ -114,7 +114,7 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
 
 def run_json(store: Store) -> dict[str, object]:
     """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
-    from orchestrator.report import read_status
+    from orchestrator.report.run_report import read_status
 
     status = read_status(store)
     return {
@@ -133,7 +133,7 @@ def final_rows(store: Store) -> int:
 
 def run_lines(store: Store) -> str:
     """The run's state: its driver's last status, else the number of rows."""
-    from orchestrator.report import read_status
+    from orchestrator.report.run_report import read_status
     from orchestrator.watching.live_text import duration, summary_line
 
     status = read_status(store)

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.driver.run import run_grid
     from orchestrator.grid.parser import grid_of_values
     from orchestrator.planning.verification import verified
-    from orchestrator.report import read_summary
+    from orchestrator.report.run_report import read_summary
 
     asked = questions(args)
     options = RunOptions(

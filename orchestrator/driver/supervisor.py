@@ -447,7 +447,7 @@ def _say(text: str) -> None:
 def report_death(order: Mapping[str, Any]) -> None:
     """Write the page of what a dead driver measured, and notify the hooks. What goes wrong is
     written to standard error."""
-    from orchestrator.report import read_summary, write_page
+    from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.results.store import Store
     from orchestrator.watching.notice import Ending
     from orchestrator.watching.notify import hooks_of, notice_of_death, tell_all

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.analysis.comparison import RunComparison, compare
 from orchestrator.analysis.flags import raised_by_job, ranked
+from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.selection import newest_final, settings_of
+from orchestrator.analysis.trends import Trend, Trends, trends_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import units
 from orchestrator.report.answers import best_text
-from orchestrator.report.comparison import RunComparison, compare
-from orchestrator.report.contests import hold_contests
-from orchestrator.report.drawing import svg, text_at
-from orchestrator.report.grouping import newest_final, settings_of
-from orchestrator.report.trends import Trend, Trends, trends_of
+from orchestrator.report.svg import svg, text_at
 from orchestrator.results import bulk, disk, paths
 from orchestrator.results.finding import existing_runs
 from orchestrator.results.store import Store
+from orchestrator.util import format as units
 
 #: Runs among which the one before a run is looked for, and the rows of one that are read for it.
 MOST_LOOKED_AT, MOST_ROWS = 20, 20_000

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.rankings import Contest, HeadToHead, Verdict
+from orchestrator.analysis.selection import card_name, precision_rank
+from orchestrator.analysis.summary import without_rule
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells, units
-from orchestrator.report.causes import without_rule
-from orchestrator.report.contests import Contest, Verdict
-from orchestrator.report.grouping import card_name, precision_rank
-from orchestrator.report.head_to_head import HeadToHead
-from orchestrator.report.safe import one_line
+from orchestrator.report import cells
+from orchestrator.util import format as units
+from orchestrator.util.format import one_line
 
 if TYPE_CHECKING:
-    from orchestrator.report.summary import Summary
+    from orchestrator.analysis.summary import Summary
 
 #: Sentences; the tables have all contests.
 MOST_ANSWERS = 3

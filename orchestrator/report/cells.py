@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.analysis.metrics import quality_note
+from orchestrator.analysis.rankings import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
+from orchestrator.analysis.summary import SHORT_STATE
+from orchestrator.analysis.tables import BATCH, Table
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import units
-from orchestrator.report.contests import Contest, Leader, Verdict, memory_kind, peak_memory_bytes
-from orchestrator.report.quality import quality_note
-from orchestrator.report.summary import SHORT_STATE
-from orchestrator.report.tables import BATCH, Table
+from orchestrator.util import format as units
 from workloads.confidence import samples_needed
 
 #: Text where there is no reading: never zero, and never an empty cell.

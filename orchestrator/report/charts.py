@@ -1,17 +1,377 @@
-"""Bars: ratios of throughput with their intervals, and published figures beside ours."""
+"""Charts as SVG: cells and curves of a table, Pareto fronts, scaling, rooflines, bars of ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
 from textwrap import wrap
 
-from orchestrator.report import units
-from orchestrator.report.drawing import WIDE, svg, text_at
-from orchestrator.report.effects import Effect
-from orchestrator.report.grouping import Differences, described
-from orchestrator.report.plots import ratio_bars
-from orchestrator.report.published import Comparison
-from orchestrator.report.safe import one_line
+from orchestrator.analysis.effects import Effect, Scaling
+from orchestrator.analysis.hardware import Comparison, DeviceSheet, Share
+from orchestrator.analysis.rankings import Front, interval, latency, throughput
+from orchestrator.analysis.ratio import Ratio
+from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.tables import BATCH, PRECISION, SETTING, Table, uneven
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.report import cells
+from orchestrator.report.svg import (
+    BOTTOM,
+    HEIGHT,
+    LETTER,
+    RIGHT,
+    TOP,
+    WIDE,
+    WIDTH,
+    Axis,
+    apart,
+    frame,
+    mark,
+    precision_style,
+    short_number,
+    svg,
+    text_at,
+    word,
+    x_axis,
+    y_axis,
+)
+from orchestrator.util import format as units
+from orchestrator.util.format import one_line, visible
+
+#: An interval that reaches beyond this many times the largest value is clipped there: a bar of
+#: three wild repeats must not press all curves into the bottom of the figure.
+TALLEST_BAR = 1.35
+
+_Line = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    batch: int
+    value: float
+    low: float
+    high: float
+
+
+def throughput_curve(table: Table, title: str) -> str:
+    """The drawing of a table as an ``<svg>`` element; empty if fewer than two batch sizes ran."""
+    if table.column_name != BATCH:
+        return ""
+    series = _series(table)
+    points = [point for each in series.values() for point in each]
+    sizes = {point.batch for point in points}
+    if len(sizes) < 2:
+        return ""
+    failed = _did_not_fit(table)
+    ticks = sorted(sizes | {batch for batch, _ in failed})
+    x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
+    x = replace(x, ticks=tuple(ticks))
+    y = _y_axis(points, table)
+    styles = line_styles(table)
+    lines = {
+        name: [(x.at(point.batch), y.at(point.value)) for point in each]
+        for name, each in series.items()
+    }
+    parts = [frame(x, y)]
+    for name, line in lines.items():
+        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
+        bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
+        parts.append(
+            f'<g class="p{styles[name]}"><path class="line" d="{path}"/>'
+            f'<path class="bar" d="{bars}"/></g>'
+        )
+        parts += [mark(a, b, styles[name]) for a, b in line]
+    parts += _end_names(lines, styles)
+    parts += _crosses(failed, x, styles)
+    room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
+    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+
+
+def line_styles(table: Table) -> dict[str, int]:
+    """Number of the colour and shape of each line of a table."""
+    if table.line_name == PRECISION:
+        return {line: precision_style(line) for line in table.lines}
+    return {line: precision_style(place) for place, line in enumerate(table.lines)}
+
+
+def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
+    """From zero; logarithmic where one value would press all others to the bottom."""
+    values = [point.value for point in points if point.value > 0]  # those of flagged rows, too
+    if uneven(values):
+        return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
+    highest = max(point.value for point in points) * TALLEST_BAR
+    top = min(max(point.high for point in points), highest)
+    return y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
+
+
+def clipped(table: Table) -> bool:
+    """Return whether an interval of the drawing reaches beyond its frame, above or below zero."""
+    points = [p for series in _series(table).values() for p in series]
+    highest = max((p.value for p in points), default=0.0)
+    return any(p.low < 0 or p.high > highest * TALLEST_BAR for p in points)
+
+
+def _series(table: Table) -> dict[str, list[_Point]]:
+    """Measured points by precision, ordered by batch size."""
+    series: dict[str, list[_Point]] = {}
+    for (line, _), row in table.cells.items():
+        value = row.metrics.throughput
+        if (
+            row.state is State.SUCCEEDED
+            and row.batch_size is not None
+            and row.metrics.throughput_unit == table.unit
+            and value is not None
+            and math.isfinite(value)
+        ):
+            low, high = interval(row)
+            series.setdefault(line, []).append(_Point(row.batch_size, value, low, high))
+    return {
+        line: sorted(series[line], key=lambda point: point.batch)
+        for line in table.lines
+        # Of settings there may be dozens with one point, which the table tells as well.
+        if len(series.get(line, ())) > (table.line_name == SETTING)
+    }
+
+
+def _did_not_fit(table: Table) -> list[tuple[int, str]]:
+    """Batch size and line of every cell that ran out of memory."""
+    return [
+        (row.batch_size, line)
+        for (line, _), row in table.cells.items()
+        if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
+    ]
+
+
+def _bar(x: Axis, y: Axis, point: _Point) -> str:
+    """An error bar; an end outside the frame is drawn as an arrow head instead of a cap."""
+    at, low, high = x.at(point.batch), y.at(point.low), y.at(point.high)
+    cut_below, cut_above = point.low < 0, point.high > y.high * 1.000001
+    lower = f"M{at - 3:.1f} {low - 4:.1f}l3 4l3-4" if cut_below else f"M{at - 3:.1f} {low:.1f}h6"
+    upper = f"M{at - 3:.1f} {high + 4:.1f}l3-4l3 4" if cut_above else f"M{at - 3:.1f} {high:.1f}h6"
+    return f"M{at:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
+
+
+def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
+    """The names at the ends of their lines, pushed apart where they would touch.
+
+    A name stands beside its last point or above it where the room is free, else in the margin.
+    """
+    parts = []
+    ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
+    heights = apart([end[0] for end in ends], 14, TOP, HEIGHT - BOTTOM)
+    taken: list[tuple[float, float, float]] = []  # left, right, height
+    for (own, last, name), height in zip(ends, heights, strict=True):
+        others = [line for other, line in lines.items() if other != name]
+        wide = LETTER * len(name)
+        places = ((last + 9, height), (last - 11, own - 15), (last - 29, own - 10))
+        free = (
+            (x, y)
+            for x, y in places
+            if _free(x, y, wide, others)
+            and all(x > right or x + wide < left or abs(y - at) > 13 for left, right, at in taken)
+        )
+        x, y = next(free, (max(last + 9, WIDTH - RIGHT + 2), height))
+        taken.append((x, x + wide, y))
+        parts.append(word(x, y + 4, name, styles[name]))
+    return parts
+
+
+def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
+    """Return whether none of the lines passes where a name would stand."""
+    for line in lines:
+        for (x1, y1), (x2, y2) in zip(line, [*line[1:], line[-1]], strict=True):
+            left, right = max(x1, x - 4), min(x2, x + wide)
+            if left > right:
+                continue
+            slope = (y2 - y1) / (x2 - x1) if x2 > x1 else 0.0
+            passes = (y1 + slope * (left - x1), y1 + slope * (right - x1))
+            if min(passes) < y + 9 and max(passes) > y - 9:
+                return False
+    return y < HEIGHT - BOTTOM - 18
+
+
+def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
+    """A cross above the axis for each line that ran out of memory at a batch size."""
+    parts = []
+    seen: dict[int, int] = {}
+    for batch, name in failed:
+        place = seen[batch] = seen.get(batch, -1) + 1
+        left, top = x.at(batch) + 9 * place - 7, HEIGHT - BOTTOM - 10
+        parts.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
+    return parts
+
+
+# ---------------------------------------------------------------- fronts, scaling, rooflines
+
+#: Lines in one figure of scaling; more would hide each other. The table has all.
+MOST_LINES = 8
+
+
+def short_seconds(value: float) -> str:
+    """A tick of an axis of time: ``5 ms``, ``2 s``."""
+    factor, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
+    return f"{float(f'{value * factor:.2g}'):g} {unit}"
+
+
+def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str]) -> str:
+    """Throughput against latency: every setting a mark, the front a line through its own."""
+    rows = (*front.best, *front.beaten)
+    values = [throughput(row) for row in rows]
+    x = x_axis([latency(row) for row in rows], "median latency of a prompt", short_seconds)
+    wide = max(values) / min(values) > 8
+    y = y_axis(values, front.unit, short_number, log=wide)
+    line = "M" + "L".join(f"{x.at(latency(r)):.1f} {y.at(throughput(r)):.1f}" for r in front.best)
+    parts = [frame(x, y), f'<path class="front" d="{line}"/>']
+    parts += [_row_mark(row, x, y, "mark pale") for row in front.beaten]
+    parts += [_row_mark(row, x, y, "mark") for row in front.best]
+    parts.append(_front_names(front, x, y, chosen))
+    return svg(title, *parts)
+
+
+def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
+    """Efficiency against the number of cards, a line for each setting; all of one piece of work."""
+    shown = scalings[:MOST_LINES]
+    cards = sorted({step.row.cards for one in shown for step in one.steps})
+    x = x_axis(cards, "cards", lambda value: f"{value:.0f}")
+    x = _with_ticks(x, cards)
+    top = max(1.0, *(step.efficiency for one in shown for step in one.steps))
+    y = y_axis([top], "efficiency", lambda value: f"{value:.0%}", log=False)
+    ideal = y.at(1.0)
+    parts = [
+        frame(x, y),
+        f'<path class="ideal" d="M{x.at(cards[0]):.1f} {ideal:.1f}H{x.at(cards[-1]):.1f}"/>',
+    ]
+    ends = []
+    for one in shown:
+        points = [(x.at(s.row.cards), y.at(s.efficiency)) for s in one.steps]
+        line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+        parts.append(
+            f'<g class="p{precision_style(one.precision)}"><path class="line" d="{line}"/></g>'
+        )
+        parts += [mark(a, b, one.precision) for a, b in points]
+        ends.append((points[-1][1], points[-1][0], one))
+    ends.sort(key=lambda end: end[0])
+    heights = apart([height for height, _, _ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
+    for (_, at, one), height in zip(ends, heights, strict=True):
+        parts.append(word(at + 9, height + 4, f"b={one.batch_size}", one.precision))
+    return svg(title, *parts)
+
+
+def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
+    """Decoding steps under the roof of one card: operations per second against intensity.
+
+    Empty where no row has both figures, or the sheet has no bandwidth.
+    """
+    placed = [(s, s.intensity, at) for s in shares if s.intensity and (at := step_flops(s))]
+    if not placed or not sheet.bandwidth_bytes_per_s:
+        return ""
+    kinds = list(dict.fromkeys(s.arithmetic for s, _, _ in placed if s.arithmetic))
+    peaks = [sheet.flops[kind] for kind in kinds]
+    ridge = max(peaks, default=0.0) / sheet.bandwidth_bytes_per_s
+    across = [intensity for _, intensity, _ in placed]
+    low, high = min(across), max(*across, ridge * 2)
+    x = x_axis([low, high], "operations per byte of weights", short_number)
+    slope = sheet.bandwidth_bytes_per_s
+    heights = [at for _, _, at in placed]
+    y = y_axis([min(heights), slope * x.low, *peaks, *heights], "TFLOP/s", _tera, log=True)
+    parts = [frame(x, y), _roof(x, y, slope, [(kind, sheet.flops[kind]) for kind in kinds])]
+    parts += [mark(x.at(i), y.at(at), s.row.precision) for s, i, at in placed]
+    return svg(title, *parts)
+
+
+def step_flops(share: Share) -> float | None:
+    """Operations per second of a decoding step on one card."""
+    step_s, weights = share.row.metrics.tpot_p50_s, share.row.weight_bytes
+    if not share.intensity or not step_s or not weights:
+        return None
+    return share.intensity * weights / step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioBar:
+    """Places on a bar 0 to 100 wide, whose scale is logarithmic."""
+
+    one: float  # where the ratio is 1
+    value: float
+    low: float
+    high: float
+
+
+def ratio_bars(ratios: Sequence[Ratio]) -> list[RatioBar]:
+    """Bars of one list of ratios on one scale; ends beyond a factor of 16 are clipped."""
+    reach = 1.25
+    for ratio in ratios:
+        for value in (ratio.value, ratio.low, ratio.high):
+            if value:
+                reach = max(reach, value, 1 / value)
+    reach = math.log(min(reach * 1.05, 16.0))
+
+    def place(value: float) -> float:
+        share = math.log(value) / reach if value > 0 else -1.0
+        return round(50 + 50 * min(1.0, max(-1.0, share)), 2)
+
+    return [
+        RatioBar(
+            one=50.0,
+            value=place(ratio.value),
+            low=place(ratio.value if ratio.low is None else ratio.low),
+            high=place(ratio.value if ratio.high is None else ratio.high),
+        )
+        for ratio in ratios
+    ]
+
+
+def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
+    return mark(x.at(latency(row)), y.at(throughput(row)), row.precision, kind)
+
+
+def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
+    """Names of the settings on the front, left out where they would touch another."""
+    parts: list[str] = []
+    taken: list[tuple[float, float, float]] = []  # left, right, height
+    # The ends first: lowest latency and highest throughput are what one looks for.
+    order = [*front.best[-1:], *front.best[:-1]]
+    for row in order:
+        at, height = x.at(latency(row)), y.at(throughput(row))
+        text = chosen(row)
+        wide = LETTER * len(text)
+        room = at + 10 + wide < WIDTH
+        left = at + 9 if room else at - 9 - wide
+        line = height + 14 if room else height - 8
+        if any(left < b and left + wide > a and abs(line - h) < 15 for a, b, h in taken):
+            continue
+        taken.append((left, left + wide, line))
+        parts.append(word(left, line, text, row.precision))
+    return "".join(parts)
+
+
+def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) -> str:
+    top = max((peak for _, peak in peaks), default=slope * x.high)
+    corner = min(top / slope, x.high)
+    parts = [
+        f'<path class="roof" d="M{x.at(x.low):.1f} {y.at(slope * x.low):.1f}'
+        f'L{x.at(corner):.1f} {y.at(slope * corner):.1f}"/>'
+    ]
+    for kind, peak in peaks:
+        start = max(peak / slope, x.low)
+        parts.append(
+            f'<path class="roof" d="M{x.at(start):.1f} {y.at(peak):.1f}H{WIDTH - RIGHT}"/>'
+            f'<text class="tick" x="{WIDTH - RIGHT + 6}" y="{y.at(peak) + 4:.1f}">{kind}</text>'
+        )
+    return "".join(parts)
+
+
+def _tera(value: float) -> str:
+    return short_number(value / 1e12)
+
+
+def _with_ticks(axis: Axis, values: Sequence[float]) -> Axis:
+    return replace(axis, ticks=tuple(values))
+
+
+# ---------------------------------------------------------------- bars
 
 #: Characters of a label's line left of the bars, and room for each; a longer label goes on in the
 #: next line, so that a phone shows bars, too.
@@ -79,3 +439,90 @@ def published_chart(one: Comparison, title: str) -> str:
     better = ", less is better" if one.lower_is_better else ""
     parts.append(text_at(start, foot, one.unit + better))
     return svg(title, *parts, size=(WIDE, foot + 6))
+
+
+# ---------------------------------------------------------------- the cells of a table
+
+HIGH, HEAD = 44, 38
+_SIGNS = {"": "", "*": " ★", "~": " ≈", "!": " !"}
+_LONGEST_NAME = 44
+
+
+def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -> str:
+    """The drawing of a table as an ``<svg>`` element.
+
+    Args:
+        table: what is drawn.
+        title: its name, for those who do not see it.
+        index: number of each row in the page's list, by job id.
+    """
+    names = {line: one_line(line, _LONGEST_NAME) for line in table.lines}
+    left = round(max(46.0, LETTER * max(map(len, names.values())) + 12))
+    wide, styles = _width(table), line_styles(table)
+    parts = [text_at(left, 12, table.column_name)]
+    for x, column in enumerate(table.columns):
+        parts.append(text_at(left + wide * (x + 0.5), 31, one_line(column, 24), anchor="middle"))
+    for y, line in enumerate(table.lines):
+        top = HEAD + HIGH * y
+        parts.append(text_at(0, top + 26, names[line], f"name p{styles[line]}"))
+        for x, column in enumerate(table.columns):
+            row = table.cells.get((line, column))
+            if row is not None:
+                parts += _cell(table, row, (line, column), (left + wide * x, top, wide), index)
+    foot = HEAD + HIGH * len(table.lines)
+    if table.unit:
+        foot += 18
+        scale = ", colours on a logarithmic scale" if table.log else ""
+        parts.append(text_at(left, foot, f"{table.unit}{scale}"))
+    across = max(left + 190, left + wide * len(table.columns))
+    drawn = svg(title, *parts, size=(across, foot + 6), kind="curve heat-map")
+    return drawn.replace("<svg ", f'<svg style="--across:{across}px;width:{across}px" ', 1)
+
+
+def _width(table: Table) -> int:
+    """Pixels of a column: the longest text of any cell."""
+    told = [cells.cell_text(table, *place) for place in table.cells]
+    longest = max(
+        (max((len(one.value) + 2) * 7.4, len(one.note) * 5.7) for one in told), default=0.0
+    )
+    heads = max((len(one_line(column, 24)) * LETTER for column in table.columns), default=0.0)
+    return round(max(62.0, longest + 10, heads + 8))
+
+
+def _cell(
+    table: Table,
+    row: Measurement,
+    place: tuple[str, str],
+    box: tuple[float, float, float],
+    index: Mapping[str, int] | None,
+) -> Iterator[str]:
+    told = cells.cell_text(table, *place)
+    at, top, wide = box
+    number = (index or {}).get(row.job_id)
+    yield f'<g data-row="{number}">' if number is not None else "<g>"
+    succeeded = row.state is State.SUCCEEDED
+    if not succeeded and number is None:  # else the page tells of the row
+        said = f"{row.state}: {one_line(row.reason, 160)}" if row.reason else str(row.state)
+        yield f"<title>{escape(visible(said))}</title>"
+    shape = f'x="{at + 1:g}" y="{top + 1:g}" width="{wide - 2:g}" height="{HIGH - 2}"'
+    kind = "cell" if succeeded else _state(row)
+    shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
+    yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
+    if told.mark:
+        ring = {"*": "first", "~": "second", "!": "third"}[told.mark]
+        yield f'<rect class="ring {ring}" {shape}/>'
+    middle = at + wide / 2
+    kind = "best" if told.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
+    yield _word(middle, top + (19 if told.note else 26), told.value + _SIGNS[told.mark], kind)
+    if told.note:
+        yield _word(middle, top + 34, told.note, "small")
+    yield "</g>"
+
+
+def _word(x: float, y: float, text: str, kind: str) -> str:
+    """A text in the middle of a cell, in few letters: a page has thousands."""
+    return f'<text class="c {kind}" x="{x:g}" y="{y:g}">{escape(visible(text))}</text>'
+
+
+def _state(row: Measurement) -> str:
+    return f"state s-{str(row.state).lower()}"

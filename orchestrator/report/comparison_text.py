@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.analysis.comparison import Change, Refused, RunComparison, Turned
+from orchestrator.analysis.metrics import figure_changes
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import units
-from orchestrator.report.comparison import Change, Refused, RunComparison, Turned
-from orchestrator.report.reported import figure_changes
-from orchestrator.report.safe import finite, one_line, visible
+from orchestrator.util import format as units
+from orchestrator.util.format import finite, one_line, visible
 
 MOST_LINES = 40
 

@@ -1,8 +1,9 @@
-"""The rows for other programs: CSV for a spreadsheet, JSON for a script.
+"""The rows for other programs: CSV for a spreadsheet, JSON for a script, a dataset for a hub.
 
-Both hold the newest final row of each job. Raw samples stay in the Parquet tables; these exports
-carry what was derived from them. Column names bear their units, and every row says whether it is
-emulated, random or synthetic.
+CSV and JSON hold the newest final row of each job. Raw samples stay in the Parquet tables; these
+exports carry what was derived from them. Column names bear their units, and every row says whether
+it is emulated, random or synthetic. ``--format vendor`` is the table that vendors publish, with
+columns for what such a table leaves out.
 """
 
 from __future__ import annotations
@@ -10,17 +11,28 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.flags import Raised, raised_on_each
+from orchestrator.analysis.rankings import Contest, memory_kind, peak_memory_bytes
+from orchestrator.analysis.selection import precision_rank
+from orchestrator.analysis.summary import Summary
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.report.contests import Contest, memory_kind, peak_memory_bytes
-from orchestrator.report.figure_data import Record, figure_records
-from orchestrator.report.safe import csv_field, finite
-from orchestrator.report.summary import Summary
+from orchestrator.report.figures import Record, figure_records, plain
+from orchestrator.report.query import read_runs
+from orchestrator.util.format import csv_field, finite
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Findings that the JSON carries; the other figures are its rows in another order.
 JSON_FIGURES = (
@@ -278,3 +290,177 @@ def _jsonable(value: object) -> object:
     if isinstance(value, tuple):
         return [_jsonable(one) for one in value]
     return str(value)
+
+
+# ---------------------------------------------------------------- the vendors' table
+
+COLUMNS = (
+    "model",
+    "device",
+    "cards",
+    "precision",
+    "input_length",
+    "output_length",
+    "length_kind",
+    "batch_size",
+    "tokens_per_s",
+    "emulated",
+    "random_weights",
+    "synthetic_data",
+)
+
+
+def to_vendor_csv(summary: Summary) -> str:
+    """Every row that generated tokens, by model, device, cards, precision and batch size."""
+    rows = sorted((row for row in summary.rows if _generated(row)), key=_order)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([plain(value) for value in _line(row)] for row in rows)
+    return text.getvalue()
+
+
+def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
+    """Input and output length in tokens, and whether they are ``fixed`` or a ``mean``."""
+    fixed_input = row.parameters.get("input_tokens")
+    fixed_output = row.parameters.get("output_tokens")
+    exactly = row.parameters.get("ignore_eos") is True  # else a prompt may end by itself
+    if exactly and isinstance(fixed_input, int) and isinstance(fixed_output, int):
+        return fixed_input, fixed_output, "fixed"
+    items = [item for _, item in row.items]
+    if not items:
+        return None, None, ""
+    count = len(items)
+    return (
+        round(math.fsum(item.input_tokens for item in items) / count),
+        round(math.fsum(item.output_tokens for item in items) / count),
+        "mean",
+    )
+
+
+def _generated(row: Measurement) -> bool:
+    return row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
+
+
+def _order(row: Measurement) -> tuple[object, ...]:
+    device, rank = row.device_name or "", precision_rank(row.precision)
+    return (row.model, device, row.cards, rank, row.batch_size or 0)
+
+
+def _line(row: Measurement) -> tuple[object, ...]:
+    # The batch of the whole job is what vendors give; a batch of ours is per card.
+    batch = row.batch_size * row.cards if row.batch_size is not None else None
+    return (
+        row.model,
+        row.device_name or str(row.accelerator),
+        row.cards,
+        row.precision,
+        *lengths(row),
+        batch,
+        row.metrics.generated_tokens_per_s,
+        row.emulated,
+        bool(row.random_weights),
+        bool(row.synthetic_data),
+    )
+
+
+# ---------------------------------------------------------------- a Hugging Face dataset
+
+_KEYS = ("run", "invocation_id", "attempt_id", "job_id", "final")
+_FILE = "train-00000-of-00001.parquet"
+
+
+def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) -> dict[str, int]:
+    """Write the dataset; the number of rows of each configuration.
+
+    Raises:
+        StoreError: there are no runs, one cannot be read, or ``directory`` is in use.
+    """
+    import pyarrow.parquet as pq
+
+    table, damaged = read_runs(results, runs)
+    if directory.exists() and any(directory.iterdir()):
+        raise StoreError(f"{directory} is not empty; name a new directory")
+    tables = {
+        "rows": _without_maps(table.drop_columns(["samples", "items"])),
+        "samples": _nested_export_datasets(table, "samples"),
+        "items": _nested_export_datasets(table, "items"),
+    }
+    tables = {name: one for name, one in tables.items() if one.num_rows or name == "rows"}
+    try:
+        for name, one in tables.items():
+            (directory / name).mkdir(parents=True)
+            pq.write_table(one, directory / name / _FILE, compression="zstd")
+        card = dataset_card(table, list(tables), damaged)
+        (directory / "README.md").write_text(card, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {directory}: {error.strerror or error}") from error
+    return {name: one.num_rows for name, one in tables.items()}
+
+
+def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequence[str]) -> str:
+    """``README.md``: its head gives ``load_dataset`` the configurations, its text is for people."""
+    lines = ["---", "configs:"]
+    for name in configurations:
+        lines += [
+            f"- config_name: {name}",
+            "  data_files:",
+            "  - split: train",
+            f"    path: {name}/*.parquet",
+        ]
+        lines += ["  default: true"] if name == "rows" else []
+    lines += ["tags:", "- benchmark", "---", "", "# Nightgrid results", ""]
+    runs = Counter(table.column("run").to_pylist())
+    lines += [f"- run `{_code(run)}`: {count:,} rows" for run, count in sorted(runs.items())]
+    lines += [""]
+    for column, words in (
+        ("emulated", "ran on emulated cards: no number of theirs is one of a card"),
+        ("random_weights", "had random weights"),
+        ("synthetic_data", "had synthetic data"),
+    ):
+        count = sum(value is True for value in table.column(column).to_pylist())
+        lines += [f"- {count:,} of {table.num_rows:,} rows {words}"] if count else []
+    lines += [f"- not read: `{_code(text)}`" for text in damaged]
+    lines += ["", "## Columns of `rows`", "", "| column | unit | meaning |", "|---|---|---|"]
+    from orchestrator.results.schema_docs import COLUMN_DOCS
+
+    for name in table.column_names:
+        if name not in ("samples", "items"):
+            unit, meaning, _ = COLUMN_DOCS[name]
+            lines.append(f"| `{name}` | {unit} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return "".join(c for c in text if c.isprintable() and c != "`")
+
+
+def _without_maps(table: pa.Table) -> pa.Table:
+    """Maps as JSON texts."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_map(field.type):
+            values = table.column(index).to_pylist()
+            texts = [None if v is None else _json(field.name, dict(v)) for v in values]
+            table = table.set_column(index, field.name, pa.array(texts, pa.string()))
+    return table.replace_schema_metadata(None)
+
+
+def _json(name: str, values: Mapping[str, Any]) -> str:
+    told = {k: json.loads(v) for k, v in values.items()} if name == "parameters" else dict(values)
+    return json.dumps(told, ensure_ascii=False, sort_keys=True)
+
+
+def _nested_export_datasets(table: pa.Table, name: str) -> pa.Table:
+    """One row an entry of a list column, with the keys of the row that it belongs to."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = table.column(name).combine_chunks()
+    parents = pc.list_parent_indices(lists)
+    struct = pc.list_flatten(lists)
+    columns = {key: table.column(key).combine_chunks().take(parents) for key in _KEYS}
+    for index, field in enumerate(struct.type):
+        columns[field.name] = pc.struct_field(struct, index)
+    return pa.table(columns)

@@ -1,184 +1,507 @@
-"""Throughput against batch size as an SVG drawing: a line each, with error bars."""
+"""Every figure as PNG and PDF, and its data as CSV, for papers, slides and issue comments.
+
+Pictures are the page's own drawings. The page's style sheet colours them, with its light theme
+written out, since a renderer knows no CSS variables. Emulated cards, random weights and synthetic
+data are written into every picture, since a picture travels without its page. Rendering is the
+optional extra ``report``. The data are tidy tables: one line an observation, units in the column
+names, nothing sampled or cut.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from html import escape
+from pathlib import Path
 
+from orchestrator.analysis.hardware import REFERENCES
+from orchestrator.analysis.rankings import interval, latency, memory_kind, peak_memory_bytes
+from orchestrator.analysis.selection import Setting, described
+from orchestrator.analysis.summary import Summary
+from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.core.job import State
-from orchestrator.report import units
-from orchestrator.report.contests import interval
-from orchestrator.report.drawing import (
-    BOTTOM,
-    HEIGHT,
-    LETTER,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    apart,
-    frame,
-    mark,
-    short_number,
-    svg,
-    word,
-    x_axis,
-    y_axis,
+from orchestrator.core.measurement import Measurement
+from orchestrator.report import charts
+from orchestrator.report.charts import (
+    front_figure,
+    heat_map,
+    roofline_figure,
+    scaling_figure,
+    throughput_curve,
 )
-from orchestrator.report.tables import BATCH, SETTING, Table, uneven
+from orchestrator.report.interactive import cards_figure, prompts_figure
+from orchestrator.report.page import asset, roofline_groups, scaling_groups
+from orchestrator.report.payload import prompt_points
+from orchestrator.util import format as units
+from orchestrator.util.format import csv_field, finite, visible
 
-#: An interval that reaches beyond this many times the largest value is clipped there: a bar of
-#: three wild repeats must not press all curves into the bottom of the figure.
-TALLEST_BAR = 1.35
-
-_Line = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    batch: int
-    value: float
-    low: float
-    high: float
-
-
-def throughput_curve(table: Table, title: str) -> str:
-    """The drawing of a table as an ``<svg>`` element; empty if fewer than two batch sizes ran."""
-    if table.column_name != BATCH:
-        return ""
-    series = _series(table)
-    points = [point for each in series.values() for point in each]
-    sizes = {point.batch for point in points}
-    if len(sizes) < 2:
-        return ""
-    failed = _did_not_fit(table)
-    ticks = sorted(sizes | {batch for batch, _ in failed})
-    x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
-    x = replace(x, ticks=tuple(ticks))
-    y = _y_axis(points, table)
-    styles = table.styles
-    lines = {
-        name: [(x.at(point.batch), y.at(point.value)) for point in each]
-        for name, each in series.items()
-    }
-    parts = [frame(x, y)]
-    for name, line in lines.items():
-        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
-        bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
-        parts.append(
-            f'<g class="p{styles[name]}"><path class="line" d="{path}"/>'
-            f'<path class="bar" d="{bars}"/></g>'
-        )
-        parts += [mark(a, b, styles[name]) for a, b in line]
-    parts += _end_names(lines, styles)
-    parts += _crosses(failed, x, styles)
-    room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
-    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+#: Pictures of one kind; a grid of thousands of jobs has hundreds of tables, and the CSV has all.
+MOST_PICTURES = 24
+MOST_EFFECTS = 60
+MARGIN = 18
+NOT_XML = {0xFFFE: "\N{REPLACEMENT CHARACTER}", 0xFFFF: "\N{REPLACEMENT CHARACTER}"}
+PIXELS_PER_INCH = 150
+#: A page as large as the drawing, which is handed over as text.
+PAGE = b"""#set page(width: auto, height: auto, margin: 0pt)
+#image(bytes(sys.inputs.svg), format: "svg", alt: sys.inputs.title)"""
+#: What the page's own rules do not say. The renderer brings the last family along.
+RULES = """
+svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu Sans Mono";
+  font-size: 12.5px; }
+.paper { fill: var(--surface); } .title { font-weight: 620; fill: var(--ink); }
+.about { font-size: 11px; fill: var(--soft); } .note { font-size: 11px; fill: var(--note); }
+"""
 
 
-def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
-    """From zero; logarithmic where one value would press all others to the bottom."""
-    values = [point.value for point in points if point.value > 0]  # those of flagged rows, too
-    if uneven(values):
-        return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
-    highest = max(point.value for point in points) * TALLEST_BAR
-    top = min(max(point.high for point in points), highest)
-    return y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture: the name of its files, its heading, and the page's or a chart's ``<svg>``."""
+
+    name: str
+    title: str
+    drawing: str
+    about: str = ""
 
 
-def clipped(table: Table) -> bool:
-    """Return whether an interval of the drawing reaches beyond its frame, above or below zero."""
-    points = [p for series in _series(table).values() for p in series]
-    highest = max((p.value for p in points), default=0.0)
-    return any(p.low < 0 or p.high > highest * TALLEST_BAR for p in points)
+def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
+    """Write every figure as PNG and PDF; the paths, and how many figures the limit leaves out.
 
-
-def _series(table: Table) -> dict[str, list[_Point]]:
-    """Measured points by precision, ordered by batch size."""
-    series: dict[str, list[_Point]] = {}
-    for (line, _), row in table.cells.items():
-        value = row.metrics.throughput
-        if (
-            row.state is State.SUCCEEDED
-            and row.batch_size is not None
-            and row.metrics.throughput_unit == table.unit
-            and value is not None
-            and math.isfinite(value)
-        ):
-            low, high = interval(row)
-            series.setdefault(line, []).append(_Point(row.batch_size, value, low, high))
-    return {
-        line: sorted(series[line], key=lambda point: point.batch)
-        for line in table.lines
-        # Of settings there may be dozens with one point, which the table tells as well.
-        if len(series.get(line, ())) > (table.line_name == SETTING)
-    }
-
-
-def _did_not_fit(table: Table) -> list[tuple[int, str]]:
-    """Batch size and line of every cell that ran out of memory."""
-    return [
-        (row.batch_size, line)
-        for (line, _), row in table.cells.items()
-        if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
-    ]
-
-
-def _bar(x: Axis, y: Axis, point: _Point) -> str:
-    """An error bar; an end outside the frame is drawn as an arrow head instead of a cap."""
-    at, low, high = x.at(point.batch), y.at(point.low), y.at(point.high)
-    cut_below, cut_above = point.low < 0, point.high > y.high * 1.000001
-    lower = f"M{at - 3:.1f} {low - 4:.1f}l3 4l3-4" if cut_below else f"M{at - 3:.1f} {low:.1f}h6"
-    upper = f"M{at - 3:.1f} {high + 4:.1f}l3-4l3 4" if cut_above else f"M{at - 3:.1f} {high:.1f}h6"
-    return f"M{at:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
-
-
-def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
-    """The names at the ends of their lines, pushed apart where they would touch.
-
-    A name stands beside its last point or above it where the room is free, else in the margin.
+    Raises:
+        ExtraMissing: the renderer is not installed.
+        StoreError: a file cannot be written.
     """
-    parts = []
-    ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
-    heights = apart([end[0] for end in ends], 14, TOP, HEIGHT - BOTTOM)
-    taken: list[tuple[float, float, float]] = []  # left, right, height
-    for (own, last, name), height in zip(ends, heights, strict=True):
-        others = [line for other, line in lines.items() if other != name]
-        wide = LETTER * len(name)
-        places = ((last + 9, height), (last - 11, own - 15), (last - 29, own - 10))
-        free = (
-            (x, y)
-            for x, y in places
-            if _free(x, y, wide, others)
-            and all(x > right or x + wide < left or abs(y - at) > 13 for left, right, at in taken)
+    try:
+        import typst
+    except ImportError as error:
+        raise ExtraMissing("typst", extra="report", wanted_for="PNG and PDF figures") from error
+    pictures, left_out = pictures_of(summary)
+    fonts = typst.Fonts()
+    paths = []
+    for picture in pictures:
+        drawn = {"svg": standalone(picture, _note(summary)), "title": visible(picture.title)}
+        for form in ("png", "pdf"):
+            path = directory / f"{picture.name}.{form}"
+            data = typst.compile(
+                PAGE, format=form, ppi=PIXELS_PER_INCH, font_paths=fonts, sys_inputs=drawn
+            )
+            assert isinstance(data, bytes)  # one page
+            try:
+                path.write_bytes(data)
+            except OSError as error:
+                raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+            paths.append(path)
+    return paths, left_out
+
+
+def pictures_of(summary: Summary) -> tuple[list[Picture], int]:
+    """The pictures to write, and the number that the limit leaves out."""
+    kinds: dict[str, list[Picture]] = {}
+    for picture in _pictures(summary):
+        if picture.drawing:
+            kinds.setdefault(picture.name.rstrip("-0123456789"), []).append(picture)
+    shown = [picture for kind in kinds.values() for picture in kind[:MOST_PICTURES]]
+    return shown, sum(max(0, len(kind) - MOST_PICTURES) for kind in kinds.values())
+
+
+def _pictures(summary: Summary) -> Iterator[Picture]:
+    index = {row.job_id: number for number, row in enumerate(summary.rows)}
+    for n, table in enumerate(summary.tables, 1):
+        heading = {"title": table.title, "about": described(table.about)}
+        map_ = heat_map(table, table.title, index)
+        yield Picture(name=f"heat-map-{n:02d}", drawing=map_, **heading)
+        curve = throughput_curve(table, table.title)
+        yield Picture(name=f"throughput-against-batch-size-{n:02d}", drawing=curve, **heading)
+    for n, front in enumerate(summary.fronts, 1):
+        drawing = front_figure(front, front.setting.model, summary.chosen)
+        name = f"throughput-against-latency-{n:02d}"
+        yield Picture(name=name, drawing=drawing, **_of(front.setting))
+    if any(row.items for row in summary.rows):
+        title = f"{summary.run}: each point is one prompt"
+        points = prompt_points(summary.rows)
+        drawing = prompts_figure(summary.rows, points, title)
+        yield Picture(name="prompts", title=title, drawing=drawing)
+    if summary.effects:
+        shown, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
+        if len(summary.effects) > len(shown):
+            title += f" (the first {len(shown)} of {len(summary.effects)})"
+        yield Picture(name="techniques", title=title, drawing=charts.effects_chart(shown, title))
+    for n, group in enumerate(scaling_groups(summary.scalings), 1):
+        heading = _of(group[0].setting)
+        drawing = scaling_figure(group, heading["title"])
+        yield Picture(name=f"scaling-{n:02d}", drawing=drawing, **heading)
+    for n, (sheet, shares) in enumerate(roofline_groups(summary.roofline.shares), 1):
+        title = f"Roofline of {sheet.device}"
+        drawing = roofline_figure(sheet, shares, title)
+        yield Picture(name=f"roofline-{n:02d}", title=title, about=sheet.source, drawing=drawing)
+    for n, one in enumerate(summary.published, 1):
+        title = f"{one.task.replace('-', ' ')}: {one.model}, {units.plural(one.cards, 'card')}"
+        drawing = charts.published_chart(one, title)
+        yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
+    if lanes := summary.timeline.lanes:
+        title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
+        yield Picture(
+            name="cards", title=title, drawing=cards_figure(summary.timeline, title, summary.names)
         )
-        x, y = next(free, (max(last + 9, WIDTH - RIGHT + 2), height))
-        taken.append((x, x + wide, y))
-        parts.append(word(x, y + 4, name, styles[name]))
-    return parts
 
 
-def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
-    """Return whether none of the lines passes where a name would stand."""
-    for line in lines:
-        for (x1, y1), (x2, y2) in zip(line, [*line[1:], line[-1]], strict=True):
-            left, right = max(x1, x - 4), min(x2, x + wide)
-            if left > right:
-                continue
-            slope = (y2 - y1) / (x2 - x1) if x2 > x1 else 0.0
-            passes = (y1 + slope * (left - x1), y1 + slope * (right - x1))
-            if min(passes) < y + 9 and max(passes) > y - 9:
-                return False
-    return y < HEIGHT - BOTTOM - 18
+def _of(setting: Setting) -> dict[str, str]:
+    about = described(dict(setting.parameters))
+    return {"title": f"{setting.model} on {setting.where}", "about": about}
 
 
-def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
-    """A cross above the axis for each line that ran out of memory at a batch size."""
+def _note(summary: Summary) -> str:
+    """Warnings about numbers that are not real, for the foot of every picture."""
+    flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
+    return ("Beware: " + ", ".join(flags)) if flags else ""
+
+
+def standalone(picture: Picture, note: str) -> str:
+    """An SVG file of its own: heading, drawing, note, and the style sheet inside."""
+    head, _, body = picture.drawing.partition(">")
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
+    assert size, head
+    wide, high = float(size[1]), float(size[2])
+    parts, y = [], float(MARGIN)
+    for kind, text in (("title", picture.title), ("about", picture.about)):
+        written, y = _lines(kind, text, y, wide)
+        parts.append(written)
+    place = f"translate({MARGIN} {y + 8})"
+    parts.append(f'<g class="curve" transform="{place}">{body.removesuffix("</svg>")}</g>')
+    written, y = _lines("note", note, y + high + 14, wide)
+    wide, high = wide + 2 * MARGIN, y + MARGIN - 4
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
+        f'viewBox="0 0 {wide:.0f} {high:.0f}"><style>{style_sheet()}</style>'
+        f'<rect class="paper" width="100%" height="100%"/>{"".join(parts)}{written}</svg>'
+    ).translate(NOT_XML)
+
+
+def _lines(kind: str, text: str, y: float, wide: float) -> tuple[str, float]:
+    """Text broken into lines below ``y``, and where it ends."""
     parts = []
-    seen: dict[int, int] = {}
-    for batch, name in failed:
-        place = seen[batch] = seen.get(batch, -1) + 1
-        left, top = x.at(batch) + 9 * place - 7, HEIGHT - BOTTOM - 10
-        parts.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
-    return parts
+    for line in textwrap.wrap(visible(text), int(wide / 6.9)):
+        y += 16
+        parts.append(f'<text class="{kind}" x="{MARGIN}" y="{y - 4:.1f}">{escape(line)}</text>')
+    return "".join(parts), y
+
+
+@cache
+def style_sheet() -> str:
+    """The page's rules for drawings with every variable replaced by its value in the light theme.
+
+    A variable that a class sets (``--p`` by ``.p0``) makes a rule of each such class.
+    """
+    css = re.sub(r"/\*.*?\*/", "", asset("page.css"), flags=re.DOTALL)
+    light = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css[: css.index("}")]))
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", css[css.index("}") :])
+    of_class: dict[str, list[tuple[str, str]]] = {}
+    for selectors, body in rules:
+        if only := re.fullmatch(r"\s*(--[\w-]+):\s*([^;]+);\s*", body):
+            for name in selectors.split(","):
+                of_class.setdefault(only[1], []).append((name.strip(), only[2]))
+    drawn = [rule for rule in rules if rule[0].strip().startswith(".curve ")]
+    written = []
+    for selector, body in [*drawn, *re.findall(r"([^{}]+)\{([^{}]*)\}", RULES)]:
+        selector = selector.strip()
+        variants = [(selector, body)]
+        for variable, classes in of_class.items():
+            if f"var({variable})" in body:
+                inner = selector.removeprefix(".curve ")
+                variants = [
+                    (f".curve {inner}{n}, .curve {n} {inner}", body.replace(f"var({variable})", v))
+                    for n, v in classes
+                ]
+        written += [f"{where} {{{what}}}" for where, what in variants]
+    sheet = re.sub(r"var\((--[\w-]+)\)", lambda found: light[found[1]], "\n".join(written))
+    # Fonts of a continuous weight are the browsers' alone.
+    return re.sub(r"(font-weight: \d)\d\d", r"\g<1>00", sheet)
+
+
+# ---------------------------------------------------------------- data of the figures
+
+Record = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureData:
+    """One figure's table. ``records`` share their keys, which are the columns."""
+
+    name: str  # of the files: "throughput-against-batch-size"
+    title: str
+    records: tuple[Record, ...]
+
+    def to_csv(self) -> str:
+        """A head line, then one line a record; what a spreadsheet would compute is quoted."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        columns = list(dict.fromkeys(name for record in self.records for name in record))
+        writer.writerow(columns)
+        for record in self.records:
+            writer.writerow([plain(record.get(name)) for name in columns])
+        return text.getvalue()
+
+
+def figure_data(summary: Summary) -> tuple[FigureData, ...]:
+    """The tables of all figures that have something to show, in the page's order."""
+    every = ((name, title, tuple(records)) for name, title, records in figure_records(summary))
+    return tuple(
+        FigureData(name=name, title=title, records=records)
+        for name, title, records in every
+        if records
+    )
+
+
+def figure_records(summary: Summary) -> tuple[tuple[str, str, Iterator[Record]], ...]:
+    """Name and title of every figure, and its records, which are made as they are asked for: of a
+    large run there are millions."""
+    return (
+        ("best-settings", "Best settings", _best(summary)),
+        ("precision-by-batch-size", "Precision by batch size", _cells(summary)),
+        ("throughput-against-batch-size", "Throughput against batch size", _curve(summary)),
+        ("throughput-against-latency", "Throughput against latency", _fronts(summary)),
+        ("prompts", "Prompts in three dimensions", _prompts(summary)),
+        ("techniques", "What each technique buys", _effects(summary)),
+        ("training-steps", "Where the time of a training step goes", _steps(summary)),
+        ("scaling", "Scaling over cards", _scaling(summary)),
+        ("roofline", "Share of the card's limits", _roofline(summary)),
+        ("published", "Measured against published", _published(summary)),
+        ("cards", "What each card did", _cards(summary)),
+    )
+
+
+def plain(value: object) -> str:
+    """A value as CSV has it: numbers in full, nothing for None, NaN and infinity."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return "" if finite(value) is None else repr(value)
+    return csv_field(str(value))
+
+
+@lru_cache(maxsize=1024)
+def setting_record(setting: Setting) -> dict[str, object]:
+    """The columns that say what work was done, and where."""
+    return {
+        "workload": setting.workload,
+        "model": setting.model,
+        "dataset": setting.dataset,
+        "accelerator": setting.accelerator,
+        "device": setting.device,
+        "emulated": setting.emulated,
+        "cards": setting.cards,
+        "engine": setting.engine,
+        "isolation": setting.isolation,
+        "parameters": described(dict(setting.parameters)),
+    }
+
+
+def row_record(row: Measurement) -> dict[str, object]:
+    """The columns with a row's settings and figures."""
+    low, high = interval(row) if row.metrics.throughput_low is not None else (None, None)
+    return {
+        "job_id": row.job_id,
+        "precision": row.precision,
+        "batch_size_requested": row.batch_size_requested,
+        "batch_size_per_card": row.batch_size,
+        "state": str(row.state),
+        "throughput": row.metrics.throughput,
+        "throughput_low": low,
+        "throughput_high": high,
+        "throughput_unit": row.metrics.throughput_unit,
+        "random_weights": row.random_weights,
+        "synthetic_data": row.synthetic_data,
+    }
+
+
+def _best(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(summary.settings[contest.fastest.job_id])
+        | row_record(contest.fastest)
+        | {
+            "verdict": contest.verdict.value,
+            "tied_job_ids": " ".join(row.job_id for row in contest.tied),
+            "latency_p50_s": contest.fastest.metrics.latency_p50_s,
+            "peak_memory_bytes": peak_memory_bytes(contest.fastest),
+            "peak_memory_of": memory_kind(contest.fastest),
+        }
+        for contest in summary.contests
+    )
+
+
+def _cells(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(table.setting) | row_record(row) | {"best": row.job_id == table.best}
+        for table in summary.tables
+        for row in table.cells.values()
+    )
+
+
+def _curve(summary: Summary) -> Iterator[Record]:
+    return (record for record in _cells(summary) if record["state"] == State.SUCCEEDED.value)
+
+
+def _fronts(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(summary.settings[row.job_id])
+        | row_record(row)
+        | {"latency_p50_s": latency(row), "on_front": on_front}
+        for front in summary.fronts
+        for on_front, rows in ((True, front.best), (False, front.beaten))
+        for row in rows
+    )
+
+
+def _prompts(summary: Summary) -> Iterator[Record]:
+    return (
+        {
+            "job_id": row.job_id,
+            "model": row.model,
+            "device": row.device_name,
+            "emulated": row.emulated,
+            "precision": row.precision,
+            "batch_size_per_card": row.batch_size,
+            "input_tokens": item.input_tokens,
+            "output_tokens": item.output_tokens,
+            "latency_s": item.latency_s,
+        }
+        for row in summary.rows
+        if row.state is State.SUCCEEDED
+        for _, item in row.items
+    )
+
+
+def _effects(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(effect.setting)
+        | {
+            "changed": effect.name,
+            "before": effect.before,
+            "after": effect.after,
+            "batch_size_requested": pair.row.batch_size_requested,
+            "ratio": pair.ratio.value,
+            "ratio_low": pair.ratio.low,
+            "ratio_high": pair.ratio.high,
+            "told_apart": pair.ratio.decided,
+            "total_tokens_per_s": pair.row.metrics.total_tokens_per_s,
+            "baseline_total_tokens_per_s": pair.base.metrics.total_tokens_per_s,
+            "peak_memory_bytes": peak_memory_bytes(pair.row),
+            "baseline_peak_memory_bytes": peak_memory_bytes(pair.base),
+            "job_id": pair.row.job_id,
+            "baseline_job_id": pair.base.job_id,
+        }
+        for effect in summary.effects
+        for pair in effect.pairs
+    )
+
+
+def _steps(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(summary.settings[one.row.job_id])
+        | row_record(one.row)
+        | {
+            "cards": one.row.cards,
+            "step_s": one.step_s,
+            "data_share": one.data,
+            "forward_share": one.forward,
+            "backward_share": one.backward,
+            "optimizer_share": one.optimizer,
+            "communication_share": one.communication,
+        }
+        for one in summary.steps
+    )
+
+
+def _scaling(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(one.setting)
+        | row_record(step.row)
+        | {
+            "cards": step.row.cards,
+            "base_cards": one.base.cards,
+            "speedup": step.speedup.value,
+            "speedup_low": step.speedup.low,
+            "speedup_high": step.speedup.high,
+            "efficiency": step.efficiency,
+        }
+        for one in summary.scalings
+        for step in one.steps
+    )
+
+
+def _roofline(summary: Summary) -> Iterator[Record]:
+    return (
+        setting_record(summary.settings[share.row.job_id])
+        | row_record(share.row)
+        | {
+            "data_sheet": share.sheet.device,
+            "bandwidth_share_at_least": share.bandwidth,
+            "compute_share": share.compute,
+            "prefill_compute_share": share.prefill,
+            "arithmetic": share.arithmetic,
+            "operations_per_weight_byte": share.intensity,
+            "flops_per_s_per_card": share.flops_per_s,
+            "source": share.sheet.source,
+        }
+        for share in summary.roofline.shares
+    )
+
+
+def _published(summary: Summary) -> Iterator[Record]:
+    return (
+        {
+            "task": one.task,
+            "who": "this run" if line.ours else "published",
+            "model": line.figure.model,
+            "dataset": line.figure.dataset,
+            "device": line.figure.device,
+            "cards": line.figure.cards,
+            "batch_size_per_card": line.figure.batch_size,
+            "precision": line.figure.precision,
+            "metric": line.figure.metric,
+            "value": line.figure.value,
+            "unit": line.figure.unit,
+        }
+        | {f"speedup_over_{device}": line.speedups.get(device) for device in REFERENCES}
+        | {
+            "best_against_best": ", ".join(sorted(line.best_against_best)),
+            "steps": line.figure.steps,
+            "time": line.figure.time,
+            "software": line.figure.software,
+            "doubtful": line.figure.doubtful,
+            "note": line.figure.note,
+        }
+        | {"source": line.figure.source}
+        for one in summary.published
+        for line in one.lines
+    )
+
+
+def _cards(summary: Summary) -> Iterator[Record]:
+    return (
+        {
+            "node": lane.node,
+            "card": lane.card,
+            "accelerator": lane.accelerator,
+            "start_s_since_epoch": span.start,
+            "end_s_since_epoch": span.end,
+            "attempt_id": span.attempt_id,
+            "purpose": span.row.purpose,
+            "state": str(span.row.state),
+            "model": span.row.model,
+            "precision": span.row.precision,
+        }
+        for lane in summary.timeline.lanes
+        for span in lane.spans
+    )
+
+
+def write_csv(data: Iterable[FigureData]) -> dict[str, str]:
+    """File names and contents."""
+    return {f"{one.name}.csv": one.to_csv() for one in data}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from orchestrator.analysis.hardware import REFERENCES
+from orchestrator.analysis.rankings import HeadToHead
+from orchestrator.analysis.ratio import Ratio
+from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.summary import SHORT_STATE, Summary
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells, units
+from orchestrator.report import cells
 from orchestrator.report.finding import Finding
 from orchestrator.report.forms import forms
-from orchestrator.report.grouping import Differences, described
-from orchestrator.report.head_to_head import HeadToHead
-from orchestrator.report.published import REFERENCES
-from orchestrator.report.ratio import Ratio
-from orchestrator.report.summary import SHORT_STATE, Summary
+from orchestrator.util import format as units
 
 
 def findings(summary: Summary) -> tuple[Finding, ...]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.analysis.summary import Summary
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells, units
+from orchestrator.report import cells
 from orchestrator.report.finding import Finding
-from orchestrator.report.summary import Summary
+from orchestrator.util import format as units
 from workloads.quality_metrics import METRICS
 
 #: What a step does to a model, as its settings say.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from orchestrator.analysis.rankings import Contest
+from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.analysis.tables import Table
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells, units
+from orchestrator.report import cells
 from orchestrator.report.answers import answers
-from orchestrator.report.contests import Contest
 from orchestrator.report.findings import Finding, findings
-from orchestrator.report.grouping import Differences, described
-from orchestrator.report.safe import markdown, tail
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
-from orchestrator.report.tables import Table
+from orchestrator.util import format as units
+from orchestrator.util.format import markdown, tail
 
 
 def to_markdown(summary: Summary) -> str:

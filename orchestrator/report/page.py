@@ -14,38 +14,37 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.effects import Scaling
+from orchestrator.analysis.hardware import REFERENCES, DeviceSheet, Share
+from orchestrator.analysis.rankings import interval
+from orchestrator.analysis.selection import Differences, Setting, described
+from orchestrator.analysis.summary import SETTLED, SHORT_STATE, STATE_MEANING, STATE_ORDER, Summary
+from orchestrator.analysis.tables import BATCH
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells, units
+from orchestrator.report import cells
 from orchestrator.report.answers import answers
-from orchestrator.report.cards_figure import cards_figure
-from orchestrator.report.causes import SETTLED, STATE_ORDER
-from orchestrator.report.charts import effects_chart, published_chart
-from orchestrator.report.contests import interval
-from orchestrator.report.drawing import precision_style
-from orchestrator.report.figures import clipped, throughput_curve
-from orchestrator.report.findings import head_to_head, replicates, training
-from orchestrator.report.forms import forms
-from orchestrator.report.grouping import Differences, Setting, described
-from orchestrator.report.heat_map import heat_map
-from orchestrator.report.images import images_of
-from orchestrator.report.payload import payload, prompt_points
-from orchestrator.report.plots import (
+from orchestrator.report.charts import (
     MOST_LINES,
+    clipped,
+    effects_chart,
     front_figure,
+    heat_map,
+    published_chart,
     roofline_figure,
     scaling_figure,
+    throughput_curve,
 )
+from orchestrator.report.findings import head_to_head, replicates, training
+from orchestrator.report.forms import forms
+from orchestrator.report.images import images_of
+from orchestrator.report.interactive import cards_figure, prompts_figure
+from orchestrator.report.payload import payload, prompt_points
 from orchestrator.report.profiles import profiles_of
-from orchestrator.report.prompts_figure import prompts_figure
-from orchestrator.report.published import REFERENCES
-from orchestrator.report.reference_data import DeviceSheet
-from orchestrator.report.roofline import Share
-from orchestrator.report.safe import one_line, script_json, tail, visible
-from orchestrator.report.scaling import Scaling
-from orchestrator.report.shown import shown_of
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
-from orchestrator.report.tables import BATCH
+from orchestrator.report.run_report import shown_of
+from orchestrator.report.svg import precision_style
+from orchestrator.util import format as units
+from orchestrator.util.format import one_line, script_json, tail, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -12,15 +12,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from orchestrator.analysis.metrics import titled
+from orchestrator.analysis.rankings import memory_kind, peak_memory_bytes
+from orchestrator.analysis.selection import described, precision_rank
+from orchestrator.analysis.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.analysis.timeline import Lane, Span, Timeline
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells
-from orchestrator.report.contests import memory_kind, peak_memory_bytes
-from orchestrator.report.grouping import described, precision_rank
-from orchestrator.report.reported import titled
-from orchestrator.report.safe import finite, one_line, tail, visible
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
-from orchestrator.report.timeline import Lane, Span, Timeline
+from orchestrator.util.format import finite, one_line, tail, visible
 
 MOST_POINTS = 6_000
 MOST_SPANS = 20_000  # of the timeline; with more, those of a moment are drawn as one

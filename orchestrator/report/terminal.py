@@ -12,15 +12,16 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.summary import SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.analysis.tables import Table
+from orchestrator.analysis.timeline import Lane
 from orchestrator.core.job import State
-from orchestrator.report import cells, units
+from orchestrator.report import cells
 from orchestrator.report.answers import answers
 from orchestrator.report.findings import findings
-from orchestrator.report.grouping import Differences, described
-from orchestrator.report.safe import one_line, tail, visible
-from orchestrator.report.summary import SHORT_STATE, STATE_MEANING, Summary
-from orchestrator.report.tables import Table
-from orchestrator.report.timeline import Lane
+from orchestrator.util import format as units
+from orchestrator.util.format import one_line, tail, visible
 
 MOST_TABLES = 12
 MOST_LINES = 40

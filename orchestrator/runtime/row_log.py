@@ -116,7 +116,7 @@ class RowLog:
 
     def _add_earlier(self) -> None:
         """Add the rows of earlier drivers, some of which may not be there: those died before."""
-        from orchestrator.report.grouping import newest_final
+        from orchestrator.analysis.selection import newest_final
         from orchestrator.results.bulk import read_lean
 
         for row in newest_final(read_lean(self._store).measurements):

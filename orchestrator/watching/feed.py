@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.summary import STALE_AFTER_S, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
-from orchestrator.report.progress import STALE_AFTER_S, as_it_stands, underway_of
-from orchestrator.report.safe import one_line
-from orchestrator.report.units import number, plural, seconds
+from orchestrator.report.run_report import as_it_stands
 from orchestrator.results import disk, paths
 from orchestrator.results.scan import scan_rows
 from orchestrator.runtime.status import RunStatus
+from orchestrator.util.format import number, one_line, plural, seconds
 from workloads.files import SMALL_BYTES
 
 if TYPE_CHECKING:

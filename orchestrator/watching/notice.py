@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.report.safe import finite, one_line
+from orchestrator.util.format import finite, one_line
 
 if TYPE_CHECKING:
-    from orchestrator.report.comparison import RunComparison
-    from orchestrator.report.contests import Contest
-    from orchestrator.report.summary import Summary
+    from orchestrator.analysis.comparison import RunComparison
+    from orchestrator.analysis.rankings import Contest
+    from orchestrator.analysis.summary import Summary
 
 NOTICE_VERSION = 1
 BEST_SHOWN = 5  # in the text; the field ``best`` has them all

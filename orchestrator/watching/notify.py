@@ -263,8 +263,8 @@ def notice_of_death(
 
 
 def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:
-    from orchestrator.report import read_summary
     from orchestrator.report.all_runs import since_last
+    from orchestrator.report.run_report import read_summary
 
     summary = None
     with contextlib.suppress(Exception):  # the rows may be what the run failed of

@@ -57,8 +57,8 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
 
 
 def _entry(store: Store) -> RunEntry:
-    from orchestrator.report import read_status, read_summary
     from orchestrator.report.answers import best_text
+    from orchestrator.report.run_report import read_status, read_summary
 
     best, note = "", ""
     try:

@@ -50,8 +50,8 @@ compare = ["compare", "before", "after", "--all", "--json", "--allow", "flags"]
 for typed in (["report", "after", "--json"], compare):
     with open(typed[0] + ".json", "w") as file, contextlib.redirect_stdout(file):
         assert main(typed) == 0
-from orchestrator.report.contests import hold_contests
-from orchestrator.report.grouping import settings_of
+from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.selection import settings_of
 from orchestrator.core.labels import labels_of
 from orchestrator.results.store import Store
 from workloads.techniques import all_techniques

@@ -36,7 +36,7 @@ from hostile_worlds import FEED, WRITER, Case, Worlds
 from measurements import row
 
 ROOT = Path(__file__).resolve().parents[2]
-_ASSETS = ROOT / "orchestrator" / "report" / "assets"
+_REFERENCE = ROOT / "orchestrator" / "analysis"
 LIMIT_S = 10.0
 MEMORY_BYTES = 8 * 2**30
 
@@ -194,13 +194,13 @@ def _disagreeable(code: int | None, words: str) -> str:
 
 
 def _perform(line: list[str], base: Path) -> int:
+    from orchestrator.analysis import hardware
     from orchestrator.cli import main
-    from orchestrator.report import reference_data
 
     place = base / "case"
     planted = (place / "published.csv").exists() or (place / "devices.csv").exists()
-    reference_data.DIRECTORY = place if planted else _ASSETS
-    reference_data.reference.cache_clear()
+    hardware.DIRECTORY = place if planted else _REFERENCE
+    hardware.reference.cache_clear()
     if line[0] == FEED:
         return _feed(place / "results")
     if line[0] == WRITER:

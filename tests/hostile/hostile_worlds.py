@@ -285,7 +285,7 @@ class Worlds:
         """The published figures and data sheets."""
         self._results(place)
         name = random.choice(["published.csv", "devices.csv"])
-        content = (ROOT / "orchestrator" / "report" / "assets" / name).read_bytes()
+        content = (ROOT / "orchestrator" / "analysis" / name).read_bytes()
         lines = content.decode().splitlines()
         if random.random() < 0.7:
             at = random.randrange(len(lines))

@@ -73,7 +73,7 @@ def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload])
     sent = upload()
     assert set(sent.named) == {"grid.yaml"}
     assert {"orchestrator/__main__.py", "workloads/__init__.py"} <= set(sent.program)
-    assert {f"orchestrator/report/assets/{name}.csv" for name in ("published", "devices")} <= set(
+    assert {f"orchestrator/analysis/{name}.csv" for name in ("published", "devices")} <= set(
         sent.program
     )
     assert {name.split("/")[0] for name in sent.program} == {"orchestrator", "workloads"}

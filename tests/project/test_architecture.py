@@ -246,7 +246,7 @@ TIME_OF_DAY = {
         "GuardedFile.write": "since when output is lost, for people",
         "GuardedFile._losses_told": "since when output was lost, for people",
     },
-    "orchestrator/report/__init__.py": {
+    "orchestrator/report/run_report.py": {
         "_read": "how old a driver's last word is, which may be on another host",
     },
     "orchestrator/results/lock.py": {

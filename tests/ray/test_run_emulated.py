@@ -19,10 +19,10 @@ import psutil
 import pytest
 from patience import patience
 
+from orchestrator.analysis.replicates import join
+from orchestrator.analysis.selection import settings_of
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.grouping import settings_of
-from orchestrator.report.replicates import join
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.leftovers import Owner, leftovers

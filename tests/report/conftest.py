@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from measurement_factory import large_run
 
+from orchestrator.analysis.summary import summarize
 from orchestrator.report.page import render
-from orchestrator.report.summary import summarize
 
 
 @pytest.fixture(scope="session")

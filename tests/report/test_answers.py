@@ -10,18 +10,17 @@ import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid, with_interval
 from rich.console import Console
 
+from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import units
 from orchestrator.report.answers import answers
-from orchestrator.report.figures import throughput_curve
-from orchestrator.report.heat_map import heat_map
+from orchestrator.report.charts import heat_map, throughput_curve
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
-from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.terminal import print_summary
 from orchestrator.results.schema import OUT_OF_RANGE
+from orchestrator.util import format as units
 
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:

@@ -15,13 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import job, row, sample
 
+from orchestrator.analysis.comparison import RULES, RunComparison, compare, differences
+from orchestrator.analysis.ratio import (
+    ASSUMED_NOISE,
+    LEAST_NOISE,
+    Rate,
+    between_runs,
+    ratio_of,
+    significant,
+)
 from orchestrator.cli import main
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.comparability import RULES, differences
-from orchestrator.report.comparison import RunComparison, compare
-from orchestrator.report.noise import ASSUMED_NOISE, LEAST_NOISE, between_runs, significant
-from orchestrator.report.ratio import Rate, ratio_of
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.store import Store
 

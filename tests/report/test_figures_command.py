@@ -12,14 +12,13 @@ from xml.etree import ElementTree
 import pytest
 from measurement_factory import Night, a_job, every_state, precision_grid
 
+from orchestrator.analysis.hardware import reference
+from orchestrator.analysis.summary import summarize
 from orchestrator.cli import main
 from orchestrator.core.job import State
-from orchestrator.report.figure_data import figure_data
+from orchestrator.report.export import lengths, to_vendor_csv
+from orchestrator.report.figures import MOST_PICTURES, figure_data, pictures_of, standalone
 from orchestrator.report.page import render
-from orchestrator.report.pictures import MOST_PICTURES, pictures_of, standalone
-from orchestrator.report.reference_data import reference
-from orchestrator.report.summary import summarize
-from orchestrator.report.vendor import lengths, to_vendor_csv
 from orchestrator.results.store import Store
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -68,7 +67,7 @@ def test_every_figure_has_a_picture_and_its_data(
 def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
     """Names that hold markup, dollars and control characters do not stop the drawing."""
     pytest.importorskip("typst")
-    from orchestrator.report.pictures import write_pictures
+    from orchestrator.report.figures import write_pictures
 
     night = Night()
     for batch in (1, 2):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from measurement_factory import Night, a_job
 
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.forms import forms
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
-from orchestrator.report.summary import summarize
 
 
 def rows() -> list[Measurement]:

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid, with_interval
 
+from orchestrator.analysis.effects import baseline, effects_of, scalings_of
+from orchestrator.analysis.rankings import fronts_of, latency, pareto, throughput
+from orchestrator.analysis.selection import settings_of
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import MAX, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
-from orchestrator.report.effects import baseline, effects_of
-from orchestrator.report.fronts import fronts_of, latency, pareto, throughput
-from orchestrator.report.grouping import settings_of
-from orchestrator.report.scaling import scalings_of
-from orchestrator.report.summary import summarize
 
 ONE = Night().add(a_job())
 

@@ -10,13 +10,12 @@ import pytest
 from grid_cases import grid
 from measurement_factory import Night
 
+from orchestrator.analysis.hardware import Published, against_published, matches, reference
 from orchestrator.core.job import Job
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
-from orchestrator.report.published import against_published, matches
-from orchestrator.report.reference_data import Published, reference
 
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "gaudi2-vs-a100.yaml"
 COMPARED = ("pretraining", "summarization-finetuning", "text-to-image")

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.analysis.flags import raised_on
+from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.page import render
-from orchestrator.report.summary import Summary, summarize
-from orchestrator.report.units import times
 from orchestrator.results.tables import from_table
+from orchestrator.util.format import times
 
 ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from measurements import job, row
 
+from orchestrator.analysis.comparison import compare
 from orchestrator.analysis.flags import raised_by_job
+from orchestrator.analysis.replicates import Joined, join
+from orchestrator.analysis.selection import settings_of
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.cells import cell_text, scopes, throughput
-from orchestrator.report.comparison import compare
 from orchestrator.report.findings import replicates as replicates_found
-from orchestrator.report.grouping import settings_of
-from orchestrator.report.replicates import Joined, join
-from orchestrator.report.summary import summarize
 from workloads.confidence import Spread, mean_interval
 
 

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job, every_state, large_run
 from measurement_strategies import measurements
 
+from orchestrator.analysis.selection import Differences, Setting, varying_parameters
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
-from orchestrator.report import page_text, payload, read_summary, shown
+from orchestrator.report import payload, run_report
 from orchestrator.report.export import document, json_parts, to_json
-from orchestrator.report.grouping import Differences, Setting, varying_parameters
 from orchestrator.report.page import render
-from orchestrator.report.summary import summarize
+from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.results import arrays, bulk, fragments
 from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
 from orchestrator.results.store import Store
@@ -199,8 +200,8 @@ def test_rows_are_counted_by_the_names_of_their_files() -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A run that is large where thirty rows are ordinary, in a compacted file and some others."""
-    monkeypatch.setattr(shown, "ORDINARY_ROWS", 30)
-    monkeypatch.setattr(shown, "MOST_TABLES", 2)
+    monkeypatch.setattr(run_report, "ORDINARY_ROWS", 30)
+    monkeypatch.setattr(run_report, "MOST_TABLES", 2)
     rows = [*large_run(160, items=3), *every_state(items=2)]
     with Store.open(tmp_path, "overnight") as store:
         store.append(*rows[:60])

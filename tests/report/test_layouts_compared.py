@@ -6,10 +6,10 @@ from pathlib import Path
 
 from measurement_factory import Night, with_interval
 
+from orchestrator.analysis.effects import effects_of
+from orchestrator.analysis.rankings import Verdict, hold_contests
+from orchestrator.analysis.selection import settings_of
 from orchestrator.grid.parser import parse_grid
-from orchestrator.report.contests import Verdict, hold_contests
-from orchestrator.report.effects import effects_of
-from orchestrator.report.grouping import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = """\

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job
 from rich.console import Console
 
+from orchestrator.analysis.rankings import Leader
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.contests import Leader
 from orchestrator.report.export import document
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
-from orchestrator.report.summary import summarize
 from orchestrator.report.terminal import print_summary
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")

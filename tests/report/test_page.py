@@ -12,11 +12,11 @@ from html.parser import HTMLParser
 import pytest
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 
+from orchestrator.analysis.summary import SHORT_STATE, summarize
 from orchestrator.core.job import State
-from orchestrator.report import units
 from orchestrator.report.page import render
 from orchestrator.report.payload import MOST_POINTS, MOST_TEXT, payload
-from orchestrator.report.summary import SHORT_STATE, summarize
+from orchestrator.util import format as units
 
 VOID = {"meta", "link", "input", "br", "img", "path", "rect"}
 

@@ -10,10 +10,10 @@ from headless_chromium import Page, chromium, find_chromium
 from measurement_factory import Night, a_job, every_state
 from patience import patience
 
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.report.page import render
 from orchestrator.report.payload import MOST_POINTS
-from orchestrator.report.summary import summarize
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from measurements import row
 
-from orchestrator.report import page_text, read_summary
 from orchestrator.report.profiles import profiles_of
+from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.results.store import Store
 
 DETAILS = {

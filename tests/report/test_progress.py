@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
+from orchestrator.analysis.hardware import reference
+from orchestrator.analysis.summary import Table, summarize, underway_of
 from orchestrator.core.job import Accelerator
-from orchestrator.report import drawing, read_summary, write_page
-from orchestrator.report.figures import clipped, throughput_curve
+from orchestrator.report import svg
+from orchestrator.report.charts import clipped, throughput_curve
 from orchestrator.report.page import render
-from orchestrator.report.progress import underway_of
-from orchestrator.report.reference_data import reference
-from orchestrator.report.summary import Table, summarize
+from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
 
@@ -106,8 +106,8 @@ def test_error_bars_stay_inside_the_figure() -> None:
     assert "l3 4l3-4" in bars[0] and "l3-4l3 4" in bars[0]
     heights = [float(y) for _, y in re.findall(r"M([\d.]+) (-?[\d.]+)V", bars[0])]
     heights += [float(y) for y in re.findall(r"V(-?[\d.]+)", bars[0])]
-    floor = drawing.HEIGHT - drawing.BOTTOM
-    assert all(drawing.TOP <= y <= floor for y in heights)
+    floor = svg.HEIGHT - svg.BOTTOM
+    assert all(svg.TOP <= y <= floor for y in heights)
     tick = max(float(t.replace(",", "")) for t in re.findall(r'"end">([\d.,]+)<', drawn))
     assert tick < 2000, "the curve is not pressed down by one interval"
 
@@ -139,8 +139,8 @@ def test_sections_that_would_be_empty_are_not_there() -> None:
 @pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 9000.0), (3.0, 4.0), (1e-9, 2e-9)])
 def test_logarithmic_axes_have_ticks_inside(values: tuple[float, float]) -> None:
     """Between two and nine ticks, all within the limits, which hold the values."""
-    low, high = drawing.log_limits(values)
-    ticks = drawing.log_ticks(low, high)
+    low, high = svg.log_limits(values)
+    ticks = svg.log_ticks(low, high)
     assert low < min(values) and high > max(values)
     assert 2 <= len(ticks) <= 9 and all(low <= t <= high for t in ticks)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job
 
+from orchestrator.analysis.metrics import equal, quality_note
+from orchestrator.analysis.summary import at_equal_quality, summarize
 from orchestrator.cli import main
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.cells import cell_text
-from orchestrator.report.quality import at_equal_quality, equal, quality_note
-from orchestrator.report.summary import summarize
 from orchestrator.results.store import Store
 
 AGREEMENT = {"fp32": 1.0, "bf16": 0.97, "int4": 0.6}

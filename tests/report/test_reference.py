@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, precision_grid
 
+from orchestrator.analysis import hardware
+from orchestrator.analysis.hardware import (
+    against_published,
+    far_below,
+    reference,
+    roofline_of,
+    same_model,
+    same_precision,
+    share_of,
+    sheet_of,
+)
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import reference_data
-from orchestrator.report.published import against_published, far_below, same_model, same_precision
-from orchestrator.report.reference_data import reference
-from orchestrator.report.roofline import roofline_of, share_of, sheet_of
-from orchestrator.report.summary import summarize
 
 PUBLISHED = reference().published
 SHEETS = reference().devices
@@ -274,7 +281,7 @@ def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
 
     root = Path(__file__).resolve().parents[2]
     packaged = apply_configuration(Distribution(), root / "pyproject.toml").package_data
-    copied = reference_data.DIRECTORY.parent.glob(*packaged["orchestrator.report"])
+    copied = hardware.DIRECTORY.glob(*packaged["orchestrator.analysis"])
     assert {"published.csv", "devices.csv"} <= {path.name for path in copied}
 
 
@@ -287,4 +294,4 @@ def test_a_damaged_data_sheet_is_refused(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     with pytest.raises(ValueError, match="data sheet"):
-        reference_data.read_devices(path)
+        hardware.read_devices(path)

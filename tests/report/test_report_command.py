@@ -9,7 +9,7 @@ import pytest
 from measurement_factory import Night, a_job, every_state
 
 from orchestrator.cli import main
-from orchestrator.report import read_summary, write_page
+from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.results.store import Store
 
 

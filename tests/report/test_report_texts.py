@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 from rich.console import Console
 
+from orchestrator.analysis.summary import SHORT_STATE, Summary, summarize
 from orchestrator.core.job import State
-from orchestrator.report import safe, units
 from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.markdown import to_markdown
-from orchestrator.report.summary import SHORT_STATE, Summary, summarize
 from orchestrator.report.terminal import print_summary
+from orchestrator.util import format as safe
+from orchestrator.util import format as units
 
 
 def printed(summary: Summary, width: int = 80, colour: bool = False) -> str:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
 from pydantic.fields import FieldInfo
 
+from orchestrator.analysis.effects import effects_of
+from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.selection import settings_of
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import MAX, Accelerator, Job
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import FIELDS, JobFields
-from orchestrator.report.contests import hold_contests
-from orchestrator.report.effects import effects_of
-from orchestrator.report.grouping import settings_of
-from orchestrator.report.summary import summarize
 from workloads.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from measurement_factory import Night, a_job
 
+from orchestrator.analysis.metrics import step_times_of
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.findings import findings
-from orchestrator.report.steps import step_times_of
-from orchestrator.report.summary import summarize
 from workloads.base import Sample
 
 

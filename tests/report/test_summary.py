@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import START, Night, a_job, every_state, precision_grid, with_interval
 
+from orchestrator.analysis.rankings import peak_memory_bytes
+from orchestrator.analysis.selection import newest_final
+from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.timeline import held_cards, timeline_of, union
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import cells
-from orchestrator.report.cards_figure import cards_figure
 from orchestrator.report.cells import cell_text
-from orchestrator.report.contests import peak_memory_bytes
-from orchestrator.report.drawing import nice_top
-from orchestrator.report.grouping import newest_final
-from orchestrator.report.summary import summarize
-from orchestrator.report.timeline import held_cards, timeline_of, union
+from orchestrator.report.interactive import cards_figure
+from orchestrator.report.svg import nice_top
 
 
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:

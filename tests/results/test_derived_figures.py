@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from measurements import row, sample
 
-from orchestrator.report.reported import figure_of, figures_of
+from orchestrator.analysis.metrics import figure_of, figures_of
 from orchestrator.results.timed import derived_figures
 from workloads.base import Metric, Timed, with_others
 

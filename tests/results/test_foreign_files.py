@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.analysis import hardware
 from orchestrator.cli import main
 from orchestrator.driver.options import RunOptions, with_cards_of
-from orchestrator.report import reference_data
 from orchestrator.results import paths
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.records import records
@@ -98,16 +98,16 @@ def test_a_table_of_figures_that_rotted_is_left_out(
     tmp_path: Path, name: str, damage: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A report has its own figures without it; the other table is read all the same."""
-    sound = reference_data.reference()
+    sound = hardware.reference()
     for each in ("published.csv", "devices.csv"):
-        data = (reference_data.DIRECTORY / each).read_bytes()
+        data = (hardware.DIRECTORY / each).read_bytes()
         (tmp_path / each).write_bytes(damage(data) if each == name else data)
-    monkeypatch.setattr(reference_data, "DIRECTORY", tmp_path)
-    reference_data.reference.cache_clear()
+    monkeypatch.setattr(hardware, "DIRECTORY", tmp_path)
+    hardware.reference.cache_clear()
     try:
-        found = reference_data.reference()
+        found = hardware.reference()
     finally:
-        reference_data.reference.cache_clear()
+        hardware.reference.cache_clear()
     rotten, other = (
         ("published", "devices") if name == "published.csv" else ("devices", "published")
     )

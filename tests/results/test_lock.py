@@ -20,10 +20,10 @@ from measurements import note, row
 from patience import patience
 from store_processes import CONTEXT
 
+from orchestrator.analysis.summary import underway_of
 from orchestrator.cli import main
 from orchestrator.core.errors import StoreError, StoreLocked
-from orchestrator.report import read_status
-from orchestrator.report.progress import underway_of
+from orchestrator.report.run_report import read_status
 from orchestrator.results import lock, paths
 from orchestrator.results.lock import driver_lives
 from orchestrator.results.store import Store

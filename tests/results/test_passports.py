@@ -17,7 +17,7 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.doctor.facts import Level
 from orchestrator.driver.loop import PassportBook
-from orchestrator.report import read_summary
+from orchestrator.report.run_report import read_summary
 from orchestrator.results import paths
 from orchestrator.results.passports import (
     earlier_passports,

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from orchestrator.report import read_summary
 from orchestrator.report.export import records
+from orchestrator.report.run_report import read_summary
 from orchestrator.results.store import Store
 
 #: Rows of the states in which a job ends, three with raw samples. ``rows.jsonl`` is what that

@@ -11,10 +11,10 @@ from measurements import row
 from patience import patience
 from run_directory import RunDirectory
 
+from orchestrator.analysis.summary import STALE_AFTER_S
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
-from orchestrator.report import read_summary
-from orchestrator.report.progress import STALE_AFTER_S
+from orchestrator.report.run_report import read_summary
 from orchestrator.watching import feed as feed_module
 from orchestrator.watching.feed import NEWEST_ROWS, RunFeed
 

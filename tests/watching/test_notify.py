@@ -19,10 +19,10 @@ import tiny_workload
 from example_grids import GRID
 from measurements import row
 
+from orchestrator.analysis.summary import summarize
 from orchestrator.cli import main
 from orchestrator.core.errors import NightgridError
 from orchestrator.core.job import State
-from orchestrator.report.summary import summarize
 from orchestrator.watching.notice import Ending, Notice
 from orchestrator.watching.notify import (
     CommandHook,

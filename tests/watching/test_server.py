@@ -16,8 +16,8 @@ import pytest
 from measurement_factory import every_state
 from run_directory import RunDirectory
 
+from orchestrator.analysis.summary import summarize
 from orchestrator.report.page import render
-from orchestrator.report.summary import summarize
 from orchestrator.watching.feed import RunFeed
 from orchestrator.watching.server import WatchServer
 

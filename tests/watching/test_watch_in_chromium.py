@@ -14,10 +14,9 @@ from measurement_factory import every_state
 from run_directory import RunDirectory, failure
 from test_server import TOKEN, serving
 
+from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
 from orchestrator.report.page import render
-from orchestrator.report.progress import STALE_AFTER_S
-from orchestrator.report.summary import summarize
 
 pytestmark = [
     pytest.mark.slow,

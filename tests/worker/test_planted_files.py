@@ -15,7 +15,7 @@ from odd_files import a_link_to_a_device, a_link_to_the_kernel, a_pipe, a_sparse
 
 from orchestrator.cli import main
 from orchestrator.core.errors import NightgridError, StoreError
-from orchestrator.report import write_aside
+from orchestrator.report.run_report import write_aside
 from orchestrator.results import disk
 from orchestrator.results.store import Store
 from orchestrator.watching.notify import hook_of

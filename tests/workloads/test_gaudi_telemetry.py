@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
+from orchestrator.analysis.hardware import reference
 from orchestrator.core.readings import card_readings
-from orchestrator.report.reference_data import reference
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitoring import hl_smi, hlml
 from workloads.devices.monitoring.gaudi_products import PRODUCTS, fp8_scales, product_of

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import attempt, job, rank, recorded, row, sample
 
+from orchestrator.analysis.metrics import FigureChange, figure_changes, figures_of, titled
 from orchestrator.core.events import RecordRow
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.reported import FigureChange, figure_changes, figures_of, titled
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.results.tables import from_table, to_table

@@ -9,10 +9,10 @@ import pytest
 from measurement_factory import Night, a_job, with_interval
 
 from orchestrator.analysis.flags import raised_on
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.cells import cell_text
 from orchestrator.report.markdown import to_markdown
-from orchestrator.report.summary import summarize
 
 
 def row(precision: str = "fp32", cards: int = 1, rate: float = 100.0, **facts: Any) -> Measurement:

@@ -12,15 +12,15 @@ from measurement_factory import Night, a_job, precision_grid
 from rich.console import Console
 
 from orchestrator.analysis import flags
+from orchestrator.analysis.comparison import compare
 from orchestrator.analysis.flags import OWN, Flag, raised_on
+from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.comparison import compare
 from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.markdown import to_markdown
 from orchestrator.report.page import render
 from orchestrator.report.query import query
-from orchestrator.report.summary import summarize
 from orchestrator.report.terminal import print_summary
 from orchestrator.results.store import Store
 

@@ -24,11 +24,10 @@ from planted_lies import (
 
 from orchestrator.analysis import plausibility
 from orchestrator.analysis.flags import raised_on
+from orchestrator.analysis.hardware import reference, roofline_of
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
 from orchestrator.analysis.raw import Raw
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.report.reference_data import reference
-from orchestrator.report.roofline import roofline_of
 from orchestrator.results.tables import from_table, to_table
 
 NAMES = [name for name, *_ in LIES]

@@ -1,44 +1,31 @@
-"""Summary of a run for its reader in the morning. Pure: rows in, one ``Summary`` out.
+"""Summary of a run for its reader in the morning: rows in, one ``Summary`` out.
 
 In order: did the night finish; which setting wins on each device; the precision x batch-size
 tables with cells that have no number by their state (out of memory, pruned, unsupported, failed);
 throughput against latency; what each technique buys; how it scales; how near to the card's limits
 it is and how it stands to what others published; what the cards did meanwhile; what did not run
-and why; and how far the figures can be trusted.
-Terminal, page, Markdown and exports all print this one object.
+and why; and how far the figures can be trusted. Text, page and exports all print this one object.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from orchestrator.analysis.effects import Effect, Scaling, effects_of, scalings_of
 from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
-from orchestrator.core.card_check import SlowCard
-from orchestrator.core.job import State
-from orchestrator.core.labels import Label, batch_word, labels_of
-from orchestrator.core.measurement import Measurement
-from orchestrator.report.causes import (
-    SETTLED,
-    STATE_ORDER,
-    Cause,
-    Retried,
-    causes_of,
-    retried,
+from orchestrator.analysis.hardware import (
+    Comparison,
+    Reference,
+    Roofline,
+    against_published,
+    far_below,
+    roofline_of,
 )
-from orchestrator.report.contests import Contest, hold_contests
-from orchestrator.report.effects import Effect, effects_of
-from orchestrator.report.fronts import Front, fronts_of
-from orchestrator.report.grouping import (
-    Setting,
-    newest_final,
-    settings_of,
-    shared_by_workload,
-)
-from orchestrator.report.head_to_head import HeadToHead, head_to_head
-from orchestrator.report.progress import Underway
-from orchestrator.report.provenance import (
+from orchestrator.analysis.metrics import StepTime, equal, step_times_of
+from orchestrator.analysis.provenance import (
     Banner,
     Provenance,
     banners_of,
@@ -46,16 +33,195 @@ from orchestrator.report.provenance import (
     provenance_of,
     slow_cards_banner,
 )
-from orchestrator.report.published import Comparison, against_published, far_below
-from orchestrator.report.reference_data import Reference
-from orchestrator.report.replicates import Joined, drift_banner, join
-from orchestrator.report.roofline import Roofline, roofline_of
-from orchestrator.report.scaling import Scaling, scalings_of
-from orchestrator.report.steps import StepTime, step_times_of
-from orchestrator.report.tables import Table, tables_of
-from orchestrator.report.timeline import Timeline, timeline_of
-from orchestrator.report.units import plural
+from orchestrator.analysis.rankings import (
+    Contest,
+    Front,
+    HeadToHead,
+    fronts_of,
+    head_to_head,
+    hold_contests,
+)
+from orchestrator.analysis.replicates import Joined, drift_banner, join
+from orchestrator.analysis.selection import Setting, newest_final, settings_of, shared_by_workload
+from orchestrator.analysis.tables import Table, tables_of
+from orchestrator.analysis.timeline import Timeline, timeline_of
+from orchestrator.core.card_check import SlowCard
+from orchestrator.core.job import State
+from orchestrator.core.labels import Label, batch_word, labels_of
+from orchestrator.core.measurement import Measurement
+from orchestrator.runtime.status import CardStatus, RunStatus
+from orchestrator.util.format import moment, plural, seconds
 from workloads.confidence import ALIKE, Spread
+
+#: Answers, not accidents: the question "does this setting work here?" was settled.
+SETTLED = frozenset({State.SUCCEEDED, State.OUT_OF_MEMORY, State.UNSUPPORTED, State.PRUNED})
+
+#: Order in which causes are told: what needs someone's hands comes first.
+STATE_ORDER = (
+    State.FAILED,
+    State.TIMED_OUT,
+    State.LOST,
+    State.NOT_STARTED,
+    State.OUT_OF_MEMORY,
+    State.PRUNED,
+    State.UNSUPPORTED,
+    State.RUNNING,
+    State.PENDING,
+    State.SUCCEEDED,
+)
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{16}(?:-\d+)?\b|\d[\d.,]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason, and the rows that share it. ``example`` is the newest that has a log's tail."""
+
+    state: State
+    failure_class: str
+    reason: str  # of the example
+    rows: tuple[Measurement, ...]
+    example: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """A job that needed more than one attempt, and how each of them ended, oldest first."""
+
+    row: Measurement  # the final one
+    attempts: tuple[Measurement, ...]
+
+
+def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
+    """Rows that did not succeed, by cause; accidents first, then by how many rows share one."""
+    groups: dict[tuple[State, str, str], list[Measurement]] = {}
+    for row in rows:
+        if row.state is not State.SUCCEEDED:
+            key = (row.state, row.failure_class or "", _VARIABLE.sub("#", row.reason))
+            groups.setdefault(key, []).append(row)
+    causes = [
+        Cause(
+            state=state,
+            failure_class=failure_class,
+            reason=(example := _example(group)).reason,
+            rows=tuple(group),
+            example=example,
+        )
+        for (state, failure_class, _), group in groups.items()
+    ]
+    return tuple(sorted(causes, key=lambda c: (STATE_ORDER.index(c.state), -len(c.rows))))
+
+
+def without_rule(cause: Cause) -> str:
+    """The reason without the rule of retries behind it, or before it in rows of older versions."""
+    kind = re.escape(cause.failure_class)
+    told = re.sub(
+        rf" \({kind}(?: after \d+ attempts?[;,]|; retry \d).*$", "", cause.reason, flags=re.S
+    )
+    return re.sub(rf"^{kind} after \d+ attempts?; limit is \d+ retr\w+ \(.*?\): ", "", told)
+
+
+def retried(
+    measurements: Sequence[Measurement], final: Mapping[str, Measurement]
+) -> tuple[Retried, ...]:
+    """Jobs with several measuring attempts in the invocation of their final row."""
+    attempts: dict[str, list[Measurement]] = {}
+    for row in measurements:
+        last = final.get(row.job_id)
+        if (
+            last is not None
+            and row.purpose == "measure"
+            and row.invocation_id == last.invocation_id
+            and row.started_at is not None
+        ):
+            attempts.setdefault(row.job_id, []).append(row)
+    return tuple(
+        Retried(row=final[job_id], attempts=tuple(sorted(rows, key=lambda r: r.attempt_number)))
+        for job_id, rows in attempts.items()
+        if len(rows) > 1
+    )
+
+
+def _example(rows: Sequence[Measurement]) -> Measurement:
+    with_tail = [row for row in rows if row.failure_tail]
+    return (with_tail or list(rows))[-1]
+
+
+# ---------------------------------------------------------------- progress of a run
+
+#: A living driver writes its status every second; after this long it is worth a look.
+STALE_AFTER_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Underway:
+    """A run whose driver has not said that it is finished. Times in seconds since the epoch."""
+
+    done: int
+    total: int
+    running: int  # attempts
+    at: float
+    eta_s: float | None
+    eta_range_s: tuple[float, float] | None  # while little of the run is done
+    silent_s: float  # between the driver's last word and this report
+    stopping: str
+    driver_died: bool
+    cards: tuple[CardStatus, ...]  # that run something
+
+    @property
+    def stale(self) -> bool:
+        """Return whether the driver has been silent for too long."""
+        return self.silent_s > STALE_AFTER_S
+
+    @property
+    def sentence(self) -> str:
+        """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.``"""
+        words = [f"{self.done:,} of {plural(self.total, 'job')} done"]
+        if self.driver_died:
+            return (
+                f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` resumes "
+                f"it. Last heard of at {moment(self.at)}."
+            )
+        if self.stale:
+            return (
+                f"Not finished: {words[0]}. The driver has been silent for "
+                f"{seconds(self.silent_s)}, since {moment(self.at)}."
+            )
+        if self.running:
+            words.append(f"{self.running:,} running")
+        if self.stopping:
+            words.append(f"stopping: {self.stopping}")
+        elif self.eta_s and self.eta_range_s:
+            words.append(" to ".join(map(_rounded, self.eta_range_s)) + " left")
+        elif self.eta_s:
+            words.append(f"about {_rounded(self.eta_s)} left")
+        return f"Under way: {', '.join(words)}."
+
+
+def _rounded(value: float) -> str:
+    return seconds(float(max(1, round(value))))
+
+
+def underway_of(status: RunStatus | None, now: float) -> Underway | None:
+    """The progress of a run at ``now``; None when it is finished, or nothing is known of it."""
+    if status is None or status.finished:
+        return None
+    low_s, high_s = status.eta_low_s, status.eta_high_s
+    return Underway(
+        done=status.done,
+        total=status.total,
+        running=status.running,
+        at=status.at,
+        eta_s=status.eta_s,
+        eta_range_s=None if low_s is None or high_s is None else (low_s, high_s),
+        silent_s=max(0.0, now - status.at),
+        stopping=status.stopping,
+        driver_died=status.driver_died,
+        cards=tuple(card for card in status.cards if card.job),
+    )
+
+
+# ---------------------------------------------------------------- the summary
 
 #: Text of a cell without a number, short enough for a column of figures.
 SHORT_STATE: Mapping[State, str] = {
@@ -260,6 +426,12 @@ def summarize(
         planned=planned,
         underway=underway,
     )
+
+
+def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
+    """The summary with fronts of those rows alone whose output counts as the plain path's."""
+    rows = [row for row in ranked(summary.rows, summary.raised) if equal(row, limit)]
+    return replace(summary, fronts=fronts_of(rows, summary.settings))
 
 
 def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:

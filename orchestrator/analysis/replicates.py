@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred
+from orchestrator.analysis.provenance import Banner
+from orchestrator.analysis.ratio import rate_of
+from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.report.grouping import Setting
-from orchestrator.report.provenance import Banner
-from orchestrator.report.ratio import rate_of
 from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from workloads.confidence import ALIKE, NestedInterval, Spread, nested_interval
 

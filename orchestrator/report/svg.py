@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from orchestrator.report import units
-from orchestrator.report.safe import visible
+from orchestrator.util import format as units
+from orchestrator.util.format import visible
 
 #: Marker shapes as SVG path data around the origin, by place in the report order of precisions.
 SHAPES = (

@@ -1,14 +1,23 @@
-"""Numbers as people read them: four significant figures, thousands separated, always a unit.
+"""Numbers as people read them, and text from others made harmless.
 
-A benchmark's tables are compared by eye, so the same quantity is written the same way in the
-terminal, the page and the Markdown. Sizes use binary prefixes (1 GiB = 2^30 bytes), because that
-is what devices report; rates use plain digits, because ratios matter there.
+The same quantity is written the same way in the terminal, the page and the Markdown: four
+significant figures, thousands separated, always a unit. Sizes use binary prefixes (1 GiB = 2^30
+bytes), because that is what devices report; rates use plain digits, because ratios matter there.
+
+Failure texts, model outputs and names come from code and models that nobody vetted. Control
+characters could rewrite a terminal, ``</script>`` could end the page's data, a leading ``=``
+could become a spreadsheet formula, a ``|`` could tear a Markdown table. HTML itself is escaped by
+the template engine.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from datetime import datetime, timezone
+
+from orchestrator.host.visible import visible as visible
 
 MISSING = "–"
 
@@ -87,6 +96,15 @@ def moment(value: float | None) -> str:
     return datetime.fromtimestamp(value, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def scalar(value: str | float | bool | None) -> str:
+    """A parameter's value as the grid file would write it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """``1 job``, ``2,000 jobs``."""
     return f"{count:,} {noun if count == 1 else (many or noun + 's')}"
@@ -97,3 +115,57 @@ def listed(words: list[str], limit: int = 4) -> str:
     if len(words) <= limit:
         return ", ".join(words)
     return f"{', '.join(words[: limit - 1])} and {len(words) - limit + 1:,} more"
+
+
+# ---------------------------------------------------------------- text from others
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&])")
+
+
+def one_line(text: str, limit: int = 0) -> str:
+    """The text on one line, cut to ``limit`` characters with an ellipsis if ``limit`` is set."""
+    line = " ".join(visible(text).split())
+    return line if not limit or len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def tail(text: str, limit: int) -> str:
+    """The last ``limit`` characters, from the start of a line where there is one."""
+    text = visible(text).strip("\n")
+    if len(text) <= limit:
+        return text
+    end = text[-limit:]
+    newline = end.find("\n")
+    return "…\n" + (end[newline + 1 :] if 0 <= newline < limit // 2 else end)
+
+
+def markdown(text: str) -> str:
+    """One line of Markdown text in which nothing has a meaning."""
+    return _MARKDOWN.sub(r"\\\1", one_line(text))
+
+
+def csv_field(text: str) -> str:
+    """The text as a spreadsheet shows it and does not compute it."""
+    text = visible(text)
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t") else text
+
+
+def script_json(value: object) -> str:
+    """JSON that may stand inside a ``<script>`` element: no character can close it.
+
+    Raises:
+        ValueError: a number is not finite; ``finite`` must be applied before.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode("utf-8", "replace").decode()
+
+
+def finite(value: float | int | None, digits: int = 6) -> float | int | None:
+    """The number with ``digits`` significant figures, or None where JSON has no word for it."""
+    if value is None or not math.isfinite(value):
+        return None
+    if isinstance(value, int) or value == int(value):
+        return int(value)
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) else rounded

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from orchestrator.analysis.flags import Raised, league_of
-from orchestrator.core.job import Accelerator, Scalar, State, supersedes
+from orchestrator.core.job import Accelerator, State, supersedes
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import as_declared
+from orchestrator.util.format import scalar
 
 #: Report order; a precision that is not listed comes after these, by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
@@ -233,15 +234,6 @@ def precision_rank(name: str) -> tuple[int, str]:
     """Sort key of precisions: from wide to narrow."""
     known = name in PRECISION_ORDER
     return (PRECISION_ORDER.index(name) if known else len(PRECISION_ORDER), name)
-
-
-def scalar(value: Scalar) -> str:
-    """A parameter's value as the grid file would write it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 def described(facts: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Ratio of two measurements' speeds, with its confidence interval. Pure.
+"""Ratio of two measurements' speeds, with its confidence interval, and what is significant.
 
 Throughputs are compared as a ratio. Its interval is Welch's on the logarithm: each row brings the
 relative standard error of its own repeats (``derive`` computed its Student-t interval from them)
@@ -7,12 +7,15 @@ interval reaches below zero.
 
 Repeats follow each other in one process, so their scatter does not hold what differs from one
 process, card or evening to the next. ``noise`` is that relative standard deviation; it is added
-where two runs are compared, and is 0 within a run.
+where two runs are compared, and is 0 within a run. It is the scatter of all jobs' ratios around
+their median, beyond what repeats explain. And many jobs are many chances of an accident, so
+significance is Benjamini and Hochberg's.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,3 +143,41 @@ def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
         return max(1.0, min(degrees for _, degrees in parts))
     shares = math.fsum((error**2 / total) ** 2 / degrees for error, degrees in parts)
     return max(1.0, 1 / shares) if shares > 0 else KNOWN
+
+
+# ---------------------------------------------------------------- noise, significance
+
+#: Relative standard deviation between two runs of a quiet machine; never assumed to be less.
+LEAST_NOISE = 0.005
+#: With fewer jobs their scatter says little, and this is assumed.
+ASSUMED_NOISE = 0.02
+ENOUGH_JOBS = 8
+
+
+def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
+    """The noise between runs that the jobs' own ratios show, and its degrees of freedom.
+
+    The spread of the logarithms around their median (by the median of absolute deviations, which
+    a few real changes do not move), less what repeats explain. A change that all jobs share moves
+    the median and is not taken for noise.
+    """
+    told = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
+    known = [(log, a, b) for log, a, b in told if a is not None and b is not None]
+    if len(known) < ENOUGH_JOBS:
+        return ASSUMED_NOISE, KNOWN
+    middle = statistics.median(log for log, _, _ in known)
+    spread = 1.4826 * statistics.median(abs(log - middle) for log, _, _ in known)
+    within = statistics.median(a**2 + b**2 for _, a, b in known)
+    noise = math.sqrt(max(0.0, spread**2 - within))
+    # The median of absolute deviations has about 37 % of the normal's efficiency.
+    return max(noise, LEAST_NOISE), max(1.0, 0.37 * (len(known) - 1))
+
+
+def significant(p_values: Sequence[float | None], level: float) -> list[bool]:
+    """Benjamini and Hochberg's step-up rule; a comparison without a p-value never is."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    last = max(
+        (rank for rank, (p, _) in enumerate(order, 1) if p <= level * rank / len(order)), default=0
+    )
+    chosen = {index for _, index in order[:last]}
+    return [index in chosen for index in range(len(p_values))]

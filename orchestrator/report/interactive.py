@@ -1,21 +1,24 @@
-"""Total length, output length and latency of prompts in three dimensions, as an SVG drawing.
+"""Drawings that the page's scripts move: prompts in three dimensions, and what each card did.
 
-Everything is drawn here, as it is first seen; the page turns it (``scatter.js``): what has a place
-in the unit cube says so (``data-at``, ``data-ends``), and is moved to where the new view has it.
+Everything is drawn here, as it is first seen. ``scatter.js`` turns the prompts: what has a place in
+the unit cube says so (``data-at``, ``data-ends``), and is moved to where the new view has it.
 Points of one precision are one path. The projection is orthographic, so that equal lengths look
-equal wherever they are.
+equal wherever they are. ``timeline.js`` zooms the cards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from orchestrator.analysis.timeline import Lane, Timeline
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.drawing import SHAPES, WIDTH, nice_top, precision_style, svg, text_at
-from orchestrator.report.safe import visible
+from orchestrator.report.payload import shown_spans
+from orchestrator.report.svg import SHAPES, WIDE, WIDTH, nice_top, precision_style, svg, text_at
+from orchestrator.util import format as units
+from orchestrator.util.format import one_line, visible
 
 #: Where the reader's eye is at first: radians about the upright axis, and above it.
 TURN, TILT = -0.62, 0.42
@@ -137,3 +140,103 @@ def _legend(precisions: Sequence[str]) -> Iterator[str]:
         style = precision_style(precision)
         key = f'<path class="mark p{style}" d="M{12 + 84 * column} 12{SHAPES[style]}"/>'
         yield key + text_at(22 + 84 * column, 16, precision, f"name p{style}")
+
+
+# ---------------------------------------------------------------- what each card did
+
+LEFT, RIGHT, TOP = 120, 44, 24
+SPANS_WIDE = WIDE - LEFT - RIGHT
+#: Of windows of several invocations, which are laid end to end.
+MOST_GAP = 9.0
+_NAMED_FROM = 56  # pixels of a span that has room for its setting
+#: A shorter run has its ticks in seconds.
+_IN_MINUTES_S = 180.0
+
+
+def cards_figure(
+    timeline: Timeline, title: str, names_of: Callable[[Measurement], Sequence[str]]
+) -> str:
+    """Attempts in the colour of their end, a line a card; the time between runs is left out.
+
+    The spans lie in a drawing of their own, which can be stretched: its ``rect`` elements are in
+    the order of ``shown_spans``.
+    """
+    lanes, windows = timeline.lanes, timeline.windows
+    high = 20 if len(lanes) <= 24 else 14 if len(lanes) <= 128 else 9
+    gap = min(MOST_GAP, 60 / len(windows))
+    wall = timeline.wall_s or 1.0
+    scale = (SPANS_WIDE - gap * (len(windows) - 1)) / wall  # pixels a second
+    begun, before = [], 0.0
+    for number, (start, end) in enumerate(windows):
+        begun.append((start, gap * number + before * scale))
+        before += end - start
+    states: dict[str, None] = {}
+    rects, names = [], []
+    for number, span, jobs in shown_spans(timeline):
+        since, at = next(one for one in reversed(begun) if one[0] <= span.start)
+        x = at + (span.start - since) * scale
+        wide = max(0.7, (span.end - span.start) * scale - 0.6)
+        state = str(span.row.state)
+        states[state] = None
+        probe = span.row.purpose != "measure"
+        faint = ' opacity="0.5"' if probe else ""
+        rects.append(
+            f'<rect class="s-{state.lower()}" x="{x:.1f}" y="{high * number + 1}" '
+            f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
+        )
+        if wide > _NAMED_FROM and high > 10 and jobs == 1 and not probe:
+            name = _fitting(names_of(span.row), max(3, int((wide - 10) / 5.6)))
+            names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
+    tall = high * len(lanes)
+    gaps = "".join(f"M{x - gap / 2:.1f} 0V{tall}" for _, x in begun[1:])
+    bed = f"h{SPANS_WIDE}v{high - 2}h-{SPANS_WIDE}z"
+    beds = "".join(f"M0 {high * number + 1}{bed}" for number in range(len(lanes)))
+    return svg(
+        title,
+        *_legend_cards_figure(states),
+        f'<svg class="spans" x="{LEFT}" y="{TOP}" width="{SPANS_WIDE}" height="{tall}" '
+        f'viewBox="0 0 {SPANS_WIDE} {tall}" preserveAspectRatio="none">',
+        f'<path class="lane" d="{beds}"/><path class="ideal" d="{gaps}"/>',
+        *rects,
+        "</svg>",
+        *names,
+        *_lane_names(lanes, high),
+        *_times(wall, scale, len(windows), TOP + tall + 14),
+        size=(WIDE, TOP + tall + 20),
+    )
+
+
+def _fitting(names: Sequence[str], letters: int) -> str:
+    """The first of the names, longest first, that has no more letters; else the last, cut."""
+    return next((one for one in names if len(one) <= letters), one_line(names[-1], letters))
+
+
+def _legend_cards_figure(states: Sequence[str] | dict[str, None]) -> Iterator[str]:
+    for place, state in enumerate(states):
+        x = LEFT + 118 * place
+        yield f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>'
+        yield text_at(x + 13, 12, state, "small")
+    yield text_at(WIDE, 12, "assigned", "small", "end")
+
+
+def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
+    """The name of each card and the share of time assigned, where lines are high enough."""
+    for number, lane in enumerate(lanes):
+        y = TOP + high * (number + 0.5) + 4
+        if high > 10 or number == 0 or lanes[number - 1].node != lane.node:
+            yield text_at(LEFT - 6, y, one_line(lane.name, 18), "small", "end")
+        if high > 10:
+            yield text_at(WIDE, y, units.percent(lane.assigned), "small", "end")
+
+
+def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
+    """Ticks of the time since the start; of several windows, how long they are together."""
+    if windows > 1:
+        told = f"{units.seconds(wall)} in {windows} invocations, laid end to end"
+        yield text_at(LEFT, y, told, "small")
+        return
+    unit_s, unit = (60, "min") if wall >= _IN_MINUTES_S else (1, "s")
+    _, step = nice_top(wall / unit_s)
+    for tick in range(int(wall / unit_s / step) + 1):
+        x = LEFT + tick * step * unit_s * scale
+        yield text_at(x, y, f"{tick * step:g} {unit}", "small time", "middle")

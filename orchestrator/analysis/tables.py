@@ -13,11 +13,10 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 
 from orchestrator.analysis.flags import Raised, ranked
+from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.selection import Differences, Setting, precision_rank
 from orchestrator.core.labels import Label
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.contests import hold_contests
-from orchestrator.report.drawing import precision_style
-from orchestrator.report.grouping import Differences, Setting, precision_rank
 
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
 #: Settings that share one table; of more, each has its own.
@@ -58,13 +57,6 @@ class Table:
     def axes(self) -> str:
         """``precision × batch size per card``."""
         return f"{self.line_name} × {self.column_name}"
-
-    @property
-    def styles(self) -> Mapping[str, int]:
-        """Number of the colour and shape of each line."""
-        if self.line_name == PRECISION:
-            return {line: precision_style(line) for line in self.lines}
-        return {line: precision_style(place) for place, line in enumerate(self.lines)}
 
     def heat(self, row: Measurement) -> float:
         """Darkness of a cell, 0 to 1: the nearer its throughput to the table's highest."""

@@ -18,11 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.flags import barred, raised_on_each
+from orchestrator.analysis.ratio import (
+    ASSUMED_NOISE,
+    ENOUGH_JOBS,
+    KNOWN,
+    LEAST_NOISE,
+    rate_of,
+    significant,
+)
 from orchestrator.core.job import State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.noise import ASSUMED_NOISE, ENOUGH_JOBS, LEAST_NOISE, significant
-from orchestrator.report.ratio import KNOWN, rate_of
 from workloads.confidence import student_t_two_sided
 
 #: Of the changes called significant at most this share are expected to be false.

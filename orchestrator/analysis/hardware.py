@@ -1,0 +1,614 @@
+"""Rows against the limits of their card, and against what others published.
+
+``devices.csv`` has the makers' data sheets and ``published.csv`` others' figures, each line with
+its source. None of their figures stands in the code.
+
+Every decoding step must read all weights, whatever the batch size, so weight bytes over the time
+of a step is a lower bound of the memory traffic, and its share of the card's bandwidth says how
+near the limit decoding is. The operations that the tokens need (two for each parameter and token,
+in training what the workload counted) over the card's published peak are its share of compute
+(MFU); that of prefill stands apart, since reading prompts is bound by arithmetic. Emulated cards
+have no peak.
+
+A row stands beside a published figure when it is the same task, model, precision, batch size per
+card, number of cards and, where the figure names some, settings. The device may differ: that is the
+question. Speed-ups are over Gaudi1 and over the A100, at the same precision and batch size where
+the source has such figures, else best against best. Nothing is compared with a doubtful figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias, TypeVar
+
+from orchestrator.analysis.metrics import figure_of
+from orchestrator.core.job import Scalar, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.util.format import number, scalar, seconds, times
+from workloads import files
+from workloads.bench.metrics import PREFILL_TOKENS_PER_S as PREFILL
+from workloads.data.records import ENDINGS
+from workloads.devices import all_devices
+
+_LOG = logging.getLogger("nightgrid.report")
+_Line = TypeVar("_Line")
+DIRECTORY = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s, tokens/s or
+    s/image; ``settings`` are those of our workload by which it was measured, beside the others: of
+    each the values that mean the same."""
+
+    task: str
+    model: str
+    dataset: str
+    device: str
+    cards: int
+    batch_size: int  # 0: the source does not tell it, and nothing of ours is compared
+    precision: str
+    settings: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    metric: str  # "throughput", or "latency", where less is better
+    value: float
+    unit: str
+    also: tuple[str, ...] = ()  # other names of the model
+    steps: int | None = None  # that were trained, and how long that took
+    time: str = ""
+    software: str = ""
+    doubtful: bool = False  # then nothing is compared with it; the note says why
+    note: str
+    source: str
+
+    @property
+    def title(self) -> str:
+        """Device, precision and batch size, as far as the source tells them."""
+        batch = f"batch {self.batch_size}" if self.batch_size else ""
+        return ", ".join(filter(None, (self.device, self.precision, batch)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """A maker's figures for one card; None where the sheet is silent."""
+
+    device: str
+    memory_gb: float | None
+    bandwidth_bytes_per_s: float | None
+    flops: Mapping[str, float]  # by arithmetic: "bf16", "fp8", …; dense, per second
+    link_bytes_per_s: float | None  # of all links to other cards, both ways together
+    tdp_w: float | None
+    source: str
+
+    @property
+    def limits(self) -> str:
+        """All of its figures that are known, in words."""
+        known = (
+            (self.memory_gb, 1.0, "GB"),
+            (self.bandwidth_bytes_per_s, 1e12, "TB/s"),
+            *((rate, 1e12, f"TFLOP/s {kind}") for kind, rate in self.flops.items()),
+            (self.link_bytes_per_s, 1e9, "GB/s to other cards"),
+            (self.tdp_w, 1.0, "W"),
+        )
+        return ", ".join(f"{value / of:,.4g} {unit}" for value, of, unit in known if value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Everything there is to compare with; both empty where the files are not found."""
+
+    published: tuple[Published, ...] = ()
+    devices: tuple[DeviceSheet, ...] = ()
+
+
+@cache
+def reference() -> Reference:
+    """The published figures and data sheets that came with this program."""
+    return Reference(
+        published=_read("published.csv", read_published),
+        devices=_read("devices.csv", read_devices),
+    )
+
+
+def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
+    """The lines of a file; none, and a warning, where it is not what it should be: a report has its
+    own figures without it."""
+    path = DIRECTORY / name
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        _LOG.warning("not read: %s: %s", path, error)
+        return ()
+
+
+def read_published(path: Path) -> tuple[Published, ...]:
+    """The lines of ``published.csv``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
+    """
+    return tuple(
+        Published(
+            task=line["task"],
+            model=line["model"].split("|")[0],
+            also=tuple(line["model"].split("|")[1:]),
+            dataset=line["dataset"],
+            device=line["device"],
+            cards=_whole(line["cards"]),
+            batch_size=_whole(line["batch_size_per_card"]) if line["batch_size_per_card"] else 0,
+            precision=line["precision"],
+            settings=_settings(line["settings"]),
+            metric=line["metric"],
+            value=_positive(line["value"]),
+            unit=line["unit"],
+            steps=_whole(line["steps"]) if line.get("steps") else None,
+            time=line.get("time") or "",
+            software=line.get("software") or "",
+            doubtful=line.get("doubtful") == "yes",
+            note=line["note"],
+            source=line["source"],
+        )
+        for line in _lines(path, _PUBLISHED_COLUMNS)
+    )
+
+
+def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
+    """The lines of ``devices.csv``, in bytes and operations per second.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a number is none, or a column is missing.
+    """
+    return tuple(
+        DeviceSheet(
+            device=line["device"],
+            memory_gb=_number(line["memory_gb"]),
+            bandwidth_bytes_per_s=_times(line["bandwidth_tb_s"], 1e12),
+            flops={
+                kind: rate
+                for kind, column in _PEAKS.items()
+                if (rate := _times(line.get(column) or "", 1e12)) is not None
+            },
+            link_bytes_per_s=_times(line.get("link_gb_s") or "", 1e9),
+            tdp_w=_number(line["tdp_w"]),
+            source=line["source"],
+        )
+        for line in _lines(path, _DEVICE_COLUMNS)
+    )
+
+
+_PUBLISHED_COLUMNS = (
+    *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
+    *("settings", "metric", "value", "unit", "note", "source"),
+)
+#: The column of each arithmetic's peak; a sheet may lack any of them.
+_PEAKS = {
+    "bf16": "bf16_tflops_dense",
+    "fp8": "fp8_tflops_dense",
+    "int8": "int8_tops_dense",
+    "tf32": "tf32_tflops_dense",
+    "fp32": "fp32_tflops_dense",
+}
+_DEVICE_COLUMNS = (
+    *("device", "memory_gb", "bandwidth_tb_s", "bf16_tflops_dense", "fp8_tflops_dense"),
+    *("tdp_w", "source"),
+)
+
+
+def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    text = files.read_text(path)
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(f"not a table: {error}") from error
+    for place, line in enumerate(lines, start=2):
+        for column in columns:
+            if not isinstance(line.get(column), str):
+                raise ValueError(f"line {place} has no {column}")
+    return lines
+
+
+def _settings(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Names and values, as in ``ignore_eos=true guidance=7.5|null``."""
+    pairs = [pair.partition("=") for pair in text.split()]
+    if any(not name or not value for name, _, value in pairs):
+        raise ValueError(f"{text!r:.40} are not settings such as output_tokens=100")
+    return tuple((name, tuple(value.split("|"))) for name, _, value in pairs)
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 2**31:
+        raise ValueError(f"{text!r:.40} is not a count")
+    return value
+
+
+def _number(text: str) -> float | None:
+    return _positive(text) if text.strip() else None
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 1e-12 <= value <= 1e12:
+        raise ValueError(f"{text!r:.40} is not a figure of a data sheet")
+    return value
+
+
+def _times(text: str, factor: float) -> float | None:
+    value = _number(text)
+    return None if value is None else value * factor
+
+
+# ---------------------------------------------------------------- the roofline
+
+#: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first.
+ARITHMETIC = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "int8": "bf16",
+    "int4": "bf16",
+    "fp8": "fp8",
+}
+#: That of fp32 products in fewer bits, by PyTorch's word for it.
+_FEWER_BITS = {"high": "tf32", "medium": "bf16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One row against its card's data sheet; None where a figure is missing."""
+
+    row: Measurement
+    sheet: DeviceSheet
+    bandwidth: float | None  # share of the peak, 0 to 1: a lower bound
+    compute: float | None
+    prefill: float | None  # of compute, while prompts are read (MFU)
+    arithmetic: str  # "bf16", "fp8", …, or ""
+    intensity: float | None  # operations per byte of weights, of one decoding step
+    flops_per_s: float | None  # of one card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """All rows that could be held against a data sheet, and why others could not."""
+
+    shares: tuple[Share, ...] = ()
+    emulated: int = 0  # succeeded rows on emulated cards
+    unknown: tuple[str, ...] = ()  # real devices without a data sheet
+
+
+def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> Roofline:
+    """Each succeeded row on a real card with a data sheet."""
+    shares, unknown, emulated = [], [], 0
+    for row in rows:
+        if row.state is not State.SUCCEEDED:
+            continue
+        if row.emulated:
+            emulated += 1
+            continue
+        sheet = sheet_of(row.device_name or "", sheets)
+        if sheet is None:
+            unknown.append(row.device_name or "no device name")
+            continue
+        share = share_of(row, sheet)
+        if share.bandwidth is not None or share.compute is not None:
+            shares.append(share)
+    return Roofline(shares=tuple(shares), emulated=emulated, unknown=tuple(dict.fromkeys(unknown)))
+
+
+def sheet_of(device_name: str, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
+    """The data sheet of a card that the driver calls so; None if it is not exactly that card."""
+    named = next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
+    return next((sheet for sheet in sheets if sheet.device == named), None)
+
+
+def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
+    """One row, which ran on ``sheet``'s card, against its peaks."""
+    metrics = row.metrics
+    step_s = metrics.tpot_p50_s if metrics.tpot_p50_s and metrics.tpot_p50_s > 0 else None
+    bandwidth = None
+    if step_s and row.weight_bytes and sheet.bandwidth_bytes_per_s:
+        bandwidth = row.weight_bytes / step_s / sheet.bandwidth_bytes_per_s
+    arithmetic = arithmetic_of(row)
+    peak = sheet.flops.get(arithmetic)
+    operations, prefill = _operations_per_s(row), _prefill_flops_per_s(row)
+    intensity = None
+    if step_s and row.weight_bytes and row.parameter_count and row.batch_size:
+        intensity = 2 * row.parameter_count * row.batch_size / row.weight_bytes
+    return Share(
+        row=row,
+        sheet=sheet,
+        bandwidth=bandwidth,
+        compute=operations / peak if operations and peak else None,
+        prefill=prefill / peak if prefill and peak else None,
+        arithmetic=arithmetic if peak else "",
+        intensity=intensity,
+        flops_per_s=operations,
+    )
+
+
+def arithmetic_of(row: Measurement) -> str:
+    """The arithmetic of a row's matrix products, as data sheets name it; "" if that is unknown."""
+    autocast = row.parameters.get("autocast")
+    precision = autocast if isinstance(autocast, str) and autocast in ARITHMETIC else row.precision
+    kind = ARITHMETIC.get(precision, "")
+    if kind == "fp32":
+        return _FEWER_BITS.get(str(row.parameters.get("matmul_precision")), kind)
+    return kind
+
+
+def _prefill_flops_per_s(row: Measurement) -> float | None:
+    """Operations that the prompts' real tokens needed while they were read, per second and card."""
+    rate = figure_of(row, PREFILL.name, {PREFILL.name: PREFILL})
+    return 2.0 * row.parameter_count * rate if rate and row.parameter_count else None
+
+
+def _operations_per_s(row: Measurement) -> float | None:
+    """Operations that the real tokens needed, per second and card; padding is not counted."""
+    tokens = row.metrics.total_tokens_per_s
+    if not tokens:
+        return None
+    per_token = row.train_flops_per_token
+    if per_token is None and row.metrics.generated_tokens_per_s and row.parameter_count:
+        per_token = 2.0 * row.parameter_count
+    return tokens * per_token / row.cards if per_token else None
+
+
+# ---------------------------------------------------------------- measured against published
+
+#: Published task -> workloads of ours that do it.
+TASKS: dict[str, frozenset[str]] = {
+    "pretraining": frozenset({"pretraining"}),
+    "text-to-image": frozenset({"text-to-image"}),
+    "summarization-finetuning": frozenset({"finetuning"}),
+    "text-generation": frozenset({"text-generation"}),
+    "causal-lm-finetuning": frozenset({"finetuning"}),
+}
+
+#: Rows by batch size per card and number of cards.
+BySize: TypeAlias = "dict[tuple[int | None, int], list[Measurement]]"
+
+#: Devices over which the published comparison gives its speed-ups.
+REFERENCES = ("Gaudi1", "A100-80GB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure, published or ours (then ``row`` is set), with its speed-ups by device."""
+
+    figure: Published  # of ours: the figure it matched, with its own device and value
+    row: Measurement | None
+    speedups: dict[str, float]
+    #: Of these devices there is no figure at the same batch size: each did its best.
+    best_against_best: frozenset[str] = frozenset()
+
+    @property
+    def ours(self) -> bool:
+        """Return whether this run measured it."""
+        return self.row is not None
+
+    def speedup(self, device: str) -> str:
+        """The speed-up over a device as text."""
+        text = times(self.speedups.get(device))
+        return f"{text} best against best" if device in self.best_against_best else text
+
+    @property
+    def training(self) -> str:
+        """The steps that were trained and their time; of ours, the time they would take."""
+        figure = self.figure
+        if figure.steps is None or not self.ours:
+            return f"{figure.steps:,} in {figure.time}" if figure.steps else ""
+        samples = figure.steps * figure.batch_size * figure.cards
+        return f"{figure.steps:,} would take {seconds(samples / figure.value)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One task: the published lines in their order, each followed by those of ours that match."""
+
+    task: str
+    model: str
+    dataset: str
+    cards: int
+    unit: str
+    lower_is_better: bool
+    lines: tuple[Line, ...]
+    emulated: int  # rows of ours that would match if they had not been emulated
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the sources on single figures."""
+        figures = [line.figure for line in self.lines]
+        return tuple(dict.fromkeys(f"{one.title}: {one.note}" for one in figures if one.note))
+
+    @property
+    def measured(self) -> bool:
+        """Return whether any line is ours."""
+        return any(line.ours for line in self.lines)
+
+
+def against_published(
+    rows: Sequence[Measurement], published: Sequence[Published]
+) -> tuple[Comparison, ...]:
+    """One comparison for each task of the published figures, whether we measured it or not."""
+    groups: dict[tuple[str, str, str, int], list[Published]] = {}
+    for figure in published:
+        key = (figure.task, figure.model, figure.dataset, figure.cards)
+        groups.setdefault(key, []).append(figure)
+    alike = _by_size(rows)
+    return tuple(_comparison(group, alike) for group in groups.values())
+
+
+def _by_size(rows: Sequence[Measurement]) -> BySize:
+    """The succeeded rows by what a figure is compared by first: a large run has few rows of the
+    sizes of a figure."""
+    found: BySize = {}
+    for row in rows:
+        if row.state is State.SUCCEEDED:
+            found.setdefault((row.batch_size, row.cards), []).append(row)
+    return found
+
+
+def matches(row: Measurement, figure: Published) -> bool:
+    """Return whether the row did what the figure is about, on whatever device."""
+    return (
+        row.workload in TASKS.get(figure.task, frozenset())
+        and any(same_model(row.model, name) for name in (figure.model, *figure.also))
+        and (not figure.dataset or _plain(_last_part(row.dataset)) == _plain(figure.dataset))
+        and same_precision(row, figure.precision)
+        and row.batch_size == figure.batch_size
+        and row.cards == figure.cards
+        and all(_plain_value(row.parameters.get(name)) in same for name, same in figure.settings)
+    )
+
+
+#: Share of what others publish for the same card below which a figure is doubted.
+DOUBTED_SHARE = 0.5
+
+
+def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> dict[str, str]:
+    """The rows that reach less than half of what is published for the very same card, by job id,
+    each with a sentence: a mode or a library is not what it should be, or another job was there."""
+    sheets = reference().devices
+    found = {}
+    for row in rows:
+        if row.state is not State.SUCCEEDED or row.emulated or not row.device_name:
+            continue
+        sheet = sheet_of(row.device_name, sheets)
+        for figure in published if sheet is not None else ():
+            if sheet is None or figure.device != sheet.device or not matches(row, figure):
+                continue
+            value = _value(row, figure)
+            if value is not None and speedup(figure.metric, value, figure.value) < DOUBTED_SHARE:
+                found[row.job_id] = (
+                    f"{figure.model} {figure.precision} b={figure.batch_size} on {figure.device} "
+                    f"({row.engine}): {number(value)} {figure.unit}, published are "
+                    f"{number(figure.value)}: {figure.source}"
+                )
+    return found
+
+
+def same_model(ours: str, theirs: str) -> bool:
+    """Return whether two names mean one model: the owner or the directories before the last slash
+    do not count, nor does the case."""
+    return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
+
+
+def same_precision(row: Measurement, precision: str) -> bool:
+    """Return whether the row computed as published; ``bf16-mixed`` is fp32 weights under
+    autocast."""
+    autocast = str(row.parameters.get("autocast") or "none")
+    base, _, mixed = precision.partition("-")
+    if mixed == "mixed":
+        return row.precision == precision or (row.precision == "fp32" and autocast == base)
+    return row.precision == precision and autocast in ("none", precision)
+
+
+def speedup(metric: str, value: float, reference: float) -> float:
+    """Ratio by which ``value`` is faster than ``reference``; of latencies less is faster."""
+    return reference / value if metric == "latency" else value / reference
+
+
+def _comparison(figures: Sequence[Published], rows: BySize) -> Comparison:
+    first = figures[0]
+    lines: list[Line] = []
+    emulated: set[str] = set()
+    seen: set[str] = set()
+    for figure in figures:
+        lines.append(_line(figure, None, figures))
+    for figure in figures:
+        for row in rows.get((figure.batch_size, figure.cards), ()):
+            if row.job_id in seen or not matches(row, figure):
+                continue
+            if row.emulated:
+                emulated.add(row.job_id)
+                continue
+            value = _value(row, figure)
+            if value is None:
+                continue
+            seen.add(row.job_id)
+            lines.append(_line(_as_published(row, figure, value), row, figures))
+    return Comparison(
+        task=first.task,
+        model=first.model,
+        dataset=first.dataset,
+        cards=first.cards,
+        unit=first.unit,
+        lower_is_better=first.metric == "latency",
+        lines=tuple(lines),
+        emulated=len(emulated),
+    )
+
+
+def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
+    """A figure with its speed-up over each reference device: over its figure at the same precision
+    and batch size, else at the same batch size, else over its best."""
+    found, unlike = {}, set()
+    for device in REFERENCES:
+        candidates = [f for f in published if f.device == device and not f.doubtful]
+        if not candidates or figure.doubtful or figure.device == device:
+            continue
+        reference = max(candidates, key=lambda other: _likeness(other, figure))
+        found[device] = speedup(figure.metric, figure.value, reference.value)
+        if reference.batch_size != figure.batch_size:
+            unlike.add(device)
+    return Line(figure=figure, row=row, speedups=found, best_against_best=frozenset(unlike))
+
+
+def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
+    """Order of the figures to compare with, the last of which is taken."""
+    fast = 1 / other.value if other.metric == "latency" else other.value
+    return other.batch_size == figure.batch_size, other.precision == figure.precision, fast
+
+
+def _value(row: Measurement, figure: Published) -> float | None:
+    """Our figure in the published unit."""
+    rate = row.metrics.items_per_s
+    if figure.unit == "tokens/s":
+        return row.metrics.generated_tokens_per_s
+    if rate is None or not math.isfinite(rate) or rate <= 0:
+        return None
+    if figure.unit == "samples/s":
+        return rate
+    return row.cards / rate if figure.unit == "s/image" else None
+
+
+def _as_published(row: Measurement, figure: Published, value: float) -> Published:
+    return Published(
+        task=figure.task,
+        model=row.model,
+        dataset=row.dataset,
+        device=row.device_name or str(row.accelerator),
+        cards=row.cards,
+        batch_size=figure.batch_size,
+        precision=figure.precision,
+        settings=figure.settings,
+        steps=figure.steps,
+        metric=figure.metric,
+        value=value,
+        unit=figure.unit,
+        note="",
+        source="this run",
+    )
+
+
+def _plain_value(value: Scalar) -> str:
+    return "null" if value is None else scalar(value)
+
+
+def _last_part(dataset: str) -> str:
+    """The last part of a path or a hub id, without the ending of a data file."""
+    path = PurePosixPath(dataset)
+    return path.stem if path.suffix in ENDINGS else path.name
+
+
+@lru_cache(maxsize=4096)
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())

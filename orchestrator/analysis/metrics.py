@@ -1,0 +1,166 @@
+"""Figures that workloads report by name, quality beside speed, and the parts of a training step.
+
+A metric is declared in one place (``workloads/metrics``), and nothing here knows one by name. A
+figure that nobody declares is shown by its own name. One that is derived from raw samples is there
+for rows that were written before it was declared, too. A figure of quality declares from which
+value on an output counts as equal (``Metric.equal_from``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.results.timed import derived_figures
+from orchestrator.util import format as units
+from workloads import registry
+from workloads.base import Sample
+from workloads.registry import Metric
+
+#: A figure has changed where it differs by more than this share; what it varies is not known.
+SHARE = 0.01
+
+
+def same(one: float, other: float) -> bool:
+    """Tell if two figures differ by no more than is expected of one figure."""
+    return isclose(one, other, rel_tol=SHARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureChange:
+    """One figure of two rows of a job."""
+
+    metric: Metric
+    before: float
+    after: float
+
+    @property
+    def improved(self) -> bool | None:
+        """True if it has got better; None where neither way is, or it is the same."""
+        if self.metric.better is None or same(self.before, self.after):
+            return None
+        return (self.after > self.before) is (self.metric.better == "higher")
+
+    def __str__(self) -> str:
+        way = {True: " (better)", False: " (worse)", None: ""}[self.improved]
+        unit = f" {self.metric.unit}" if self.metric.unit else ""
+        before, after = units.number(self.before), units.number(self.after)
+        return f"{self.metric.title}: {before} → {after}{unit}{way}"
+
+
+def figure_of(row: Measurement, name: str, declared: Mapping[str, Metric]) -> float | None:
+    """A figure of a row: as it is stored, else as its metric derives it from raw samples."""
+    value = row.reported(name)
+    metric = declared.get(name)
+    if value is None and row.samples and metric is not None and metric.figure is not None:
+        return derived_figures({name: metric}, row.samples, row.items).get(name)
+    return value
+
+
+def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
+    """Yield what a row reports, in the order of the declarations."""
+    declared = registry.metrics_of(row.workload)
+    for name in dict.fromkeys((*declared, *row.workload_metrics)):
+        value = figure_of(row, name, declared)
+        if value is not None:
+            title = name.replace("_", " ")
+            yield declared.get(name) or Metric(name=name, title=title, description=title), value
+
+
+def titled(row: Measurement) -> dict[str, str]:
+    """The same as text by title, with units."""
+    return {m.title: f"{units.number(value)} {m.unit}".rstrip() for m, value in figures_of(row)}
+
+
+def figure_changes(before: Measurement, after: Measurement) -> list[FigureChange]:
+    """The figures that both rows report."""
+    old = {metric.name: value for metric, value in figures_of(before)}
+    return [
+        FigureChange(metric=metric, before=old[metric.name], after=value)
+        for metric, value in figures_of(after)
+        if metric.name in old
+    ]
+
+
+# ---------------------------------------------------------------- quality beside speed
+
+
+def quality_note(row: Measurement) -> str:
+    """The figures of quality of a row, for the cell of its throughput; empty where it has none."""
+    figures = _figures(row, lambda metric: metric.beside_speed or metric.equal_from is not None)
+    return ", ".join(f"{units.number(value)} {metric.title}" for metric, value in figures)
+
+
+def equal(row: Measurement, limit: float | None = None) -> bool:
+    """Tell if a row's output was compared and counts as equal to the plain path's.
+
+    Args:
+        limit: replaces the limits that figures declare.
+    """
+    figures = list(_figures(row, lambda metric: metric.equal_from is not None))
+    return bool(figures) and all(
+        value >= limit_ if metric.better == "higher" else value <= limit_
+        for metric, value in figures
+        for limit_ in [metric.equal_from if limit is None else limit]
+        if limit_ is not None
+    )
+
+
+def _figures(row: Measurement, wanted: Callable[[Metric], bool]) -> Iterator[tuple[Metric, float]]:
+    """The figures of quality that a row has, of those that are wanted."""
+    for name, metric in registry.metrics_of(row.workload).items():
+        value = row.reported(name) if wanted(metric) else None
+        if value is not None:
+            yield metric, value
+
+
+# ---------------------------------------------------------------- the parts of a training step
+
+#: Parts that follow each other in a step, in this order; fields of ``workloads.base.Sample``.
+PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Shares (0 to 1) of the timed steps' wall time, all ranks together. None: not known."""
+
+    row: Measurement
+    step_s: float  # mean wall time of a step
+    data: float | None
+    forward: float | None
+    backward: float | None
+    optimizer: float | None
+    communication: float | None  # within the others: waiting for cards that computing did not hide
+
+
+def step_times_of(rows: Sequence[Measurement]) -> tuple[StepTime, ...]:
+    """One entry for each succeeded row that trained, in the order of the rows."""
+    found = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
+    return tuple(one for one in found if one is not None)
+
+
+def _step_time(row: Measurement) -> StepTime | None:
+    timed = [sample for _, sample in row.samples if not sample.warmup]
+    wall_s = math.fsum(sample.wall_s for sample in timed)
+    if not wall_s or all(sample.forward_s is None for sample in timed):
+        return None
+    data, forward, backward, optimizer = (_share(timed, part, wall_s) for part in PARTS)
+    return StepTime(
+        row=row,
+        step_s=wall_s / len(timed),
+        data=data,
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer,
+        communication=_share(timed, "communication_s", wall_s),
+    )
+
+
+def _share(samples: Sequence[Sample], part: str, wall_s: float) -> float | None:
+    times: list[float | None] = [getattr(sample, part) for sample in samples]
+    known = [time for time in times if time is not None]
+    return math.fsum(known) / wall_s if len(known) == len(times) else None

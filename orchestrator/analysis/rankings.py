@@ -1,0 +1,440 @@
+"""Rankings: the best setting for each piece of work, Pareto fronts, and accelerators side by side.
+
+Rows rank together that did the same work on the same device: they agree in every setting whose role
+is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in what changes
+nothing that is measured (``workloads/settings.py``). A row whose confidence interval overlaps
+another's has not beaten it; such rows are tied, and the report says so instead of ranking noise.
+Where the interval of the first or of the second is not known, nobody has won. Throughput decides;
+beside it stands the best row by every figure of the workload that declares which way is better.
+
+A larger batch gives more tokens a second and makes each prompt wait longer. The Pareto front has
+the settings for which no other one is both faster and quicker; what lies off it is never right.
+
+Head to head, rows are matched that agree in everything but the device and the engine, as far as all
+sides have the setting. The first side of the grid is the base. Emulated cards never meet real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from math import isfinite
+from typing import Any
+
+from orchestrator.analysis.metrics import figure_of, same
+from orchestrator.analysis.ratio import Ratio, pooled, ratio_of_rows
+from orchestrator.analysis.selection import Setting, card_name
+from orchestrator.core.job import State
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.settings import FIELDS
+from workloads import registry
+from workloads.registry import Metric
+
+#: Fields of a ``Setting`` that a job's own settings leave free.
+_FREE_FIELDS = tuple(
+    field.name
+    for field in fields(Setting)
+    if field.name in FIELDS and FIELDS[field.name].role != "work"
+)
+
+
+class Verdict(str, Enum):
+    """Standing of the fastest row."""
+
+    CLEAR_WINNER = "clear winner"  # its interval lies above the second's
+    TIED = "tied"  # its interval overlaps another's
+    NOT_KNOWN = "not known"  # it or the second has no interval
+    ALONE = "alone"  # there is no second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The best row of a contest by one figure of its workload."""
+
+    metric: Metric
+    row: Measurement
+    value: float
+    tied: int  # other rows that have as much of it
+
+    @property
+    def title(self) -> str:
+        """``best loss after``."""
+        return f"best {self.metric.title}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The best rows for one piece of work on one device."""
+
+    setting: Setting  # engine and isolation are blank: they are free to choose
+    unit: str
+    ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
+    tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
+    verdict: Verdict
+    quickest: Measurement | None = None  # lowest median latency of a prompt
+    leanest: Measurement | None = None  # smallest peak memory
+    thriftiest: Measurement | None = None  # most work per joule, of those whose energy is known
+    leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
+
+    @property
+    def fastest(self) -> Measurement:
+        """The row with the highest throughput."""
+        return self.ranked[0]
+
+    @property
+    def contenders(self) -> int:
+        """Number of rows that were ranked."""
+        return len(self.ranked)
+
+    @property
+    def winner(self) -> Measurement | None:
+        """The row that has beaten all others."""
+        return self.fastest if self.verdict is Verdict.CLEAR_WINNER else None
+
+    @property
+    def first(self) -> tuple[Measurement, ...]:
+        """The rows that share the first place."""
+        return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
+
+
+def hold_contests(
+    rows: Sequence[Measurement], settings: Mapping[str, Setting], *, brief: bool = False
+) -> tuple[Contest, ...]:
+    """One contest for each piece of work that has a succeeded row with a throughput.
+
+    Args:
+        rows: one a job.
+        settings: of the rows, by job id.
+        brief: by throughput alone, without the best rows by other figures.
+    """
+    entered: dict[tuple[Setting, str], list[Measurement]] = {}
+    works = Works(settings)
+    for row in rows:
+        if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
+            key = (works[row], row.metrics.throughput_unit)
+            entered.setdefault(key, []).append(row)
+    judge = _ranked if brief else _judge
+    return tuple(judge(setting, unit, group) for (setting, unit), group in entered.items())
+
+
+class Works:
+    """The work of each row (``work_of``), worked out once for each setting: a few serve all."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self._settings = settings
+        self._known: dict[Setting, Setting] = {}
+
+    def __getitem__(self, row: Measurement) -> Setting:
+        setting = self._settings[row.job_id]
+        work = self._known.get(setting)
+        if work is None:
+            work = self._known[setting] = work_of(setting)
+        return work
+
+
+def interval(row: Measurement) -> tuple[float, float]:
+    """The confidence interval of the throughput; a point where there is none."""
+    value = row.metrics.throughput or 0.0
+    low, high = row.metrics.throughput_low, row.metrics.throughput_high
+    return (value if low is None else low, value if high is None else high)
+
+
+def peak_memory_bytes(row: Measurement) -> int | None:
+    """Peak memory of the device; on a device without its own, what the host's grew by."""
+    if row.peak_device_memory_bytes:
+        return row.peak_device_memory_bytes
+    if row.peak_host_memory_bytes is None:
+        return None
+    return max(0, row.peak_host_memory_bytes - (row.baseline_host_memory_bytes or 0))
+
+
+def memory_kind(row: Measurement) -> str:
+    """Kind of memory that ``peak_memory_bytes`` is about: ``device`` or ``host``."""
+    return "device" if row.peak_device_memory_bytes else "host"
+
+
+def work_of(setting: Setting) -> Setting:
+    """The setting without what is free to choose: rows that agree in it did the same work. What
+    nobody here declares is a part of it."""
+    declared = registry.declared_in_rows(setting.workload, setting.engine)
+    parameters = tuple(
+        pair
+        for pair in setting.parameters
+        if pair[0] not in declared or declared[pair[0]].role == "work"
+    )
+    blank: dict[str, Any] = dict.fromkeys(_FREE_FIELDS, "")
+    return replace(setting, parameters=parameters, **blank)
+
+
+def _ranked(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+    ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
+    verdict, tied = _verdict(ranked)
+    return Contest(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
+
+
+def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+    timed = [row for row in rows if row.metrics.latency_p50_s is not None]
+    weighed = [row for row in rows if peak_memory_bytes(row) is not None]
+    metered = [row for row in rows if row.metrics.work_per_joule is not None]
+    return replace(
+        _ranked(setting, unit, rows),
+        quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
+        leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
+        thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
+        leaders=tuple(_leaders(setting.workload, rows)),
+    )
+
+
+def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
+    """Compare intervals: the verdict, and the rows that tie with the fastest, best first."""
+    fastest, *others = ranked
+    if not others:
+        return Verdict.ALONE, ()
+    if any(row.metrics.throughput_low is None for row in (fastest, others[0])):
+        return Verdict.NOT_KNOWN, ()
+    floor = interval(fastest)[0]
+    tied = tuple(row for row in others if interval(row)[1] >= floor)
+    return (Verdict.TIED if tied else Verdict.CLEAR_WINNER), tied
+
+
+def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
+    """The best row by each figure that has a better way, and of which some row has less."""
+    declared = registry.metrics_of(workload)
+    raw = any(row.samples for row in rows)  # of which figures may be derived
+    told_of = {name for row in rows for name in (*row.workload_metrics, *row.details)}
+    for metric in declared.values():
+        if metric.better is None or not (raw or metric.name in told_of):
+            continue
+        figures = ((figure_of(row, metric.name, declared), row) for row in rows)
+        told = [(value, row) for value, row in figures if value is not None and isfinite(value)]
+        if len(told) < 2:
+            continue
+        pick = min if metric.better == "lower" else max
+        value, row = pick(told, key=lambda pair: pair[0])
+        alike = sum(same(value, other) for other, _ in told)
+        if alike < len(told):
+            yield Leader(metric=metric, row=row, value=value, tied=alike - 1)
+
+
+# ---------------------------------------------------------------- throughput against latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """One piece of work on one device. ``best`` runs from the lowest latency upwards."""
+
+    setting: Setting  # engine and isolation are blank: they are free to choose
+    unit: str
+    best: tuple[Measurement, ...]
+    beaten: tuple[Measurement, ...]  # some row is no slower and no later, and better in one
+
+
+def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Front, ...]:
+    """A front for each piece of work with at least two rows that have both figures."""
+    groups: dict[tuple[Setting, str], list[Measurement]] = {}
+    works = Works(settings)
+    for row in rows:
+        if row.state is State.SUCCEEDED and _point(row) is not None:
+            key = (works[row], row.metrics.throughput_unit)
+            groups.setdefault(key, []).append(row)
+    fronts = []
+    for (setting, unit), group in groups.items():
+        if len(group) > 1:
+            best = pareto(group)
+            on_it = {row.job_id for row in best}
+            beaten = tuple(row for row in group if row.job_id not in on_it)
+            fronts.append(Front(setting=setting, unit=unit, best=best, beaten=beaten))
+    return tuple(fronts)
+
+
+def pareto(rows: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """The rows that no other row beats, from the lowest latency upwards; all have both figures."""
+    front: list[Measurement] = []
+    for row in sorted(rows, key=lambda row: (latency(row), -throughput(row))):
+        if not front or throughput(row) > throughput(front[-1]):
+            front.append(row)
+    return tuple(front)
+
+
+def throughput(row: Measurement) -> float:
+    """The row's throughput, 0 where it has none."""
+    return row.metrics.throughput or 0.0
+
+
+def latency(row: Measurement) -> float:
+    """The row's median latency of a prompt in seconds."""
+    return row.metrics.latency_p50_s or 0.0
+
+
+def _point(row: Measurement) -> tuple[float, float] | None:
+    values = (row.metrics.latency_p50_s, row.metrics.throughput)
+    if any(value is None or not math.isfinite(value) or value <= 0 for value in values):
+        return None
+    return latency(row), throughput(row)
+
+
+# ---------------------------------------------------------------- head to head
+
+#: Settings that are compared; of more, the fastest.
+MOST_LINES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One column: an accelerator with an engine."""
+
+    accelerator: str
+    device: str
+    emulated: bool
+    engine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The same settings on two or more sides. ``ratios`` are over the first side that has them."""
+
+    label: str
+    rows: tuple[Measurement | None, ...]  # one a side
+    ratios: tuple[Ratio | None, ...]  # None: no row, or the one that is compared with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadToHead:
+    """All settings of one workload that two or more sides have measured."""
+
+    workload: str
+    unit: str
+    sides: tuple[str, ...]  # names
+    lines: tuple[Line, ...]  # the fastest first
+    overall: tuple[Ratio | None, ...]  # geometric means over lines that have the first side
+    left_out: int = 0  # lines beyond the limit
+
+    @property
+    def fastest(self) -> int | None:
+        """The side that is faster than the first, or the first itself; None: not decided."""
+        known = [(one.value, side) for side, one in enumerate(self.overall) if one is not None]
+        if not known:
+            return None
+        value, side = max(known)
+        ratio = self.overall[side]
+        if value <= 1:
+            every = [one for one in self.overall if one is not None]
+            return 0 if all(one.decided for one in every) else None
+        return side if ratio is not None and ratio.decided else None
+
+
+def head_to_head(
+    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+) -> tuple[HeadToHead, ...]:
+    """One comparison for each workload, unit and kind of cards (real or emulated)."""
+    groups: dict[tuple[str, str, bool], list[Measurement]] = {}
+    for row in rows:
+        if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
+            key = (row.workload, row.metrics.throughput_unit, row.emulated)
+            groups.setdefault(key, []).append(row)
+    found = (_compared(*key[:2], group, settings) for key, group in groups.items())
+    return tuple(one for one in found if one is not None)
+
+
+def _side(setting: Setting) -> Side:
+    return Side(setting.accelerator, setting.device, setting.emulated, setting.engine)
+
+
+def _compared(
+    workload: str, unit: str, rows: Sequence[Measurement], settings: Mapping[str, Setting]
+) -> HeadToHead | None:
+    sides = list(dict.fromkeys(map(_side, dict.fromkeys(settings[r.job_id] for r in rows))))
+    if len(sides) < 2:
+        return None
+    alike: dict[object, dict[int, list[Measurement]]] = {}
+    known = dict.fromkeys(settings[row.job_id] for row in rows)
+    common = frozenset.intersection(
+        *(frozenset(name for name, _ in setting.parameters) for setting in known)
+    )
+    places = {setting: (_work(setting, common), sides.index(_side(setting))) for setting in known}
+    for row in rows:
+        work, side = places[settings[row.job_id]]
+        key = (work, row.precision, row.batch_size_requested)
+        alike.setdefault(key, {}).setdefault(side, []).append(row)
+    # A setting of which one side has several rows is left alone: which one is meant is not known.
+    matched = [
+        {side: group[0] for side, group in found.items()}
+        for found in alike.values()
+        if len(found) > 1 and all(len(group) == 1 for group in found.values())
+    ]
+    if not matched:
+        return None
+    matched.sort(key=_fastest, reverse=True)
+    shown = matched[:MOST_LINES]
+    labels = _labels(shown, common)
+    lines = [_line(found, len(sides), label) for found, label in zip(shown, labels, strict=True)]
+    return HeadToHead(
+        workload=workload,
+        unit=unit,
+        sides=tuple(_names(sides)),
+        lines=tuple(lines),
+        overall=tuple(_overall(lines, side) for side in range(len(sides))),
+        left_out=len(matched) - len(shown),
+    )
+
+
+def _work(setting: Setting, common: frozenset[str]) -> Setting:
+    """The setting as all sides can have it."""
+    shared = tuple(pair for pair in setting.parameters if pair[0] in common)
+    return replace(setting, accelerator="", device="", emulated=False, engine="", parameters=shared)
+
+
+def _fastest(found: Mapping[int, Measurement]) -> float:
+    return max(row.metrics.throughput or 0.0 for row in found.values())
+
+
+def _names(sides: Sequence[Side]) -> list[str]:
+    """Names of the sides: their cards, their engines, or both, whatever varies."""
+    cards = {side: _cards(side) for side in sides}
+    twice = {name for name, count in Counter(cards.values()).items() if count > 1}
+    engines = len({side.engine for side in sides}) > 1
+    names = []
+    for side in sides:
+        parts = [cards[side]] if len(set(cards.values())) > 1 else []
+        parts += [side.engine] if engines or cards[side] in twice else []
+        names.append(", ".join(parts))
+    return names
+
+
+def _cards(side: Side) -> str:
+    return card_name(side.accelerator, side.device, emulated=side.emulated)
+
+
+def _labels(found: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:
+    """The label of each line: what varies among them, without their sides."""
+    first = next(iter(found[0].values()))
+    stripped = []
+    for rows in found:
+        row = next(iter(rows.values()))
+        kept = {name: value for name, value in row.parameters.items() if name in common}
+        stripped.append(
+            replace(row, accelerator=first.accelerator, engine=first.engine, parameters=kept)
+        )
+    labels = labels_of(stripped)
+    return [str(labels[row.job_id]) for row in stripped]
+
+
+def _line(found: Mapping[int, Measurement], sides: int, label: str) -> Line:
+    rows = tuple(found.get(side) for side in range(sides))
+    base = next(row for row in rows if row is not None)
+    others = (row if row is not base else None for row in rows)
+    ratios = (ratio_of_rows(row, base) if row is not None else None for row in others)
+    return Line(label=label, rows=rows, ratios=tuple(ratios))
+
+
+def _overall(lines: Iterable[Line], side: int) -> Ratio | None:
+    ratios = [
+        ratio
+        for line in lines
+        if line.rows[0] is not None and (ratio := line.ratios[side]) is not None
+    ]
+    return pooled(ratios) if ratios else None
