@@ -32,6 +32,7 @@ from orchestrator.core.topology import Node
 from orchestrator.host import output
 from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray.gcs import is_absence
+from orchestrator.on_ray.outcomes import Durable, OutcomeKeeper
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import (
@@ -43,7 +44,7 @@ from orchestrator.worker.host_server import (
     wait_for_server,
 )
 from orchestrator.worker.leftovers import VARIABLE, Owner, end_leftovers
-from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch
+from orchestrator.worker.messages import PendingResponses, Resequencer, Response, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
@@ -77,7 +78,8 @@ class NodeAgent:
         self._responses = PendingResponses()
         self._batches = Resequencer()
         self._posting = threading.Lock()
-        self._workers = NodeWorkers(self._responses.put, self._energy, self._readings)
+        self._outcomes = OutcomeKeeper(None)
+        self._workers = NodeWorkers(self._respond, self._energy, self._readings)
         self._reported: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
@@ -107,6 +109,7 @@ class NodeAgent:
             for orphan in end_leftovers(owner):
                 command = redact(orphan.command, os.environ)
                 output.say(f"ended, of an earlier driver: {orphan.pid} {command}")
+        self._outcomes = OutcomeKeeper(owner)
         session_logs = _ray_log_dir()
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
         accelerator = Accelerator(kind)
@@ -142,7 +145,11 @@ class NodeAgent:
         with self._posting:
             for batch in self._batches.add(number, requests):
                 for request in unpickled(batch):
-                    self._workers.do(request)
+                    if isinstance(request, Durable):
+                        self._outcomes.durable(request.attempt_ids)
+                    else:
+                        self._outcomes.sent(request)
+                        self._workers.do(request)
 
     def exchange(self, received: int, batch: tuple[int, bytes] | None = None) -> bytes:
         """Return a pickled ``ResponseBatch`` with all responses after the last that was received.
@@ -202,6 +209,10 @@ class NodeAgent:
             self._shared.wait()
         self._server_gone.set()
         self._responses.wake()
+
+    def _respond(self, response: Response) -> None:
+        self._outcomes.keep(response)
+        self._responses.put(response)
 
     def _look(self) -> Mapping[str, Progress] | None:
         """Progress of the busy workers; None within a second of the last look."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orchestrator.on_ray.outcomes import Durable
 from orchestrator.worker.messages import Request, ResponseBatch
 from orchestrator.worker.wire import pickled, unpickled
 
@@ -104,14 +105,14 @@ class AgentChannel:
         self._arrived = arrived
         self._lost = lost
         self._closed = False
-        self._outbox: list[Request] = []
+        self._outbox: list[Request | Durable] = []
         self._sent = 0
         self._unconfirmed: dict[int, tuple[float, bytes]] = {}  # by number: time sent, and bytes
         self._received = 0
         self._ask_at: float | None = 0.0  # None while a call for responses is outstanding
         self.heard_at = clock()  # when the agent last said something
 
-    def put(self, request: Request) -> None:
+    def put(self, request: Request | Durable) -> None:
         """Queue a request for the next ``send``."""
         self._outbox.append(request)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.gcs import Gcs
+from orchestrator.on_ray.outcomes import Durable
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.worker.card_process import Order
 from orchestrator.worker.host_server import PRELOAD, SharedServer
@@ -170,6 +171,10 @@ class RayExecutor:
         events = list(self._events)
         self._events.clear()
         return events
+
+    def durable(self, attempt_ids: Sequence[str]) -> None:
+        """Have the nodes of these attempts forget their outcomes: their rows are synced."""
+        self._pool.durable(attempt_ids)
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy workers, by worker id, as last heard."""
@@ -313,6 +318,7 @@ class WorkerPool:
         self._not_shown: deque[tuple[float, str]] = deque()  # when each began, attempt id
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, RunningAttempt] = {}
+        self._kept_on: dict[str, set[str]] = {}  # ids of the nodes that keep an attempt's outcome
 
     @property
     def busy(self) -> bool:
@@ -349,6 +355,16 @@ class WorkerPool:
             # An attempt that has ended meanwhile is not what the worker does.
             if worker is not None and worker.attempt_id == progress.attempt_id:
                 self.progress[worker_id] = progress
+
+    def durable(self, attempt_ids: Iterable[str]) -> None:
+        """Report to the nodes of these attempts that their rows are synced."""
+        by_node: defaultdict[str, list[str]] = defaultdict(list)
+        for attempt_id in attempt_ids:
+            for node_id in self._kept_on.pop(attempt_id, ()):
+                by_node[node_id].append(attempt_id)
+        for node_id, ids in by_node.items():
+            if (claim := self._claim_of(node_id)) is not None:
+                claim.channel.put(Durable(tuple(ids)))
 
     def lose(self, node_id: str, failure: Failure) -> None:
         """End everything on a node that is gone: attempts first, then workers."""
@@ -441,6 +457,7 @@ class WorkerPool:
         attempt = command.attempt
         running = RunningAttempt(attempt=attempt, worker_ids=command.worker_ids)
         self._running[attempt.attempt_id] = running
+        self._kept_on[attempt.attempt_id] = {card.node_id for card in attempt.cards}
         workers = [self._workers.get(worker_id) for worker_id in command.worker_ids]
         for worker in workers:
             if worker is not None:

@@ -1,0 +1,160 @@
+"""Outcomes that a node keeps until the driver has synced their rows.
+
+While the disk of the results is full, rows wait in the driver. Should the driver die then, its
+agents die with it. So each agent writes the outcome of a rank to its node's own disk before it is
+sent, and removes it when the driver reports that the row is durable. The next driver of the run
+makes rows of what it finds (``driver/recovery.py``).
+
+The files are pickled, like what agents and drivers send each other, and lie in a directory that
+only this user can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.topology import Node
+from orchestrator.host import output
+from orchestrator.worker.leftovers import Owner
+from orchestrator.worker.messages import Ended, Request, Run
+from orchestrator.worker.wire import pickled, unpickled
+
+#: A run that nobody resumes for so long is not resumed any more.
+FORGOTTEN_S = 7 * 24 * 3600.0
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A request to an agent: the rows of these attempts are synced."""
+
+    attempt_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutcome:
+    """One rank of an attempt that has ended, as its node keeps it."""
+
+    attempt: str  # as JSON
+    rank: int
+    ended: Ended
+
+
+class OutcomeKeeper:
+    """The outcomes of one agent on its node's disk. A node without room for them keeps none.
+
+    Args:
+        owner: the driver; None: nothing is kept. What earlier drivers of its run left is removed:
+            this one has made rows of it.
+    """
+
+    def __init__(self, owner: Owner | None) -> None:
+        self._running: dict[str, Run] = {}  # by attempt
+        self._directory = _directory_of(owner.run_id) if owner is not None else None
+        self._prefix = f"{owner.invocation_id}." if owner is not None else ""
+        if self._directory is not None:
+            earlier = (p for p in self._directory.iterdir() if not p.name.startswith(self._prefix))
+            _remove(earlier)
+
+    def sent(self, request: Request) -> None:
+        """Note what a worker is about to run."""
+        if isinstance(request, Run):
+            self._running[request.order.attempt_id] = request
+
+    def keep(self, response: Any) -> None:
+        """Write down the outcome of a rank, if the response is one."""
+        if not isinstance(response, Ended):
+            return
+        request = self._running.pop(response.attempt_id, None)
+        if request is None or response.outcome is None or self._directory is None:
+            return
+        order = request.order
+        path = self._directory / f"{self._prefix}{order.attempt_id}.{order.rank}"
+        try:
+            aside = path.with_name(f"{path.name}.part")
+            aside.write_bytes(pickled(KeptOutcome(order.attempt, order.rank, response)))
+            os.replace(aside, path)
+        except OSError as error:
+            output.say_aside(f"an outcome is not kept on this node: {error}")
+
+    def durable(self, attempt_ids: Collection[str]) -> None:
+        """Remove what the driver has synced."""
+        if self._directory is not None:
+            for attempt_id in attempt_ids:
+                _remove(self._directory.glob(f"{self._prefix}{attempt_id}.*"))
+
+
+def kept_here(run_id: str) -> list[bytes]:
+    """The outcomes of a run that this host keeps, pickled."""
+    directory = _directory_of(run_id)
+    if directory is None:
+        return []
+    found = []
+    for path in sorted(directory.iterdir()):
+        if path.suffix != ".part":
+            with contextlib.suppress(OSError):
+                found.append(path.read_bytes())
+    return found
+
+
+def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
+    """The outcomes of a run that these nodes of the joined cluster keep, or this host without a
+    cluster. A node that does not answer has none."""
+    import ray
+
+    answers = kept_here(run_id)
+    if ray.is_initialized():
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        calls = []
+        for node in nodes:
+            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            task: Any = ray.remote(num_cpus=0, max_retries=0)(kept_here)
+            calls.append(task.options(scheduling_strategy=strategy).remote(run_id))
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_S)
+        for call in ready:
+            with contextlib.suppress(Exception):  # the node went
+                answers += ray.get(call)
+    for data in dict.fromkeys(answers):
+        with contextlib.suppress(Exception):  # of another version
+            yield unpickled(data)
+
+
+def _directory_of(run_id: str) -> Path | None:
+    """The directory of a run's outcomes on this host; None where it cannot be had for this user
+    alone."""
+    base = Path(tempfile.gettempdir(), f"nightgrid-outcomes-{os.getuid()}")
+    directory = base / run_id
+    for path in (base, directory):
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o700)
+        try:
+            found = path.lstat()
+        except OSError:
+            return None
+        own = found.st_uid == os.getuid() and not found.st_mode & 0o077
+        if not own or not stat.S_ISDIR(found.st_mode):
+            output.say_aside(f"outcomes are not kept: {path} is not this user's alone")
+            return None
+    _remove(p for p in base.glob("*/*") if _age_s(p) > FORGOTTEN_S)
+    return directory
+
+
+def _age_s(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
+
+
+def _remove(paths: Iterator[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
