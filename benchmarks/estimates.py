@@ -20,7 +20,7 @@ from benchmarks.past_runs import PastAttempt, PastRun, runs_in
 from benchmarks.setting import Setting, Takes
 from orchestrator.core.plan import Action, PlannedJob, Span
 from orchestrator.planning.forecast import CLUSTER, Startup, work
-from orchestrator.scheduling.estimate import Estimator
+from orchestrator.scheduler.estimator import Estimator
 
 TITLE = "Estimates: how often the promised range of a run's duration held"
 TAKES_S = Takes(whole=1, quick=1)

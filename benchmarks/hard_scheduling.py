@@ -27,7 +27,7 @@ from benchmarks.placement import bound, makespan
 from benchmarks.scheduling import CARDS, shape
 from benchmarks.setting import Setting, Takes
 from orchestrator.core.plan import Action, PlannedJob
-from orchestrator.scheduling.simulate import SimulationSettings, simulate
+from orchestrator.scheduler.simulator import SimulationSettings, simulate
 
 TITLE = "Scheduling where it is hard: five jobs a card"
 TAKES_S = Takes(whole=45, quick=5)

@@ -28,9 +28,9 @@ from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.invariants import Invariants
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.invariants import Invariants
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from workloads.base import Result, Sample
 
 

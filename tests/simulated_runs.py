@@ -14,9 +14,9 @@ from schedule_cases import job, node
 from orchestrator.core.job import MAX, Accelerator, Job
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Node
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.schedule import ScheduleSettings
-from orchestrator.scheduling.simulate import Faults, SimulationResult
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.simulator import Faults, SimulationResult
 
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
 #: ``NIGHTGRID_EXAMPLES=5000`` looks longer, `make quick` shorter.

@@ -33,8 +33,8 @@ from orchestrator.on_ray import executor as executor_module
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.watching.live import PlainView
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import PRELOAD

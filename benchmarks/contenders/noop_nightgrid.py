@@ -39,7 +39,7 @@ from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.row_writer import row_thread
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
 NOOP: dict[str, Any] = {

@@ -33,7 +33,7 @@ from orchestrator.results import paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.passports import passports_table
 from orchestrator.results.tables import to_table
-from orchestrator.scheduling.replicates import drawn
+from orchestrator.scheduler.queues import drawn
 from orchestrator.worker import card_worker
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker

@@ -10,8 +10,8 @@ from benchmarks.scheduling import CARDS, NOISE, shape
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Node
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.simulate import SimulationSettings, simulate
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.simulator import SimulationSettings, simulate
 
 LOAD_S = 20.0
 

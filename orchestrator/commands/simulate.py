@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.core.plan import Plan
-    from orchestrator.scheduling.simulate import Faults, SimulationResult
+    from orchestrator.scheduler.simulator import Faults, SimulationResult
 
 EPILOG = """\
 examples:
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
     from orchestrator.core.deadline import Deadline
     from orchestrator.planning.planner import estimator_for
-    from orchestrator.scheduling.schedule import ScheduleSettings
-    from orchestrator.scheduling.simulate import SimulationSettings, simulate
+    from orchestrator.scheduler.scheduler import ScheduleSettings
+    from orchestrator.scheduler.simulator import SimulationSettings, simulate
 
     plan, history = plan_of(args)
     estimates = estimator_for(history, plan.nodes)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _faults(rate: float, seed: int, plan: Plan) -> Faults:
     """Everything at this rate, and that share of the nodes lost once, at some time of the run."""
-    from orchestrator.scheduling.simulate import Faults
+    from orchestrator.scheduler.simulator import Faults
 
     if not rate:
         return Faults()

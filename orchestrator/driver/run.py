@@ -115,7 +115,7 @@ def drive(
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.runtime.row_writer import row_thread
-    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+    from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
     from orchestrator.watching.live import open_view
     from orchestrator.worker.leftovers import Owner
     from orchestrator.worker.redaction import redact
@@ -430,7 +430,7 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
     from orchestrator.core.errors import OptionError
     from orchestrator.driver import session
-    from orchestrator.scheduling.run_queue import QueueOptions
+    from orchestrator.on_ray.run_queue import QueueOptions
 
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):

@@ -19,8 +19,8 @@ from orchestrator.core.job import Accelerator, Job, default_accelerator
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
 from orchestrator.host.node_packages import with_own_packages
+from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.runtime.status import RunStatus
-from orchestrator.scheduling.run_queue import QueueOptions
 from orchestrator.worker.host_server import (
     OwnServer,
     preload_with,

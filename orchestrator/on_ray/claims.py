@@ -33,8 +33,7 @@ from orchestrator.on_ray.agent import PlacedAgent, end_agent, start_agent
 from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
-from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.scheduling.run_queue import Standing, listed
+from orchestrator.on_ray.run_queue import RunQueue, Standing, listed
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import SharedServer
 from orchestrator.worker.messages import ResponseBatch

@@ -21,11 +21,11 @@ from math import sqrt
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import NOTHING, Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node
-from orchestrator.scheduling.anchors import anchors
-from orchestrator.scheduling.estimate import Estimate, Estimator
-from orchestrator.scheduling.record import Estimates
-from orchestrator.scheduling.schedule import ScheduleSettings
-from orchestrator.scheduling.simulate import SimulationSettings, simulate
+from orchestrator.scheduler.deadline import anchors
+from orchestrator.scheduler.estimator import Estimate, Estimator
+from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.simulator import SimulationSettings, simulate
+from orchestrator.scheduler.state import Estimates
 
 #: How far the next start may be from the middle one of the earlier ones.
 START_FACTOR = 3.0

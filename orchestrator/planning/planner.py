@@ -31,7 +31,7 @@ from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
-    from orchestrator.scheduling.estimate import Estimator
+    from orchestrator.scheduler.estimator import Estimator
 
 #: Ended without having been measured, through no fault of the job.
 _AGAIN = (State.LOST, State.NOT_STARTED, State.UNSUPPORTED)
@@ -122,7 +122,7 @@ def estimator_for(
     """Estimator of durations on these nodes, from earlier rows: those of emulated cards inform
     plans for emulated ones, real rows plans for real ones. ``queued`` counts a job's waiting for a
     turn."""
-    from orchestrator.scheduling.estimate import Estimator
+    from orchestrator.scheduler.estimator import Estimator
 
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform

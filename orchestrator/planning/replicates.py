@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.plan import Action, Plan, PlannedJob
-from orchestrator.scheduling.estimate import PRIOR_START_S
+from orchestrator.scheduler.estimator import PRIOR_START_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import State
 from orchestrator.results.past_rows import cards_of_succeeded, unbegun
-from orchestrator.scheduling.replicates import replicated_cells
+from orchestrator.scheduler.queues import replicated_cells
 
 if TYPE_CHECKING:
     from orchestrator.core.plan import PastRow, Plan

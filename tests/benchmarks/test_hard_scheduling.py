@@ -7,7 +7,7 @@ from statistics import mean
 from benchmarks.contenders.simulate_night import Known, job_of, node_of
 from benchmarks.hard_scheduling import simulated
 from orchestrator.core.plan import Action, PlannedJob
-from orchestrator.scheduling.simulate import SimulationSettings, simulate
+from orchestrator.scheduler.simulator import SimulationSettings, simulate
 
 
 def test_wrong_estimates_cost_little() -> None:

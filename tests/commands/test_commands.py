@@ -28,7 +28,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.on_ray.jobs import JobInfo, Submission
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
-from orchestrator.scheduling.simulate import SimulationResult
+from orchestrator.scheduler.simulator import SimulationResult
 from orchestrator.watching.run_list import RunEntry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -35,9 +35,9 @@ from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.core.topology import Card
 from orchestrator.driver.loop import WRITING_LOOK_S
 from orchestrator.driver.watchdog import LIMITS, MEASURE_FACTOR
-from orchestrator.scheduling.retry import POLICIES
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_cluster import VirtualCluster
+from orchestrator.scheduler.retry import POLICIES
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.scheduler.simulator import VirtualCluster
 from workloads.devices.monitoring.telemetry import CardTelemetry
 
 if TYPE_CHECKING:

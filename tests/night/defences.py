@@ -38,18 +38,18 @@ from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime.held import Held
 from orchestrator.runtime.row_writer import RowWriter
-from orchestrator.scheduling import cards, retry, verdicts
-from orchestrator.scheduling import schedule as schedule_module
-from orchestrator.scheduling.breaker import Breaker
-from orchestrator.scheduling.gangs import Gangs
-from orchestrator.scheduling.invariants import InvariantViolated
-from orchestrator.scheduling.leases import Leases
-from orchestrator.scheduling.ledger import Ledger
-from orchestrator.scheduling.needs import Needs
-from orchestrator.scheduling.pool import Pool
-from orchestrator.scheduling.record import JobRecord
-from orchestrator.scheduling.schedule import Schedule
-from orchestrator.scheduling.stops import Stops
+from orchestrator.scheduler import outcomes, retry, state
+from orchestrator.scheduler import scheduler as schedule_module
+from orchestrator.scheduler.invariants import InvariantViolated
+from orchestrator.scheduler.leases import Leases
+from orchestrator.scheduler.ledger import Ledger
+from orchestrator.scheduler.outcomes import Stops
+from orchestrator.scheduler.placement import Gangs
+from orchestrator.scheduler.pool import Pool
+from orchestrator.scheduler.queues import Needs
+from orchestrator.scheduler.retry import Breaker
+from orchestrator.scheduler.scheduler import Schedule
+from orchestrator.scheduler.state import JobRecord
 from orchestrator.worker import messages
 
 
@@ -136,13 +136,13 @@ def _any_set() -> contextlib.AbstractContextManager[Any]:
         starts = range(server_cards - count, -1, -1)
         return tuple(tuple(range(start, start + count)) for start in starts)
 
-    return patch.object(cards, "legal_groups", any_set)
+    return patch.object(state, "legal_groups", any_set)
 
 
 def _reuse_workers() -> contextlib.AbstractContextManager[Any]:
     """Any idle worker serves a job that asked for a process of its own."""
-    idle = property(lambda worker: worker.state is cards.WorkerState.IDLE)
-    return patch.object(cards.Worker, "fresh", idle)
+    idle = property(lambda worker: worker.state is state.WorkerState.IDLE)
+    return patch.object(state.Worker, "fresh", idle)
 
 
 def _free_at_once() -> contextlib.AbstractContextManager[Any]:
@@ -175,7 +175,7 @@ def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
     def always(kind: Any, message: str = "", **counts: int) -> retry.Verdict:
         return replace(judge(kind, message, **counts), retry=True)
 
-    return patch.object(verdicts, "judge", always)
+    return patch.object(outcomes, "judge", always)
 
 
 def _retry_at_once() -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from shapes import Broken, Tally, must
 
 from orchestrator.on_ray.channel import AgentChannel, Calls, Then
-from orchestrator.scheduling.invariants import InvariantViolated
+from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch, Stop, Stopped
 from orchestrator.worker.wire import pickled, unpickled
 

@@ -31,7 +31,7 @@ def one_night(seed: int) -> tuple[int, Any, str]:
     """Seed, tally and, where it broke, what happened and how to see it again."""
     from nights import Tally, run_night
 
-    from orchestrator.scheduling.invariants import InvariantViolated
+    from orchestrator.scheduler.invariants import InvariantViolated
 
     try:
         return seed, run_night(seed, on_disk=seed % _ON_DISK_EVERY == 0), ""

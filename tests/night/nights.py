@@ -42,9 +42,9 @@ from orchestrator.results import fragments, paths
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime.status import RunStatus
-from orchestrator.scheduling.invariants import InvariantViolated
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_chance import SimulationSettings
+from orchestrator.scheduler.invariants import InvariantViolated
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.scheduler.simulated_faults import SimulationSettings
 
 ELSEWHERE = Path("/elsewhere")
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.

@@ -9,8 +9,8 @@ from random import Random
 
 from orchestrator.core.job import Job
 from orchestrator.core.measurement import Measurement
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.virtual_chance import Faults
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.simulated_faults import Faults
 
 #: A job that is open after so long a virtual time starves.
 TOO_LONG_S = 1e5

@@ -27,8 +27,8 @@ from orchestrator.on_ray.claims import (
     Claims,
 )
 from orchestrator.on_ray.gcs import Gcs, RayNode
-from orchestrator.scheduling.run_queue import Standing, Ticket
-from orchestrator.scheduling.schedule import ScheduleSettings
+from orchestrator.on_ray.run_queue import Standing, Ticket
+from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.worker.host_facts import HostFacts
 
 HPU_1 = {

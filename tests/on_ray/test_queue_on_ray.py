@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.on_ray.run_queue import NAMESPACE, RunQueue, submitted_ticket
-from orchestrator.scheduling.run_queue import QueueOptions
+from orchestrator.on_ray.run_queue import NAMESPACE, QueueOptions, RunQueue, submitted_ticket
 
 
 class Store:

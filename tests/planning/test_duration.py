@@ -21,7 +21,7 @@ from orchestrator.planning.forecast import (
     duration,
     work,
 )
-from orchestrator.scheduling.estimate import Estimator
+from orchestrator.scheduler.estimator import Estimator
 
 REAL = node(cards=1, emulated=False)
 

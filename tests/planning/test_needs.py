@@ -23,8 +23,8 @@ from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.grid.dependencies import Thing, measured_again, needs_of, took, with_needs
 from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
-from orchestrator.scheduling.schedule import ScheduleSettings
-from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
+from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
 from workloads.saving import Saving
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))

@@ -15,7 +15,7 @@ from orchestrator.grid.parser import Grid, parse_grid
 from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.planning.replicates import cost_of_replicates
-from orchestrator.scheduling.estimate import PRIOR_START_S
+from orchestrator.scheduler.estimator import PRIOR_START_S
 from orchestrator.watching.plan_text import plan_json, print_plan, summary_lines
 
 VOCABULARY = Vocabulary.installed(check_data=False)

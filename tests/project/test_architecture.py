@@ -16,7 +16,7 @@ from workloads.devices import own_devices
 from workloads.engines import ENGINES
 
 #: Folders whose decisions are plain functions on values: they may not reach any edge.
-PURE_FOLDERS = ("core", "grid", "planning", "scheduling")
+PURE_FOLDERS = ("core", "grid", "planning", "scheduler")
 PURE = sorted(
     [
         *(path for name in PURE_FOLDERS for path in (ROOT / "orchestrator" / name).glob("*.py")),

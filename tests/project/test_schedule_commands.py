@@ -13,10 +13,10 @@ from orchestrator.core import events
 
 COMMANDS = {"Command", *(kind.__name__ for kind in get_args(events.Command))}
 #: Beside the schedule and its parts: what carries their commands out, or looks at them.
-AROUND = {"simulate.py", "virtual_cluster.py", "invariants.py"}
+AROUND = {"simulate.py", "simulator.py", "invariants.py"}
 SOURCES = {
     path.name: path.read_text(encoding="utf-8")
-    for path in modules("orchestrator/scheduling")
+    for path in modules("orchestrator/scheduler")
     if path.name not in AROUND
 }
 

@@ -25,8 +25,8 @@ from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.results.derive import measurement_of
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.watching.live import QuietView
 
 #: As long as each other: longer jobs may go before wider ones while little else is left.

@@ -27,8 +27,8 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import State
 from orchestrator.host.clock import CallAt
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-from orchestrator.scheduling.virtual_results import WORKER_INFO
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.scheduler.simulated_faults import WORKER_INFO
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "chaos"))

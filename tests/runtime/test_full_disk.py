@@ -26,8 +26,8 @@ from orchestrator.results.spilled import SpilledRows
 from orchestrator.results.store import Store
 from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
-from orchestrator.scheduling.estimate import Estimate
-from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 
 ROOM = 2 * 2**20
 

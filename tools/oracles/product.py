@@ -98,9 +98,9 @@ def simulated_night(seed: int) -> dict[str, Any]:
     from orchestrator.core.job import Accelerator, Job
     from orchestrator.core.plan import Action, PlannedJob
     from orchestrator.core.topology import Node
-    from orchestrator.scheduling.estimate import Estimate
-    from orchestrator.scheduling.schedule import Schedule, ScheduleSettings
-    from orchestrator.scheduling.simulate import Faults, SimulationSettings, simulate
+    from orchestrator.scheduler.estimator import Estimate
+    from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+    from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
     from workloads.base import MeasureSettings
 
     class Durations:

@@ -1,0 +1,365 @@
+"""Searches for a batch size: the largest that fits (``max``), and the fastest (``best``). Pure.
+
+*Largest.* What a batch needs grows with its size, so the sizes that fit are 1..n and n is to be
+found. Weights are in memory once, and keys, values and activations once for each item, so memory is
+about a straight line. Two sizes that fitted, or one and the slope of other jobs of the same work,
+say where the line meets the card's memory, and the search jumps there. Where the card tells no
+memory it doubles until a size does not fit and bisects. It ends when no size can fit that is larger
+than the answer by more than the tolerance.
+
+*Fastest.* Throughput rises with the batch size and may fall again, so its peak is looked for among
+powers of two by golden section. Two sizes are tied if their intervals overlap and their means are
+within the tolerance: then neither side of them is given up, and of tied sizes the smaller is the
+answer. A size that does not fit counts as a fall. Trials are timed less tightly than the measurement
+that follows the search.
+
+The history maps sizes to trials; a later trial of a size replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, floor, log
+
+from orchestrator.core.job import Job
+from orchestrator.core.measurement import complete_of, repeats_of, totals_of
+from orchestrator.core.outcome import Outcome, Purpose
+from orchestrator.core.settings import Goal, Search
+from workloads import registry
+from workloads.base import MeasureSettings
+from workloads.confidence import Interval, mean_interval
+
+#: The share of a card's memory at which the line is read: allocators lose some between blocks.
+USABLE = 0.97
+_ANY_MEASURE = MeasureSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """A line through known peaks, and the card's memory."""
+
+    fixed: float
+    per_item: float  # positive
+    limit: float  # bytes of a card
+
+    @property
+    def largest(self) -> int:
+        """The batch size at which the line meets the usable memory."""
+        return max(int((USABLE * self.limit - self.fixed) / self.per_item), 0)
+
+
+@dataclass(slots=True)
+class MemoryBook:
+    """Peaks of memory that a run has seen, by configuration and batch size."""
+
+    _peaks: dict[Hashable, dict[int, int]] = field(default_factory=dict)
+    _slopes: dict[Hashable, float] = field(default_factory=dict)  # of the newest line of the work
+    _limits: dict[Hashable, int] = field(default_factory=dict)  # by kind of card
+
+    def learn(self, job: Job, outcome: Outcome) -> None:
+        """Take note of what an attempt at ``job`` used, where its worker says."""
+        facts = [memory_of(rank.result) for rank in outcome.ranks if rank.result is not None]
+        known = [fact for fact in facts if fact is not None]
+        if not known or not isinstance(job.batch_size, int):
+            return
+        self._limits[job.accelerator] = min(limit for _, limit in known)
+        peaks = self._peaks.setdefault(_configuration(job), {})
+        peaks[job.batch_size] = max(peak for peak, _ in known)
+        if (slope := _slope(peaks)) is not None:
+            self._slopes[_work(job)] = slope
+
+    def line(self, job: Job) -> MemoryLine | None:
+        """The line of jobs like this; None where too little is known, or memory does not grow."""
+        peaks = self._peaks.get(_configuration(job), {})
+        limit = self._limits.get(job.accelerator)
+        if not peaks or limit is None:
+            return None
+        slope = _slope(peaks) or self._slopes.get(_work(job))
+        if not slope:
+            return None
+        largest = max(peaks)
+        return MemoryLine(
+            fixed=peaks[largest] - slope * largest, per_item=slope, limit=float(limit)
+        )
+
+
+def memory_of(result: object) -> tuple[int, int] | None:
+    """Peak and limit of a card's memory, in bytes, as a worker tells them; None where it does not.
+
+    An emulated card's limit is on what its process takes beyond its imports.
+    """
+    details: Mapping[str, str] = getattr(result, "details", {})
+    limit = details.get("card_memory_bytes", "")
+    peak = getattr(result, "peak_device_memory_bytes", None)
+    if peak is None:
+        above = getattr(result, "peak_host_memory_bytes", None)
+        baseline = getattr(result, "baseline_host_memory_bytes", None)
+        peak = None if above is None or baseline is None else above - baseline
+    if not limit.isdecimal() or peak is None or peak <= 0:
+        return None
+    return int(peak), int(limit)
+
+
+def _slope(peaks: Mapping[int, int]) -> float | None:
+    """Bytes of one more item, between the largest size and the next that is at most half of it;
+    None where memory does not grow."""
+    large = max(peaks)
+    small = max((size for size in peaks if 2 * size <= large), default=None)
+    if small is None:
+        return None
+    slope = (peaks[large] - peaks[small]) / (large - small)
+    return slope if slope > 0 else None
+
+
+def _configuration(job: Job) -> Hashable:
+    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE)
+
+
+def _work(job: Job) -> Hashable:
+    return (job.workload, job.model, job.dataset, job.accelerator, job.cards, job.parameters)
+
+
+def purpose_of(goal: Goal) -> Purpose:
+    """Purpose of the trials of a search."""
+    return "trial" if goal == "best" else "probe"
+
+
+def timed_roughly(job: Job, wish: Search) -> Job:
+    """The job with the timing of a trial: as tight as the search can tell sizes apart, in a third
+    of the time."""
+    measure = job.measure
+    return replace(
+        job,
+        measure=replace(
+            measure,
+            relative_half_width=max(measure.relative_half_width, wish.tolerance),
+            time_limit_s=measure.time_limit_s / 3,
+            least_s=0.0,
+        ),
+    )
+
+
+def rate_of(job: Job, outcome: Outcome) -> Interval | None:
+    """Throughput of an attempt with its interval over complete repeats; without one where there is
+    a single repeat."""
+    counts = registry.throughput_of(job.workload)
+    field = counts.counts if counts is not None else "items"
+    timed = [
+        (rank.rank, sample)
+        for rank in outcome.ranks
+        for sample in (rank.result.samples if rank.result is not None else ())
+        if not sample.warmup
+    ]
+    repeats = repeats_of(timed)
+    totals = map(totals_of, (complete_of(repeats) or repeats).values())
+    rates = [getattr(total, field) / total.wall_s for total in totals if total.wall_s > 0]
+    if len(rates) == 1:
+        return Interval(mean=rates[0], low=rates[0], high=rates[0])
+    return mean_interval(rates, job.measure.confidence)
+
+
+def unit_of(job: Job) -> str:
+    """The unit of a job's throughput."""
+    counts = registry.throughput_of(job.workload)
+    return counts.unit if counts is not None else "samples/s"
+
+
+#: Jumps of one search; a memory that is no line is then searched by halving.
+MOST_JUMPS = 6
+#: A line through known sizes says nothing of sizes that are so many times larger.
+TRUSTED = 16
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Outcome of one size."""
+
+    fits: bool
+    rate: Interval | None = None  # throughput, where it was measured
+
+
+History = Mapping[int, Trial]
+
+
+def next_size(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
+    """The size to try next; None when ``answer`` is one."""
+    if search.goal == "best":
+        return next_faster(history, search)
+    return next_larger(history, search, line)
+
+
+def answer(history: History, search: Search) -> int | None:
+    """The size that is looked for, as far as is known; None if no size fits."""
+    return fastest(history, search) if search.goal == "best" else largest_fit(history)
+
+
+def why(history: History, search: Search) -> str:
+    """The reason for which the search stopped, in a few words."""
+    return (why_fastest if search.goal == "best" else why_largest)(history, search)
+
+
+def largest_fit(history: History) -> int | None:
+    """The largest size known to fit and below every size known not to; None if there is none."""
+    ceiling = _smallest_misfit(history)
+    fits = [size for size, trial in history.items() if trial.fits and _below(size, ceiling)]
+    return max(fits, default=None)
+
+
+def next_larger(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
+    """The size to probe next for the largest; None when ``largest_fit`` is the answer."""
+    fit, misfit = largest_fit(history) or 0, _smallest_misfit(history)
+    upper = search.cap if misfit is None else min(search.cap, misfit - 1)
+    missed = floor(fit * search.tolerance)  # a larger answer that is not looked for
+    if upper - fit <= (missed if misfit is not None else 0):
+        return None
+    proof = min(fit + missed + 1, upper)  # if this does not fit, the search is over
+    if line is not None and fit and len(history) < MOST_JUMPS + 2:
+        return min(max(_jump(history, line, fit, misfit, proof), proof), upper)
+    if misfit is None:
+        return min(max(2 * fit, 1), search.cap)
+    return max((fit + misfit) // 2, proof)
+
+
+def _jump(history: History, line: MemoryLine, fit: int, misfit: int | None, proof: int) -> int:
+    """The size at which the line meets the card's memory, or near it once that was tried."""
+    aim = min(line.largest, TRUSTED * fit)
+    if misfit is None:
+        if aim > fit:
+            return aim
+        below = max(
+            (size for size, trial in history.items() if trial.fits and size < fit), default=0
+        )
+        return max(proof, fit + min(2 * (fit - below), fit)) if 2 * below > fit else proof
+    if fit < aim < misfit:
+        return aim
+    if aim <= fit:
+        return proof
+    misfits = sum(not trial.fits for trial in history.values())
+    back = misfit - max(1, misfit // 32) * 4 ** (misfits - 1)
+    return back if back > fit else (fit + misfit) // 2
+
+
+def why_largest(history: History, search: Search) -> str:
+    """The reason for which the search for the largest stopped, in a few words."""
+    fit, misfit = largest_fit(history), _smallest_misfit(history)
+    probes = f"{len(history)} probe{'s' if len(history) > 1 else ''}"
+    if fit is None:
+        return f"not even batch size {misfit} fits" if misfit is not None else "nothing was tried"
+    if misfit is None:
+        return (
+            f"batch size {fit} is the cap of the search, and a larger one may fit ({probes}); "
+            f"batch_size: {{max: {{cap: {2 * fit}}}}} tries more"
+        )
+    within = f", and none up to {misfit} was tried" if misfit - fit > 1 else ""
+    return f"batch size {fit} fits and {misfit} does not{within} ({probes})"
+
+
+# ---------------------------------------------------------------- the fastest
+
+
+def powers(cap: int) -> list[int]:
+    """The sizes among which the fastest is looked for."""
+    return [1 << exponent for exponent in range(cap.bit_length())]
+
+
+def most_trials(cap: int) -> int:
+    """Trials after which a search for the fastest stops: those of golden section, and three."""
+    return ceil(log(max(len(powers(cap)), 2)) / -log(_GOLDEN)) + 3
+
+
+def tied(one: Interval, other: Interval, tolerance: float) -> bool:
+    """Return whether two throughputs cannot be told apart, and need not be."""
+    overlap = one.low <= other.high and other.low <= one.high
+    return overlap and abs(one.mean - other.mean) <= tolerance * max(one.mean, other.mean)
+
+
+def next_faster(history: History, search: Search) -> int | None:
+    """The size to measure next for the fastest; None when ``fastest`` is the answer."""
+    ceiling = _smallest_misfit(history)
+    sizes = [size for size in powers(search.cap) if _below(size, ceiling)]
+    rates = _rates(history, sizes)
+    if not sizes or len(history) >= most_trials(search.cap):
+        return None
+    if not rates:
+        return sizes[round((1 - _GOLDEN) * (len(sizes) - 1))]
+    top = max(rates, key=lambda at: rates[at].mean)
+    for apart in (False, True):  # first what lies beside the best, then beyond what is tied with it
+        left, right = _bracket(rates, top, len(sizes), search.tolerance, beyond_ties=apart)
+        gaps = [range(left + 1, top), range(top + 1, right)]
+        unmeasured = [[at for at in gap if at not in rates] for gap in gaps]
+        if any(unmeasured):
+            below, above = unmeasured
+            return sizes[_golden(above, nearest=0) if len(above) >= len(below) else _golden(below)]
+    return None
+
+
+def _bracket(
+    rates: Mapping[int, Interval], top: int, count: int, tolerance: float, *, beyond_ties: bool
+) -> tuple[int, int]:
+    """The positions around the best between which the peak lies, both excluded."""
+    known = [at for at in rates if not (beyond_ties and tied(rates[at], rates[top], tolerance))]
+    left = max((at for at in known if at < top), default=-1)
+    return left, min((at for at in known if at > top), default=count)
+
+
+def _golden(positions: list[int], nearest: int = -1) -> int:
+    """The position that cuts a gap by the golden section, seen from its end at the best."""
+    step = round((1 - _GOLDEN) * (len(positions) - 1))
+    return positions[step] if nearest == 0 else positions[-1 - step]
+
+
+def fastest(history: History, search: Search) -> int | None:
+    """The smallest size that is tied with the highest throughput; None if none was measured."""
+    ceiling = _smallest_misfit(history)
+    rates = {
+        size: trial.rate
+        for size, trial in history.items()
+        if trial.fits and trial.rate is not None and _below(size, ceiling)
+    }
+    if not rates:
+        return largest_fit(history)
+    top = rates[max(rates, key=lambda size: rates[size].mean)]
+    return min(size for size, rate in rates.items() if tied(rate, top, search.tolerance))
+
+
+def why_fastest(history: History, search: Search) -> str:
+    """The reason for which a size is the fastest, in a few words."""
+    chosen = fastest(history, search)
+    if chosen is None:
+        return why_largest(history, search)
+    tried = ", ".join(map(str, sorted(history)))
+    rate = history[chosen].rate
+    said = f"batch size {chosen} is the fastest of {tried}"
+    ties = [
+        size
+        for size, trial in sorted(history.items())
+        if size != chosen and rate and trial.fits and trial.rate
+        if trial.rate.mean >= rate.mean and tied(trial.rate, rate, search.tolerance)
+    ]
+    if ties:
+        said += f"; tied with {', '.join(map(str, ties))}, which need more memory"
+    if (misfit := _smallest_misfit(history)) is not None:
+        said += f"; {misfit} does not fit"
+    elif chosen * 2 > search.cap:
+        said += f"; the cap of the search is {search.cap}"
+    return said
+
+
+def _rates(history: History, sizes: list[int]) -> dict[int, Interval]:
+    """Throughput by position among the sizes."""
+    found = {}
+    for at, size in enumerate(sizes):
+        trial = history.get(size)
+        if trial is not None and trial.rate is not None:
+            found[at] = trial.rate
+    return found
+
+
+def _smallest_misfit(history: History) -> int | None:
+    return min((size for size, trial in history.items() if not trial.fits), default=None)
+
+
+def _below(size: int, ceiling: int | None) -> bool:
+    return ceiling is None or size < ceiling

@@ -1,0 +1,135 @@
+"""The run so far: its clock, its rows, and which jobs have ended.
+
+A job's final row is written here and nowhere else, so that there is exactly one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+
+from orchestrator.core.events import Command, RecordRow, Wake
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.scheduler.leases import Lease
+from orchestrator.scheduler.pool import Pool
+from orchestrator.scheduler.state import JobRecord, Phase, ScheduleSettings, configuration_of
+
+
+class Ledger:
+    """Keeps the books of one run."""
+
+    def __init__(self, records: Iterable[JobRecord], settings: ScheduleSettings) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.ahead_s = 0.0  # of the time of day, on the clock of the events
+        self.work_until = settings.work_until  # on the clock of the events
+        self.stopping = ""  # why nothing more is started; empty while all is well
+        self.tally: Counter[State] = Counter()  # ended jobs
+        self.unfinished = 0
+        self.ended: deque[tuple[JobRecord, str]] = deque()  # with reasons; emptied by the schedule
+        self._configurations: dict[Job, list[JobRecord]] = {}
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers = 0
+        for record in records:
+            self.unfinished += 1
+            if record.search is None:
+                self._configurations.setdefault(configuration_of(record.job), []).append(record)
+
+    @property
+    def time_of_day(self) -> float:
+        """Now, as rows have it: seconds since the epoch."""
+        return self.now + self.ahead_s
+
+    # ------------------------------------------------------------ rows
+
+    def row(
+        self, record: JobRecord, state: State, reason: str, attempt: Attempt, outcome: Outcome
+    ) -> RecordRow:
+        """A row that is not the job's last."""
+        return RecordRow(
+            job=record.job,
+            state=state,
+            reason=reason,
+            final=False,
+            attempt=attempt,
+            outcome=outcome,
+        )
+
+    def finish(
+        self,
+        pool: Pool,
+        record: JobRecord,
+        state: State,
+        reason: str,
+        attempt: Attempt | None = None,
+        outcome: Outcome | None = None,
+    ) -> RecordRow:
+        """The one final row of a job that waits nowhere any more."""
+        if record.phase is Phase.DONE:
+            raise AssertionError(f"{record.job_id} has its final row already")
+        record.phase, record.state = Phase.DONE, state
+        self.ended.append((record, reason))
+        self.tally[state] += 1
+        self.unfinished -= 1
+        pool.unfinished[record.width] -= 1
+        return RecordRow(
+            job=record.job,
+            state=state,
+            reason=reason,
+            final=True,
+            attempt=attempt,
+            outcome=outcome,
+        )
+
+    def end_unrun(
+        self, pool: Pool, record: JobRecord, state: State, reason: str
+    ) -> Iterator[Command]:
+        """End a job that has no running attempt."""
+        yield from pool.withdraw(record, reason)
+        yield self.finish(pool, record, state, reason)
+
+    def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
+        """Larger batches of a configuration that has just run out of memory will too, and so will
+        other replicates of the same one."""
+        job, attempt_id = lease.record.job, lease.attempt.attempt_id
+        for other in self._configurations.get(configuration_of(job), ()):
+            if other is lease.record or other.phase is Phase.DONE:
+                continue
+            if other.batch_size < lease.record.batch_size:
+                continue
+            held = pool.lease_of(other)
+            if held is None or not held.running:
+                reason = (
+                    f"batch size {job.batch_size} of the same configuration ran out of memory "
+                    f"(attempt {attempt_id})"
+                )
+                yield from self.end_unrun(pool, other, State.PRUNED, reason)
+
+    # ------------------------------------------------------------ pauses
+
+    def later(self, delay_s: float, then: Callable[[], None]) -> Wake:
+        """Do something when time has passed."""
+        due = self.now + delay_s
+        self._timers += 1
+        heappush(self._due, (due, self._timers, then))
+        return Wake(at=due)
+
+    def run_due(self) -> None:
+        """Do what is due."""
+        while self._due and self._due[0][0] <= self.now:
+            heappop(self._due)[2]()
+
+    def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> Iterator[Command]:
+        """Let a job wait for cards again, after a pause."""
+        if delay_s <= 0:
+            pool.enqueue(record)
+            return
+        record.phase = Phase.BACKOFF
+
+        def end_of_pause() -> None:
+            if record.phase is Phase.BACKOFF:
+                pool.enqueue(record)
+
+        yield self.later(delay_s, end_of_pause)

@@ -1,0 +1,285 @@
+"""One kind of accelerator: its cards, the jobs that want them, and the failures of each card."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+from orchestrator.core.events import Command, Wake
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import FailureClass, Outcome
+from orchestrator.core.topology import Card, Node, legal_card_sets
+from orchestrator.scheduler.leases import Lease, Leases
+from orchestrator.scheduler.placement import Assigner
+from orchestrator.scheduler.queues import PendingJobs
+from orchestrator.scheduler.state import CardPool, JobRecord, Phase, ScheduleSettings, Slot
+
+
+class Pool:
+    """Keeps the parts of one accelerator's schedule consistent with each other."""
+
+    def __init__(
+        self,
+        kind: Accelerator,
+        records: Sequence[JobRecord],
+        settings: ScheduleSettings,
+        later: Callable[[float, Callable[[], None]], Wake],
+    ) -> None:
+        self.cards = CardPool(kind)
+        replicated = any(record.draw is not None for record in records)
+        self.pending = PendingJobs(
+            ordered=any(not record.first for record in records),
+            seed=settings.seed if replicated else None,
+        )
+        self.pending.load([record for record in records if record.phase is Phase.WAITING])
+        self.leases = Leases(self.cards, self.pending, settings)
+        self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
+        self.records = records
+        self.unfinished = Counter(record.width for record in records)  # jobs by width
+        self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
+        self._held: tuple[Node, ...] = ()  # by others, who may give them back
+        self._known = True  # whether anybody can say which nodes there are
+        self._settings = settings
+        self._confined: dict[
+            str, JobRecord
+        ] = {}  # jobs with too few cards to avoid all they should
+        self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
+        self._down: set[str] = set()  # names of nodes that were lost and have not joined since
+        self._later = later  # (seconds, what to do then)
+
+    # ------------------------------------------------------------ jobs
+
+    def enqueue(self, record: JobRecord) -> None:
+        """A job waits for cards, from now on."""
+        record.phase = Phase.WAITING
+        record.avoid_newest(self._most_avoidable(record))
+        if len(record.avoided) < len(record.failed_on):
+            self._confined[record.job_id] = record
+        self.pending.push(record)
+        if record.particular or record.width > 1:
+            self.cards.touch_all()
+
+    def withdraw(self, record: JobRecord, reason: str) -> Iterator[Command]:
+        """Take a job out of wherever it waits, its workers still starting included."""
+        if record.reservation is not None:
+            self.assigner.gangs.release(record.reservation)
+        elif record.phase is Phase.WAITING:
+            self.pending.take(record)
+        elif record.phase is Phase.LEASED:
+            lease = self.lease_of(record)
+            if lease is not None:
+                yield from self.leases.cancel(lease, reason)
+
+    def lease_of(self, record: JobRecord) -> Lease | None:
+        """The lease that a job holds now."""
+        return self.leases.current.get(f"{record.job_id}-{record.number}")
+
+    def waiting(self, width: int) -> int:
+        """Count the unfinished jobs of this width that have no cards."""
+        return self.unfinished[width] - self.leases.gangs.get(width, 0)
+
+    def newly_hopeless(self, now: float) -> list[int]:
+        """Widths for which the last usable card set has gone since this was asked before."""
+        if not self.cards.changed:
+            return []
+        self.cards.changed = False
+        found = []
+        for width, count in self.unfinished.items():
+            if not count or self._can_have(width):
+                self.hopeless_at.pop(width, None)
+            elif width not in self.hopeless_at:
+                self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
+                found.append(width)
+        return found
+
+    def _can_have(self, width: int) -> bool:
+        """Return whether a card set of this width is left, or was one if others gave cards back.
+        While nobody can say which nodes there are, there may be one."""
+        if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
+            return True
+        held = {node.node_id for node in self._held}
+        ours = (node for server in self.cards.servers.values() for node in server.nodes.values())
+        nodes = [*self._held, *ours]
+        sets = legal_card_sets(nodes, self.cards.accelerator, width) if held else []
+        return any(card.node_id in held for cards in sets for card in cards)
+
+    # ------------------------------------------------------------ cards
+
+    def others_hold(self, nodes: Iterable[Node]) -> None:
+        """Others have the cards of these nodes, and of no others that are wanted."""
+        held = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
+        if held != self._held:
+            self._held, self.cards.changed = held, True
+
+    def nodes_are_known(self, known: bool) -> None:
+        """Somebody can say which nodes there are, or nobody can; patience begins anew then."""
+        self._known, self.cards.changed = known, True
+
+    def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
+        """A node is there; returns the leases that a lost node of the same id still held."""
+        lost = self.leave(node.node_id) if node.node_id in self.cards.server_of else []
+        self.cards.add(node)
+        self._down.discard(node.name)
+        losses = self._losses[node.name]
+        if losses >= self._settings.node_failures:
+            for slot in self.cards.slots_of(node.node_id):
+                yield from self._quarantine(slot, f"node {node.name} was lost {losses} times")
+        self.cards_came()
+        return lost
+
+    def leave(self, node_id: str) -> list[Lease]:
+        """A node is gone with its workers; returns the leases that have cards on it, which the
+        caller must end.
+
+        Cards of one server that were claimed apart are nodes of one name, which go together: that
+        is one loss.
+        """
+        name = self.cards.server_of[node_id].nodes[node_id].name
+        if name not in self._down:
+            self._losses[name] += 1
+            self._down.add(name)
+        slots = self.cards.slots_of(node_id)
+        reservations = {slot.reservation for slot in slots if slot.reservation is not None}
+        self.cards.leave(node_id)
+        for reservation in sorted(reservations, key=lambda r: r.record.order):
+            self.enqueue(self.assigner.gangs.release(reservation))
+        lost: dict[str, Lease] = {}
+        for slot in slots:
+            slot.quarantined = slot.quarantined or "its node is gone"
+            if slot.lease is not None:
+                lost[slot.lease.attempt.attempt_id] = slot.lease
+            if slot.worker is not None:
+                self.leases.vanished(slot.worker)
+        self._cards_went()
+        return list(lost.values())
+
+    def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> Iterator[Command]:
+        """Count a failure of a card. After enough of them it is quarantined for a time that doubles
+        with each quarantine, and in the end for good."""
+        slot = self.cards.slot(card)
+        if slot is None or not slot.usable:
+            return
+        slot.failures += 1
+        if not at_once and slot.failures < self._settings.card_failures:
+            return
+        yield from self._quarantine(slot, reason)
+        others = list(slot.server.slots.values())
+        bad = sum(not other.usable for other in others)
+        if bad >= max(self._settings.node_failures, len(others) / 2):
+            name = slot.node.name
+            for other in others:
+                if other.usable:
+                    why = f"{bad} cards of {name} failed, the last: {reason}"
+                    yield from self._quarantine(other, why)
+
+    def _quarantine(self, slot: Slot, reason: str) -> Iterator[Command]:
+        self.cards.quarantine(slot, reason)
+        self._release_reservation(slot)
+        if slot.worker is not None and slot.lease is None:
+            yield from self.leases.stop(slot.worker, f"{slot.name} is quarantined: {reason}")
+        self._cards_went()
+        if slot.quarantines > self._settings.card_readmissions:
+            slot.barred = True
+            return
+        pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
+        yield self._later(pause, lambda: self._readmit(slot))
+
+    def lock_away(self, slot: Slot, reason: str) -> None:
+        """Quarantine a card as long as a process that does not end may hold it."""
+        if slot.usable:
+            self.cards.quarantine(slot, reason)
+        slot.barred = True
+        self._release_reservation(slot)
+        self._cards_went()
+
+    def unlock(self, slot: Slot) -> None:
+        """Release the card after all: the process that held it has ended."""
+        slot.barred = False
+        self._readmit(slot)
+
+    def _readmit(self, slot: Slot) -> None:
+        """Readmit a quarantined card on probation: its next failure puts it back in quarantine, a
+        success clears its failures."""
+        if slot.barred:  # meanwhile
+            return
+        slot.failures = self._settings.card_failures - 1
+        self.cards.release(slot)
+        self.cards_came()
+        if self.pending.widths():
+            self.cards.touch_all()
+
+    def count_success(self, lease: Lease) -> Iterator[Command]:
+        """Clear the failures of the cards on which an attempt succeeded; count one for each card on
+        which the same job failed before."""
+        cards = {slot.card for slot in lease.slots}
+        for slot in lease.slots:
+            slot.failures = 0
+        for card in sorted(lease.record.suspects - cards):
+            yield from self.count_failure(
+                card, f"{lease.record.job_id} failed here and worked elsewhere"
+            )
+        lease.record.suspects.clear()
+
+    def rest(self, slot: Slot) -> Iterator[Command]:
+        """Leave a card alone for a moment after a failed start."""
+        slot.resting = True
+        self._release_reservation(slot)
+        self.cards.refresh(slot)
+        yield self._later(self._settings.card_rest_s, lambda: self._rested(slot))
+
+    def _rested(self, slot: Slot) -> None:
+        slot.resting = False
+        self.cards.refresh(slot)
+        if self.pending.widths():
+            self.cards.touch_all()
+
+    def _release_reservation(self, slot: Slot) -> None:
+        if slot.reservation is not None:
+            self.enqueue(self.assigner.gangs.release(slot.reservation))
+
+    def _most_avoidable(self, record: JobRecord) -> int:
+        """Count the places where the job failed, newest first, that can be avoided and still leave
+        it a card set."""
+        places = list(reversed(record.failed_on))
+        for count in range(len(places), 0, -1):
+            avoided = set(places[:count])
+
+            def good(slot: Slot, avoided: set[Card | str] = avoided) -> bool:
+                card = slot.card
+                return slot.usable and card not in avoided and card.node_id not in avoided
+
+            if self.cards.has_set(record.width, good):
+                return count
+        return 0
+
+    def _cards_went(self) -> None:
+        """Jobs that must go elsewhere may have nowhere else left."""
+        for apart in list(self.pending.particular.values()):
+            self._avoid_anew(apart.values())
+
+    def cards_came(self) -> None:
+        """Jobs that had nowhere else to go may have now."""
+        confined, self._confined = self._confined, {}
+        self._avoid_anew(confined.values())
+
+    def _avoid_anew(self, records: Iterable[JobRecord]) -> None:
+        """Let those of the jobs that wait avoid as many cards as is possible now; others do so when
+        they wait."""
+        for record in list(records):
+            if record.phase is not Phase.WAITING or record.reservation is not None:
+                continue
+            if self._most_avoidable(record) != len(record.avoided):
+                self.enqueue(self.pending.take(record))
+            elif len(record.avoided) < len(record.failed_on):
+                self._confined[record.job_id] = record
+
+
+def blamed_cards(lease: Lease, outcome: Outcome, failure_class: FailureClass) -> list[Card]:
+    """The cards whose ranks failed in this way; all of the attempt's when no rank says so."""
+    ranks = [
+        rank.rank
+        for rank in outcome.ranks
+        if rank.failure is not None and rank.failure.failure_class is failure_class
+    ]
+    cards = lease.attempt.cards
+    return [cards[rank] for rank in ranks if rank < len(cards)] or list(cards)

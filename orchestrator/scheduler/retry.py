@@ -1,0 +1,312 @@
+"""Retry policies, by class of failure, and the circuit breaker.
+
+One policy a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
+whether the worker may be used again, what the card has to answer for, and the state that the job
+ends in when the tries are used up. A failure that the job itself causes (out of memory, bad
+configuration) is never retried: the same card would be burnt twice for the same answer. A failure
+of the surroundings (card, node, network) is retried where those surroundings are different.
+
+A broken driver, a missing package or a wrong image makes every attempt fail within seconds, and
+retries would burn the night. The breaker watches the first few jobs and cards in the order in which
+they are started (among a thousand cards a few bad ones fail first). A success disarms it for good,
+and so does one that fails late or in another way. An attempt that was stopped, or lost with its
+node, says nothing: the next in order is watched in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from orchestrator.core.job import State
+from orchestrator.core.outcome import FailureClass, Outcome
+
+#: The longest pause before a retry, seconds.
+MAX_BACKOFF_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Treatment of one class of failure, with its reason."""
+
+    retries: int  # further tries after the first failure of this class
+    backoff_s: float  # before the first retry; doubles with each
+    elsewhere: Literal["", "card", "node"]  # what the retry must differ in, while there is another
+    replace_worker: bool  # the process is not trusted any more
+    #: When the card is held responsible: never; once the job has succeeded on another card
+    #: (only then is it known that the job was not at fault); or at once.
+    blame_card: Literal["never", "if_it_works_elsewhere", "at_once"]
+    job_specific: bool  # whether other jobs may well succeed where this one failed
+    state: State  # the job's last state when no retry is left
+    reason: str  # why this policy
+
+
+POLICIES: Mapping[FailureClass, Policy] = {
+    FailureClass.OUT_OF_MEMORY: Policy(
+        retries=0,
+        backoff_s=0.0,
+        elsewhere="",
+        replace_worker=True,
+        blame_card="never",
+        job_specific=True,
+        state=State.OUT_OF_MEMORY,
+        reason="it would not fit the second time either; the allocator is left fragmented",
+    ),
+    FailureClass.HOST_OUT_OF_MEMORY: Policy(
+        retries=1,
+        backoff_s=30.0,
+        elsewhere="node",
+        replace_worker=True,
+        blame_card="never",
+        job_specific=True,
+        state=State.FAILED,
+        reason="neighbours share the host's memory, so another hour or node may have room",
+    ),
+    FailureClass.UNSUPPORTED: Policy(
+        retries=0,
+        backoff_s=0.0,
+        elsewhere="",
+        replace_worker=False,
+        blame_card="never",
+        job_specific=True,
+        state=State.UNSUPPORTED,
+        reason="the device cannot do it; asking again changes nothing",
+    ),
+    FailureClass.BAD_CONFIGURATION: Policy(
+        retries=0,
+        backoff_s=0.0,
+        elsewhere="",
+        replace_worker=False,
+        blame_card="never",
+        job_specific=True,
+        state=State.FAILED,
+        reason="the job contradicts itself; only an edit of the grid helps",
+    ),
+    FailureClass.DATA_MISSING: Policy(
+        retries=1,
+        backoff_s=0.0,
+        elsewhere="node",
+        replace_worker=False,
+        blame_card="never",
+        job_specific=True,
+        state=State.FAILED,
+        reason="a file system may be mounted on one node and not on another",
+    ),
+    FailureClass.COMPILE: Policy(
+        retries=1,
+        backoff_s=0.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="never",
+        job_specific=True,
+        state=State.FAILED,
+        reason="mostly deterministic; one fresh process rules out a spoilt compile cache",
+    ),
+    FailureClass.ACQUIRE: Policy(
+        retries=3,
+        backoff_s=2.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="at_once",
+        job_specific=False,
+        state=State.FAILED,
+        reason="another process holds the card or it is broken; no job can have done that",
+    ),
+    FailureClass.CARD_FAULTY: Policy(
+        retries=3,
+        backoff_s=0.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="at_once",
+        job_specific=False,
+        state=State.FAILED,
+        reason="it computed something wrong before any job had begun",
+    ),
+    FailureClass.COLLECTIVE: Policy(
+        retries=2,
+        backoff_s=5.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="if_it_works_elsewhere",
+        job_specific=False,
+        state=State.FAILED,
+        reason="links between cards fail for a moment, or on one card for good",
+    ),
+    FailureClass.HANG: Policy(
+        retries=1,
+        backoff_s=0.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="if_it_works_elsewhere",
+        job_specific=True,
+        state=State.TIMED_OUT,
+        reason="a hang costs a whole time limit, so it is tried only once more",
+    ),
+    FailureClass.CRASH: Policy(
+        retries=2,
+        backoff_s=2.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="if_it_works_elsewhere",
+        job_specific=False,
+        state=State.FAILED,
+        reason="a signal may come from the job, the driver or the card; other cards tell which",
+    ),
+    FailureClass.NODE_LOST: Policy(
+        retries=4,
+        backoff_s=0.0,
+        elsewhere="",
+        replace_worker=True,
+        blame_card="never",
+        job_specific=False,
+        state=State.LOST,
+        reason="the job did nothing wrong and the node is gone anyway",
+    ),
+    FailureClass.IMPORT: Policy(
+        retries=1,
+        backoff_s=0.0,
+        elsewhere="node",
+        replace_worker=True,
+        blame_card="if_it_works_elsewhere",
+        job_specific=False,
+        state=State.FAILED,
+        reason="packages are installed per node, so another node may have them",
+    ),
+    FailureClass.ERROR: Policy(
+        retries=1,
+        backoff_s=0.0,
+        elsewhere="card",
+        replace_worker=True,
+        blame_card="never",
+        job_specific=True,
+        state=State.FAILED,
+        reason="of no known class: once more in a fresh process, then believe it",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Decision about one failed attempt."""
+
+    retry: bool
+    delay_s: float  # before the retry
+    state: State  # of the job when it is not retried
+    reason: str  # names the limit that was reached, or the retry
+
+
+def failure_class_of(outcome: Outcome) -> FailureClass:
+    """The class of a failed attempt, from its state and its ranks' failures.
+
+    When one rank of a gang runs out of memory the others report a broken collective, often
+    sooner; the cause goes before its consequences.
+    """
+    classes = {rank.failure.failure_class for rank in outcome.ranks if rank.failure is not None}
+    if outcome.state is State.OUT_OF_MEMORY or FailureClass.OUT_OF_MEMORY in classes:
+        return FailureClass.OUT_OF_MEMORY
+    if outcome.state is State.UNSUPPORTED:
+        return FailureClass.UNSUPPORTED
+    if outcome.failure is not None:
+        return outcome.failure.failure_class
+    by_state = {State.TIMED_OUT: FailureClass.HANG, State.LOST: FailureClass.NODE_LOST}
+    return by_state.get(outcome.state, FailureClass.ERROR)
+
+
+def judge(
+    failure_class: FailureClass,
+    message: str = "",
+    *,
+    failures: int,
+    attempts: int,
+    max_attempts: int,
+) -> Verdict:
+    """Decide on a job that has failed ``failures`` times in this class, this time included.
+
+    ``attempts`` counts its tries of all classes in this run; ``max_attempts`` bounds them, so
+    that a job which fails differently each time ends too. The reason begins with ``message``, the
+    cause of the failure, since who reads it may see no more than its beginning.
+    """
+    policy = POLICIES[failure_class]
+    tried = f"{failure_class} after {attempts} attempt{'s' if attempts > 1 else ''}"
+    delay, retry = 0.0, False
+    if failures > policy.retries:
+        limit = "1 retry" if policy.retries == 1 else f"{policy.retries or 'no'} retries"
+        rule = f"{tried}; limit is {limit}: {policy.reason}"
+    elif attempts >= max_attempts:
+        rule = f"{tried}, the most that a job gets"
+    else:
+        delay, retry = min(policy.backoff_s * 2 ** (failures - 1), MAX_BACKOFF_S), True
+        where = f" on another {policy.elsewhere}" if policy.elsewhere else ""
+        rule = f"{failure_class}; retry {failures} of {policy.retries}{where}"
+    reason = f"{message} ({rule})" if message else rule
+    return Verdict(retry=retry, delay_s=delay, state=policy.state, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The last failure of a subject."""
+
+    failure_class: FailureClass
+    took_s: float
+    message: str
+
+
+class Breaker:
+    """Watches the first ``limit`` subjects (jobs, or cards); all must fail alike to trip it.
+
+    ``tripped`` says why the run must stop, when it must.
+    """
+
+    def __init__(self, what: str, limit: int, within_s: float) -> None:
+        self.tripped = ""
+        self._what = what  # e.g. "attempts"
+        self.limit = limit
+        self._within_s = within_s
+        self._armed = True
+        self.subjects: dict[str, _Failed | None] = {}  # in this order; emptied when it is disarmed
+
+    def begun(self, subject: str) -> None:
+        """A job's attempt, or a card's worker, has been started."""
+        if self._armed:
+            self.subjects.setdefault(subject, None)
+
+    def withdrawn(self, subject: str) -> None:
+        """Forget a subject that ended before it could succeed or fail; the next takes its place."""
+        if subject in self.subjects and self.subjects[subject] is None:
+            del self.subjects[subject]
+            self._look()
+
+    def success(self) -> None:
+        """Something worked: the surroundings are sound."""
+        self._armed = False
+        self.subjects.clear()
+
+    def failure(
+        self, failure_class: FailureClass, subject: str, took_s: float, message: str
+    ) -> None:
+        """A job or card has failed."""
+        if failure_class is FailureClass.NODE_LOST:
+            self.withdrawn(subject)
+        elif subject in self.subjects:
+            self.subjects[subject] = _Failed(failure_class, took_s, message)
+            self._look()
+
+    def _look(self) -> None:
+        """Trip, or disarm, if what is watched says so."""
+        watched = list(islice(self.subjects.values(), self.limit))
+        failed = [each for each in watched if each is not None]
+        own = any(
+            POLICIES[each.failure_class].job_specific or each.took_s > self._within_s
+            for each in failed
+        )
+        if own or len({each.failure_class for each in failed}) > 1:
+            self.success()
+        elif len(failed) == self.limit:
+            self.tripped = (
+                f"circuit breaker: the first {self.limit} {self._what} all failed at once with "
+                f"{failed[0].failure_class} (the last: {failed[-1].message}); nothing else would "
+                "fare better"
+            )
+            self.success()

@@ -1,0 +1,378 @@
+"""The schedule: a state machine that turns events into commands, without I/O or clock.
+
+It owns the cards. Each card has at most one worker, and each worker runs at most one attempt. Jobs
+go longest first to the workers that hold their model; gangs get a legal card set drained for them
+(``scheduling/assignment.py``).
+What a failure means is looked up in ``retry.py``. The end of an attempt gives its row before any
+other command, and every job gets exactly one final row, whatever breaks. With a deadline the first
+cell of each configuration goes first (``deadline.py``), what cannot end in time is not started, and
+what overruns is stopped; a process that does not end holds up its card, never the run. Durations
+are of a clock that never jumps; the deadline is a time of day, and moves on that clock when the
+time of day is set (``ClockSet``). The same object runs the night (``loop.py``) and the simulation
+(``simulate.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import inf
+
+from orchestrator.core.events import (
+    AttemptEnded,
+    CardsHeld,
+    ClockSet,
+    ClusterSilent,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StopRequested,
+    StopWorker,
+    Wake,
+    WorkerOverdue,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card
+from orchestrator.scheduler.deadline import Deadline, anchors
+from orchestrator.scheduler.ledger import Ledger
+from orchestrator.scheduler.outcomes import Stops, Verdicts, hang, made_up
+from orchestrator.scheduler.pool import Pool
+from orchestrator.scheduler.queues import Needs, drawn, needed, replicated_cells
+from orchestrator.scheduler.state import Estimates, JobRecord, Phase, ScheduleSettings, WorkerState
+
+__all__ = ["Schedule", "ScheduleSettings"]
+
+_AFTER_S = 1e-3  # later than a job's latest start, and not just as late
+
+
+class Schedule:
+    """Give it events in the order they happen, and carry out its commands in order.
+
+    ``attempts_before`` says how many attempts of a job earlier invocations of the same run have
+    recorded, so that attempt ids stay unique; ``cards_before`` on which cards (name of the node,
+    index) they measured replicates of a cell. A job id that is planned twice runs once.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[PlannedJob],
+        settings: ScheduleSettings,
+        estimates: Estimates,
+        *,
+        attempts_before: Mapping[str, int] | None = None,
+        cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
+    ) -> None:
+        before = attempts_before or {}
+        self.settings = settings
+        self.finished = False
+        self._begun = False
+        self._unsupported: list[PlannedJob] = []
+        self._records: dict[str, JobRecord] = {}
+        self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
+        self._next_look: float | None = None
+        self._woken_for = inf
+        by_kind: dict[Accelerator, list[JobRecord]] = {}
+        seen: set[str] = set()
+        hurried = settings.work_until < inf
+        firsts = anchors(jobs) if hurried else needed(jobs)
+        cell_cards: dict[str, set[Card]] = {
+            cell: set() for cell in replicated_cells(planned.job for planned in jobs)
+        }
+        known = (cards_before or {}).items()
+        self._cards_before = [(cell_cards[cell], at) for cell, at in known if cell in cell_cards]
+        for planned in jobs:
+            job_id = planned.job.job_id
+            if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
+                continue
+            seen.add(job_id)
+            if planned.action is Action.UNSUPPORTED:
+                self._unsupported.append(planned)
+                continue
+            record = JobRecord(
+                job=planned.job,
+                job_id=job_id,
+                order=len(self._records),
+                estimate=estimates.estimate(planned.job),
+                cautious=hurried,
+                first=not firsts or job_id in firsts,
+                number=before.get(job_id, 0),
+            )
+            if cell_cards and planned.job.cell_id in cell_cards:
+                record.draw = drawn(settings.seed, job_id)
+                record.cell_cards = cell_cards[planned.job.cell_id]
+            self._records[job_id] = record
+            by_kind.setdefault(planned.job.accelerator, []).append(record)
+        self._total = len(seen)
+        self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
+        self._ledger = Ledger(self._records.values(), settings)
+        self._verdicts = Verdicts(self._ledger)
+        self.pools = {
+            kind: Pool(kind, records, settings, self._ledger.later)
+            for kind, records in by_kind.items()
+        }
+        self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
+        self._stops = Stops(self.pools, self._verdicts)
+
+    # ------------------------------------------------------------ seen from outside
+
+    def handle(self, event: Event) -> list[Command]:
+        """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
+        if self.finished:
+            return []
+        self._ledger.now = max(self._ledger.now, event.at)
+        if isinstance(event, ClockSet):
+            self._clock_set(event.ahead_s)
+        commands = self._noted(self._react(event))
+        commands += self._noted(self._go_on(event))
+        if not self.finished:
+            commands += self._wakes()
+        return commands
+
+    def counts(self) -> dict[State, int]:
+        """Count the jobs of this run in each state; all states are there."""
+        running = sum(
+            lease.running for pool in self.pools.values() for lease in pool.leases.current.values()
+        )
+        counts = {state: self._ledger.tally[state] for state in State}
+        counts[State.RUNNING] = running
+        counts[State.PENDING] = self._total - sum(self._ledger.tally.values()) - running
+        return counts
+
+    def remaining_s(self) -> float:
+        """Estimated seconds until the end, from the work that is left, spread evenly."""
+        return max(
+            (pool.assigner.gangs.remaining_s(self._ledger.now) for pool in self.pools.values()),
+            default=0.0,
+        )
+
+    # ------------------------------------------------------------ events
+
+    def _react(self, event: Event) -> Iterator[Command]:
+        """Follow what has happened."""
+        if not self._begun:
+            yield from self._begin()
+        if isinstance(event, AttemptEnded):
+            yield from self._attempt_ended(event.outcome)
+        elif isinstance(event, WorkerReady):
+            yield from self._worker_ready(event.worker_id)
+        elif isinstance(event, WorkerStopped):
+            yield from self._worker_stopped(event.worker_id, event.failure)
+        elif isinstance(event, WorkerOverdue):
+            yield from self._worker_overdue(event.worker_id, event.reason)
+        elif isinstance(event, NodeJoined):
+            yield from self._node_joined(event)
+        elif isinstance(event, NodeLeft):
+            yield from self._node_left(event.node_id, event.reason)
+        elif isinstance(event, CardsHeld):
+            for pool in self.pools.values():
+                pool.others_hold(event.nodes)
+        elif isinstance(event, ClusterSilent):
+            for pool in self.pools.values():
+                pool.nodes_are_known(not event.silent)
+        elif isinstance(event, StopRequested):
+            again = self._ledger.stopping != ""
+            yield from self._stops.stop_run(
+                event.reason, abort=again or not self.settings.finish_running
+            )
+
+    def _go_on(self, event: Event) -> Iterator[Command]:
+        """Do what the time asks for, give out the work, and end what has no hope."""
+        if self._verdicts.tripped and not self._ledger.stopping:
+            yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
+        self._ledger.run_due()
+        if self._ledger.now >= self._ledger.work_until:
+            why = "the deadline came: all work had to end"
+            yield from self._stops.stop_run(why, abort=True)
+        if not self._ledger.stopping:
+            yield from self._deadline.give_up_late()
+        yield from self._stops.give_up()
+        yield from self._settle_needs()
+        if not isinstance(event, NodeJoined):
+            yield from self._assign()
+        yield from self._give_up_hopeless()
+        yield from self._settle_needs()
+        yield from self._stops.finish_if_done()
+
+    def _noted(self, commands: Iterable[Command]) -> list[Command]:
+        """The commands, once it is remembered what they begin and stop."""
+        given = list(commands)
+        for command in given:
+            self._verdicts.begun(command)
+            if isinstance(command, RunAttempt):
+                self._issued[command.attempt.attempt_id] = command.attempt
+            elif isinstance(command, StopWorker):
+                self._stops.begun(command)
+            elif isinstance(command, RunFinished):
+                self.finished = True
+        return given
+
+    def _begin(self) -> Iterator[Command]:
+        self._begun = True
+        for planned in self._unsupported:
+            self._ledger.tally[State.UNSUPPORTED] += 1
+            yield RecordRow(
+                job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
+            )
+        for record, reason in self._needs.hopeless:
+            pool = self.pools[record.job.accelerator]
+            yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+        for pool in self.pools.values():
+            pool.cards.changed = True
+
+    def _clock_set(self, ahead_s: float) -> None:
+        """Compute the remaining time again. A budget is a length of time, so only its start can
+        change."""
+        self._ledger.ahead_s = ahead_s
+        if self._begun and not self.settings.follow_clock:
+            return
+        self._deadline.move(self.settings.work_until - ahead_s)
+
+    def _node_joined(self, event: NodeJoined) -> Iterator[Command]:
+        pool = self.pools.get(event.node.accelerator)
+        if pool is None:
+            return
+        node = event.node
+        self._verdicts.node_gone(node)  # if it was here before
+        for cell_cards, before in self._cards_before:
+            cell_cards.update(card for card in node.cards if (node.name, card.index) in before)
+        for lease in (yield from pool.join(event.node)):
+            yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
+        # Others may join at the same time; deciding after them spreads the work over all.
+        yield Wake(at=self._ledger.now)
+
+    def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:
+        for pool in self.pools.values():
+            if node_id in pool.cards.server_of:
+                self._verdicts.node_gone(pool.cards.server_of[node_id].nodes[node_id])
+                for lease in pool.leave(node_id):
+                    yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
+
+    def _worker_ready(self, worker_id: str) -> Iterator[Command]:
+        for pool in self.pools.values():
+            worker = pool.leases.workers.get(worker_id)
+            if worker is not None:
+                self._verdicts.worker_is_up()
+                yield from pool.leases.ready(worker, self._ledger.now)
+
+    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
+        for pool in self.pools.values():
+            worker = pool.leases.workers.get(worker_id)
+            if worker is None:
+                continue
+            lease, was = worker.slot.lease, worker.state
+            if worker.overdue:
+                failure = failure or hang(worker.overdue)
+            pool.leases.retire(worker)
+            if lease is not None and lease.running:  # its end was not reported
+                asked = was is WorkerState.STOPPING
+                kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
+                failure = failure or Failure(failure_class=kind, message="its worker stopped")
+                yield from self._verdicts.conclude(
+                    pool, lease, made_up(lease, State.LOST, failure, self._ledger)
+                )
+            elif (
+                was is WorkerState.STARTING
+                or (worker.overdue and not worker.used)
+                or (lease is not None and was is WorkerState.BUSY)
+            ):
+                yield from self._verdicts.start_failed(pool, worker, lease, failure)
+            elif was is WorkerState.IDLE and failure is not None:
+                yield from pool.count_failure(
+                    worker.slot.card, f"its idle worker died: {failure.message}"
+                )
+            yield from pool.leases.gone(worker, self._ledger.now)
+            if worker.abandoned:
+                pool.unlock(worker.slot)
+
+    def _worker_overdue(self, worker_id: str, reason: str) -> Iterator[Command]:
+        """A worker hangs: it is stopped, and its card is used again when it has ended."""
+        for pool in self.pools.values():
+            worker = pool.leases.workers.get(worker_id)
+            if worker is not None and worker.state is not WorkerState.STOPPING:
+                worker.overdue = reason
+                yield from pool.leases.stop(worker, reason)
+
+    def _attempt_ended(self, outcome: Outcome) -> Iterator[Command]:
+        for pool in self.pools.values():
+            lease = pool.leases.current.get(outcome.attempt_id)
+            if lease is not None and lease.running:
+                yield from self._verdicts.conclude(pool, lease, outcome)
+                if lease.record.state is State.SUCCEEDED:
+                    self._deadline.learn(lease, outcome)
+                return
+        yield from self._record_late(outcome)
+
+    def _record_late(self, outcome: Outcome) -> Iterator[Command]:
+        """An attempt that is no longer current (its node was given up, say) has ended after all:
+        kept as what it is, counted for nothing. That it was lost is known already."""
+        attempt = self._issued.get(outcome.attempt_id)
+        if attempt is None or outcome.state is State.LOST:
+            return
+        yield RecordRow(
+            job=self._records[attempt.job_id].job,
+            state=outcome.state,
+            reason="came after the attempt was given up or had ended; not counted",
+            final=False,
+            attempt=attempt,
+            outcome=outcome,
+        )
+
+    # ------------------------------------------------------------ time, and the end
+
+    def _assign(self) -> Iterator[Command]:
+        if self._ledger.stopping:
+            return
+        for pool in self.pools.values():
+            look = yield from pool.assigner.assign(self._ledger.now)
+            if look is not None and (
+                self._next_look is None or self._next_look <= self._ledger.now
+            ):
+                self._next_look = look
+                yield Wake(at=look)
+
+    def _settle_needs(self) -> Iterator[Command]:
+        """Jobs that needed what has ended wait for cards from now on, or end as well."""
+        while self._ledger.ended:
+            record, reason = self._ledger.ended.popleft()
+            for held, why in self._needs.ended(record, reason):
+                pool = self.pools[held.job.accelerator]
+                if why:
+                    yield from self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
+                else:
+                    pool.enqueue(held)
+
+    def _give_up_hopeless(self) -> Iterator[Command]:
+        """Jobs that no card set is left for end, after a while in which nodes may join."""
+        for kind, pool in self.pools.items():
+            for width in pool.newly_hopeless(self._ledger.now):
+                yield Wake(at=pool.hopeless_at[width])
+            for width, at in pool.hopeless_at.items():
+                if self._ledger.now < at or not pool.waiting(width):
+                    continue
+                reason = (
+                    f"no {width} {kind} cards that it could run on are left "
+                    f"({len(pool.cards.servers)} nodes, {pool.cards.usable_cards} usable cards)"
+                )
+                for record in pool.records:
+                    if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
+                        yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
+
+    def _wakes(self) -> Iterable[Wake]:
+        """Yield the next time to look again although nothing has happened."""
+        until = self._ledger.work_until
+        at = min(
+            self._deadline.next_at + _AFTER_S if not self._ledger.stopping else inf,
+            self._stops.next_at,
+            *(each for each in (until, until + self.settings.stop_s) if each > self._ledger.now),
+            inf,
+        )
+        if at < inf and (at != self._woken_for or at <= self._ledger.now):
+            self._woken_for = at
+            yield Wake(at=max(at, self._ledger.now))

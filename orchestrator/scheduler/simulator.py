@@ -1,0 +1,408 @@
+"""A discrete-event run of the same ``Schedule`` that runs the night, with seeded faults.
+
+Nothing is measured and no time passes: the virtual cluster carries out commands and tells what
+becomes of them as a real executor does, from a queue of future events. Every command is checked
+(``invariants.py``). The result compares the makespan with a bound that no schedule can beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from orchestrator.core.events import (
+    AttemptEnded,
+    Command,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    RunAttempt,
+    StartWorker,
+    StopWorker,
+    Tick,
+    Wake,
+    WorkerOverdue,
+    WorkerReady,
+    WorkerStopped,
+)
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import Card, Node
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.invariants import Invariants, InvariantViolated
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.scheduler.simulated_faults import (
+    WORKER_INFO,
+    Chance,
+    Faults,
+    SimulationSettings,
+    outcome_of,
+)
+from orchestrator.scheduler.state import Estimates, LearningEstimates
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    worker_id: str
+    card: Card
+    started_at: float
+    state: str = "starting"  # starting, up, stopping, gone
+    key: str | None = None
+    attempt_id: str | None = None
+
+
+class VirtualCluster:
+    """The virtual nodes, processes and clock; an executor for the schedule's commands."""
+
+    def __init__(
+        self, schedule: Schedule, settings: SimulationSettings, truth: Callable[[Job], Estimate]
+    ) -> None:
+        self.schedule, self.settings, self.truth = schedule, settings, truth
+        self.invariants = Invariants()
+        self.chance = Chance(settings)
+        self.now = 0.0
+        self.queue: list[tuple[float, int, Event]] = []
+        self.processes: dict[str, _Process] = {}
+        self.running: dict[str, tuple[RunAttempt, float]] = {}
+        self.nodes: dict[str, Node] = {}
+        self._losses: list[float] = []
+        self.bad: set[Card] = set()
+        self.sequence = self.events = self.commands = self.other_rows = 0
+        self.workers = 0
+        self.busy = self.starting = self.last_row = 0.0
+        self.ran: dict[str, float] = {}  # job id -> seconds its successful attempts ran
+        self.gathered: dict[str, float] = {}  # job id -> seconds from its last own process to all
+
+    def later(self, at: float, event: Event) -> None:
+        """Let an event happen at a time."""
+        self.sequence += 1
+        heappush(self.queue, (at, self.sequence, event))
+
+    def lose_node_at(self, at: float) -> None:
+        """Let some node go at a time."""
+        self._losses.append(at)
+        self.later(at, Tick(at=at))
+
+    def run(self) -> None:
+        """Process events until the schedule says that the run is finished."""
+        limit = self.settings.max_events
+        while self.queue:
+            self._feed(self._next_events())
+            if self.schedule.finished:
+                return
+            if limit is not None and self.events > limit:
+                raise InvariantViolated(f"no end after {limit} events at {self.now:.0f} s")
+        raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
+
+    def _next_events(self) -> list[Event]:
+        """Take what the schedule sees next: of one queued event, or of all that come within
+        ``gather_s``."""
+        happened: list[Event] = []
+        until = self.queue[0][0] + self.settings.gather_s
+        while self.queue:
+            at, _, event = heappop(self.queue)
+            self.now = max(self.now, at)
+            happened += self.happens(event)
+            if not self.settings.gather_s or not self.queue or self.queue[0][0] > until:
+                break
+        return happened
+
+    def _feed(self, happened: list[Event]) -> None:
+        """Give the schedule what happened and carry out what it answers, as the driver does."""
+        commands: list[Command] = []
+        for event in happened:
+            self.events += 1
+            self.invariants.observe(event)
+            answer = self.schedule.handle(event)
+            self.invariants.check(answer)
+            commands += answer
+            if self.schedule.finished:
+                break
+        ended = {
+            command.attempt.attempt_id
+            for command in commands
+            if isinstance(command, RecordRow) and command.attempt is not None
+        }
+        for command in commands:
+            # An attempt whose node or worker was lost in this moment has its row already.
+            if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended):
+                self.perform(command)
+
+    # ------------------------------------------------------------ events
+
+    def happens(self, event: Event) -> list[Event]:
+        """Return the events that the schedule sees of a queued one; none if the process it is about
+        is gone."""
+        if isinstance(event, Tick) and self._losses and self._losses[0] <= event.at:
+            self._losses.pop(0)
+            return [*self._lose_node(), event]
+        if isinstance(event, NodeJoined):
+            self.nodes[event.node.node_id] = event.node
+            self.bad |= self.chance.bad_ones(event.node.cards)
+        elif isinstance(event, WorkerReady):
+            process = self.processes.get(event.worker_id)
+            if process is None or process.state != "starting":
+                return []
+            process.state = "up"
+            self.starting += self.now - process.started_at
+        elif isinstance(event, WorkerOverdue):
+            process = self.processes.get(event.worker_id)
+            if process is None or process.state != "starting":
+                return []
+        elif isinstance(event, WorkerStopped):
+            if self.processes.pop(event.worker_id, None) is None:
+                return []
+        elif isinstance(event, AttemptEnded):
+            return self._ends(event)
+        return [event]
+
+    def _ends(self, event: AttemptEnded) -> list[Event]:
+        run = self.running.pop(event.outcome.attempt_id, None)
+        if run is None:
+            return [event] if self.settings.faults.late_results else []
+        command, started = run
+        self.busy += (self.now - started) * len(command.worker_ids)
+        for worker_id in command.worker_ids:
+            if worker_id in self.processes:
+                self.processes[worker_id].attempt_id = None
+        failure = event.outcome.failure
+        if failure is not None and failure.failure_class is FailureClass.CRASH:
+            rank = event.outcome.ranks[-1].rank
+            dead = command.worker_ids[rank]
+            self.later(self.now, WorkerStopped(at=self.now, worker_id=dead, failure=failure))
+        return [event]
+
+    def _lose_node(self) -> list[Event]:
+        if not self.nodes:
+            return []
+        self.chance.faults += 1
+        node_id = self.chance.random.choice(sorted(self.nodes))
+        node = self.nodes.pop(node_id)
+        gone = [p for p in self.processes.values() if p.card.node_id == node_id]
+        for process in gone:
+            del self.processes[process.worker_id]
+            if process.attempt_id is not None:
+                self._cut_short(process.attempt_id)
+        rejoin = self.settings.faults.rejoin_after_s
+        if rejoin is not None:
+            again = replace(node, node_id=f"{node_id}'")
+            self.later(self.now + rejoin, NodeJoined(at=self.now + rejoin, node=again))
+        return [NodeLeft(at=self.now, node_id=node_id, reason="simulated loss")]
+
+    def _cut_short(self, attempt_id: str) -> None:
+        run = self.running.pop(attempt_id, None)
+        if run is not None:
+            command, started = run
+            self.busy += (self.now - started) * len(command.worker_ids)
+            for worker_id in command.worker_ids:
+                if worker_id in self.processes:
+                    self.processes[worker_id].attempt_id = None
+
+    # ------------------------------------------------------------ commands
+
+    def perform(self, command: Command) -> None:
+        """Carry out a command: what comes of it is queued."""
+        self.commands += 1
+        if isinstance(command, RunAttempt):
+            self._begin(command)
+        elif isinstance(command, StartWorker):
+            self.start(command)
+        elif isinstance(command, StopWorker):
+            self._stop(command)
+        elif isinstance(command, Wake):
+            self.later(max(command.at, self.now), Tick(at=max(command.at, self.now)))
+        elif isinstance(command, RecordRow):
+            self.last_row = self.now
+            self.other_rows += not command.final
+
+    def start(self, command: StartWorker) -> None:
+        """Start a worker process, which comes up later, or does not; none on a node that was lost
+        in the moment of the command, as the schedule knows."""
+        if command.card.node_id not in self.nodes:
+            return
+        self.workers += 1
+        process = _Process(command.worker_id, command.card, self.now)
+        self.processes[command.worker_id] = process
+        at = self.now + self.settings.start_s * self.chance.scatter()
+        event: Event
+        if self.chance.start_fails(bad=command.card in self.bad):
+            failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
+            event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
+        elif self.chance.happens(self.settings.faults.no_start):
+            at = self.now + self.settings.watchdog_s
+            event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
+        else:
+            info = WORKER_INFO
+            event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
+        self.later(at, event)
+
+    def _stop(self, command: StopWorker) -> None:
+        process = self.processes.get(command.worker_id)
+        if process is None:
+            return
+        process.state = "stopping"
+        if self.chance.happens(self.settings.faults.stuck):
+            if process.attempt_id is not None:
+                self._cut_short(process.attempt_id)  # and nobody hears of it
+            if self.settings.faults.stuck_s is not None:
+                at = self.now + self.settings.faults.stuck_s
+                self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
+            return
+        if process.attempt_id is not None:
+            attempt_id = process.attempt_id
+            self._cut_short(attempt_id)
+            failure = Failure(failure_class=FailureClass.NODE_LOST, message="stopped")
+            lost = outcome_of(attempt_id, State.LOST, 1, self.now, self.now, failure)
+            self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
+        at = self.now + self.settings.stop_s
+        self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
+
+    def _begin(self, command: RunAttempt) -> None:
+        attempt = command.attempt
+        processes = [self.processes.get(worker_id) for worker_id in command.worker_ids]
+        estimate = self.truth(attempt.job)
+        lasts = estimate.run_s * self.chance.scatter()
+        if any(p is not None and p.key != attempt.job.residency_key for p in processes):
+            lasts += estimate.load_s * self.chance.scatter()
+        if attempt.purpose != "measure":
+            lasts /= 4
+        for process in processes:
+            if process is not None:
+                process.key, process.attempt_id = attempt.job.residency_key, attempt.attempt_id
+        if attempt.job.alone:
+            last = max((p.started_at for p in processes if p is not None), default=self.now)
+            self.gathered[attempt.job_id] = self.now - last
+        state, failure, factor = self.chance.fate(attempt)
+        at = self.now + lasts * factor
+        self.running[attempt.attempt_id] = (command, self.now)
+        rank = self.chance.random.randrange(len(command.worker_ids)) if failure is not None else 0
+        outcome = outcome_of(
+            attempt.attempt_id, state, len(command.worker_ids), self.now, at, failure, rank
+        )
+        if state is State.SUCCEEDED and attempt.purpose == "measure":
+            self.ran[attempt.job_id] = lasts
+        elif state is State.SUCCEEDED:
+            result = self.chance.result(attempt.job)
+            outcome = replace(
+                outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
+            )
+        self.later(at, AttemptEnded(at=at, outcome=outcome))
+
+
+__all__ = ["Faults", "SimulationResult", "SimulationSettings", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """Outcome of a simulated run."""
+
+    makespan_s: float  # until the last row
+    work_bound_s: float  # card-seconds of running over cards, or the longest job
+    bound_s: float  # the same with what a gang must pay: fresh processes that load the model
+    busy_fraction: float  # of card-time, that attempts had
+    start_fraction: float  # of card-time, that workers were starting
+    events: int
+    commands: int
+    workers: int
+    attempts: int
+    faults: int
+    rows: tuple[RecordRow, ...]  # final ones
+    #: By job id: from the start of the last of its last attempt's own processes until it began.
+    gathered_s: Mapping[str, float]
+    other_rows: int
+
+    @property
+    def ratio(self) -> float:
+        """Makespan over ``bound_s``."""
+        return self.makespan_s / self.bound_s if self.bound_s else 1.0
+
+
+def simulate(
+    jobs: Sequence[PlannedJob],
+    nodes: Sequence[Node],
+    estimates: Estimates,
+    *,
+    settings: SimulationSettings | None = None,
+    schedule_settings: ScheduleSettings | None = None,
+    truth: Callable[[Job], Estimate] | None = None,
+    extra_events: Iterable[Event] = (),
+) -> SimulationResult:
+    """Run ``jobs`` on virtual ``nodes`` to the end.
+
+    ``truth`` gives the durations about which actual ones scatter; by default the estimates are
+    right on average. ``extra_events`` are put in at their times (a ``StopRequested``, say).
+
+    Raises:
+        InvariantViolated: the schedule broke a rule, or the run did not end.
+    """
+    settings = settings or SimulationSettings()
+    how = schedule_settings or ScheduleSettings()
+    learning = isinstance(estimates, LearningEstimates)
+    if truth is None:
+        truth = (deepcopy(estimates) if learning else estimates).estimate
+    schedule = Schedule(jobs, how, estimates)
+    cluster = VirtualCluster(schedule, settings, truth)
+    cluster.invariants.work_until = how.work_until
+    cluster.invariants.over_by = how.work_until + how.stop_s
+    cluster.invariants.stop_patience_s = how.stop_patience_s
+    if not learning:
+        cluster.invariants.lasts_s = lambda job: estimates.estimate(job).run_s
+    reused = {planned.job.job_id for planned in jobs if planned.action is Action.REUSE}
+    cluster.invariants.needs = {
+        planned.job.job_id: set(planned.needs) - reused for planned in jobs if planned.needs
+    }
+    for node in nodes:
+        cluster.later(0.0, NodeJoined(at=0.0, node=node))
+    for at, node in settings.joins:
+        cluster.later(at, NodeJoined(at=at, node=node))
+    for event in extra_events:
+        cluster.later(event.at, event)
+    for at in settings.faults.node_losses:
+        cluster.lose_node_at(at)
+    cluster.later(0.0, Tick(at=0.0))
+    cluster.run()
+    to_run = [p.job for p in jobs if p.action in (Action.RUN, Action.UNSUPPORTED)]
+    cluster.invariants.check_end(job.job_id for job in to_run)
+    joined = [*nodes, *(node for _, node in settings.joins)]
+    return _result(cluster, [p.job for p in jobs if p.action is Action.RUN], joined)
+
+
+def _result(
+    cluster: VirtualCluster, jobs: Sequence[Job], nodes: Sequence[Node]
+) -> SimulationResult:
+    """The figures of a run that has ended."""
+    work_s = bound_s = 0.0
+    for kind in {job.accelerator for job in jobs}:
+        cards = sum(len(node.cards) for node in nodes if node.accelerator is kind)
+        run_s = total_s = longest_s = longest_total_s = 0.0
+        for job in jobs:
+            ran = cluster.ran.get(job.job_id)
+            if job.accelerator is not kind or ran is None:
+                continue
+            with_start = ran + cluster.settings.start_s if job.alone else ran
+            run_s += ran * job.cards
+            total_s += with_start * job.cards
+            longest_s, longest_total_s = max(longest_s, ran), max(longest_total_s, with_start)
+        if cards:
+            work_s = max(work_s, run_s / cards, longest_s)
+            bound_s = max(bound_s, total_s / cards, longest_total_s)
+    card_time = cluster.last_row * sum(len(node.cards) for node in nodes)
+    return SimulationResult(
+        makespan_s=cluster.last_row,
+        work_bound_s=work_s,
+        bound_s=bound_s,
+        busy_fraction=cluster.busy / card_time if card_time else 0.0,
+        start_fraction=cluster.starting / card_time if card_time else 0.0,
+        events=cluster.events,
+        commands=cluster.commands,
+        workers=cluster.workers,
+        attempts=sum(cluster.invariants.attempts.values()),
+        faults=cluster.chance.faults,
+        rows=tuple(cluster.invariants.final.values()),
+        gathered_s=cluster.gathered,
+        other_rows=cluster.other_rows,
+    )

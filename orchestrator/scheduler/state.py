@@ -1,0 +1,491 @@
+"""Settings, jobs, cards and workers as the schedule knows them.
+
+A card is *leased* while an attempt has it, *reserved* while it is kept free for a gang that is
+waiting for the rest of its set, and *open* otherwise. An open card may be vacant, hold an idle
+warm worker, or hold one that is starting or stopping; a gang may be given any open card, since it
+brings its own processes and waits for the old ones to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import FailureClass, Purpose
+from orchestrator.core.settings import Search, search_of
+from orchestrator.core.topology import Accelerator, Card, Node, legal_groups
+from orchestrator.scheduler.batch_size import Trial, next_size, purpose_of, timed_roughly
+from orchestrator.scheduler.estimator import PRIOR_START_S, SEARCH_FACTOR, Estimate
+from workloads.base import MeasureSettings
+
+if TYPE_CHECKING:
+    from orchestrator.scheduler.leases import Lease
+    from orchestrator.scheduler.queues import Bucket, DurationQueue
+
+_ANY_MEASURE = MeasureSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """Settings of a run's schedule. Times are seconds."""
+
+    worker_start_s: float = (
+        PRIOR_START_S  # first guess; the schedule learns from the workers it sees start
+    )
+    max_starting: int | None = None  # warm workers that may be starting at once; None: any number
+    max_attempts: int = 8  # of a job in this run, over all classes of failure
+    max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
+    card_failures: int = 2  # failures after which a card is quarantined
+    node_failures: int = 3  # losses of a node, or failed cards of it that are also half of its
+    # cards, after which all its cards are quarantined
+    quarantine_s: float = 300.0  # of a card at first; twice as long each time
+    card_readmissions: int = 3  # quarantines that end; the next one does not
+    card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
+    wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
+    breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
+    breaker_within_s: float = 30.0  # how soon a failure is "at once"
+    succeeded_before: bool = (
+        False  # whether a job has, in this very night: the surroundings are sound
+    )
+    finish_running: bool = True  # after StopRequested; a second request stops them too
+    urgency: float = 5.0  # a job goes before wider ones when less than so often its length is left
+    work_until: float = inf  # the time of day by which the last attempt must have ended
+    follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
+    stop_s: float = 30.0  # after that: for workers to end before the run counts as over
+    stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
+    seed: int = 0  # draws the order of replicates
+    passports: bool = False  # whether the first attempt on each card begins with its passport
+
+
+class Estimates(Protocol):
+    """Anything that guesses durations, such as ``estimate.Estimator``."""
+
+    def estimate(self, job: Job) -> Estimate:
+        """Seconds for ``job``."""
+
+
+@runtime_checkable
+class LearningEstimates(Estimates, Protocol):
+    """Guesses that get better while a run lasts."""
+
+    def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
+        """A job of the grid has been measured as ``job``."""
+
+
+class Phase(Enum):
+    """Phase of a job on its way through the schedule."""
+
+    HELD = "held"  # until the jobs that it needs have succeeded
+    WAITING = "waiting"  # in a queue or a reservation
+    BACKOFF = "backoff"  # until its retry is due
+    LEASED = "leased"  # has cards; its workers are starting or it runs
+    DONE = "done"  # its final row is written
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobRecord:
+    """One job of the plan and what has become of it so far."""
+
+    job: Job
+    job_id: str
+    order: int  # in the plan
+    estimate: Estimate
+    cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
+    first: bool = True  # goes before those that are not: see ``queues.py``
+    draw: float | None = None  # of a replicated cell: its place in the order (``replicates.py``)
+    cell_cards: set[Card] = field(default_factory=set)  # of all replicates; they share the set
+    number: int = 0  # of its last attempt
+    phase: Phase = Phase.WAITING
+    state: State | None = None  # once DONE
+    failures: dict[FailureClass, int] = field(default_factory=dict)
+    start_failures: int = 0
+    failed_on: dict[Card | str, None] = field(default_factory=dict)  # cards, node ids; newest last
+    avoided: frozenset[Card | str] = frozenset()  # the newest of these, as many as now is possible
+    suspects: set[Card] = field(default_factory=set)  # blamed should it work elsewhere
+    wish: Search | None = field(init=False)  # ``batch_size: max`` or ``best``
+    search: dict[int, Trial] | None = None  # of such a job: the sizes tried so far
+    batch_size: int = 1  # of the next attempt
+    purpose: Purpose = "measure"
+    queue: DurationQueue | None = None
+    token: int = 0  # of its newest entry in a queue; older ones are void
+    reservation: Reservation | None = None
+    key: str = field(init=False)
+    width: int = field(init=False)  # cards
+    warm: bool = field(init=False)  # may use a worker that ran other jobs
+    load_s: float = field(init=False)  # of its model, for a warm worker
+    duration: float = field(init=False)  # what queues are sorted by; ``load_s`` is not in it
+
+    def __post_init__(self) -> None:
+        self.width = self.job.cards
+        self.warm = not self.job.alone
+        number = self.job.replicate
+        self.key = self.job.residency_key + (f"|replicate {number}" if number > 1 else "")
+        self.expect(self.estimate)
+        self.wish = search_of(self.job.batch_size)
+        if isinstance(self.job.batch_size, int):
+            self.batch_size = self.job.batch_size
+        elif self.wish is not None:
+            self.search = {}
+            self.purpose = purpose_of(self.wish.goal)
+            self.batch_size = next_size({}, self.wish) or 1
+
+    def expect(self, estimate: Estimate) -> None:
+        """Reckon with this estimate from now on; not while the job waits in a queue."""
+        factor = estimate.margin if self.cautious else 1.0
+        self.estimate = estimate
+        self.load_s = factor * estimate.load_s if self.warm else 0.0
+        self.duration = factor * (estimate.run_s if self.warm else estimate.total_s)
+
+    @property
+    def cold_s(self) -> float:
+        """Seconds on a worker that is up and does not hold the model."""
+        return self.load_s + self.duration
+
+    @property
+    def next_s(self) -> float:
+        """Seconds that its next attempt needs on a worker that is up."""
+        return self.duration / SEARCH_FACTOR if self.search else self.duration
+
+    @property
+    def particular(self) -> bool:
+        """Return whether it must avoid some cards, after a failure there."""
+        return bool(self.avoided)
+
+    def avoids(self, card: Card) -> bool:
+        """Return whether it must not run on this card now, having failed there or on its node."""
+        return card in self.avoided or card.node_id in self.avoided
+
+    def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:
+        """Keep its next attempts off these cards, or off their nodes, where that is possible."""
+        for card in cards if what else ():
+            place = card if what == "card" else card.node_id
+            self.failed_on.pop(place, None)
+            self.failed_on[place] = None
+
+    def avoid_newest(self, count: int) -> None:
+        """Avoid the ``count`` places where it failed last, and no others."""
+        self.avoided = frozenset(list(self.failed_on)[len(self.failed_on) - count :])
+
+    def concrete_job(self) -> Job:
+        """The job as its next attempt runs it."""
+        if self.search is None:
+            return self.job
+        job = replace(self.job, batch_size=self.batch_size)
+        return timed_roughly(job, self.wish) if self.wish and self.purpose == "trial" else job
+
+
+def configuration_of(job: Job) -> Job:
+    """The job without its batch size, its replicate and what has no meaning: equal for those that
+    out of memory at one batch size says something about."""
+    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)
+
+
+class WorkerState(Enum):
+    """State of a worker process. A card without a worker is in a fifth state."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Worker:
+    """One process on one card."""
+
+    worker_id: str
+    slot: Slot
+    state: WorkerState
+    started_at: float  # when it was asked for
+    for_lease: bool  # started for one attempt, not for whatever comes
+    key: str | None = None  # the residency key of what it ran last
+    replicate: int | None = None  # that it serves, once it has run something
+    used: bool = False  # has run an attempt
+    spoiled: bool = False  # has survived an out-of-memory: good for probes only
+    overdue: str = ""  # why it was stopped, if it hung
+    abandoned: bool = False  # was told to stop, did not, and is not waited for any more
+    bucket: Bucket | None = None  # whose jobs it serves
+
+    @property
+    def fresh(self) -> bool:
+        """Return whether it is up and has run nothing yet, as a new one."""
+        return self.state is WorkerState.IDLE and not self.used
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reservation:
+    """A card set that is being drained for a gang."""
+
+    record: JobRecord
+    slots: tuple[Slot, ...]
+    start_by: float  # when it should be free; what runs there meanwhile must have ended
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slot:
+    """A card and everything that happens on it."""
+
+    card: Card
+    name: str  # as people know it, e.g. ``hpu-1/HPU3``: Ray's ids of nodes say nothing
+    server: Server
+    order: int
+    worker: Worker | None = None
+    lease: Lease | None = None
+    reservation: Reservation | None = None
+    quarantined: str = ""  # why
+    resting: bool = False  # after a failed start, for a moment
+    failures: int = 0
+    quarantines: int = 0
+    barred: bool = False  # stays in quarantine: for good, or until its process has ended
+
+    @property
+    def node(self) -> Node:
+        """The node that has the card."""
+        return self.server.nodes[self.card.node_id]
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the card may be used, now or when it is free."""
+        return not self.quarantined
+
+    @property
+    def open(self) -> bool:
+        """Return whether nothing holds the card; it may still be reserved."""
+        return self.lease is None and not self.quarantined and not self.resting
+
+    def free_in(self, now: float) -> float:
+        """Seconds until its lease should be over. One that overruns its estimate by some time
+        is expected to take that long again."""
+        return abs(self.lease.ends_at - now) if self.lease is not None else 0.0
+
+
+SlotSet = tuple[Slot, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Server:
+    """A server and the cards of it that are ours, which may be several nodes: those of a server
+    whose cards were claimed at different times."""
+
+    server_id: str
+    order: int
+    nodes: dict[str, Node] = field(default_factory=dict)  # by id
+    slots: dict[int, Slot] = field(default_factory=dict)  # by the card's index, in order
+    vacant: dict[int, Slot] = field(default_factory=dict)
+    _groups: dict[int, tuple[SlotSet, ...]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Count the cards of the server, ours or not."""
+        return max(node.server_cards for node in self.nodes.values())
+
+    def add(self, node: Node) -> list[Slot]:
+        """Add the cards of a node; returns their slots."""
+        self.nodes[node.node_id] = node
+        first = (self.order + 1) * 4096
+        new = [
+            Slot(card=c, name=_name(node, c), server=self, order=first + c.index)
+            for c in node.cards
+        ]
+        known = {**self.slots, **{slot.card.index: slot for slot in new}}
+        self.slots = dict(sorted(known.items()))
+        self._groups.clear()
+        return new
+
+    def remove(self, node_id: str) -> list[Slot]:
+        """Remove a node and its cards; returns their slots."""
+        gone = [self.slots.pop(card.index) for card in self.nodes.pop(node_id).cards]
+        for slot in gone:
+            self.vacant.pop(slot.card.index, None)
+        self._groups.clear()
+        return gone
+
+    def groups(self, width: int) -> tuple[SlotSet, ...]:
+        """Legal sets of ``width`` of its cards, best first."""
+        if width not in self._groups:
+            accelerator = next(iter(self.nodes.values())).accelerator
+            legal = legal_groups(accelerator, width, self.size)
+            self._groups[width] = tuple(
+                tuple(self.slots[index] for index in group)
+                for group in legal
+                if all(index in self.slots for index in group)
+            )
+        return self._groups[width]
+
+    def whole(self, good: Callable[[Slot], bool]) -> bool:
+        """Return whether every card of the server is ours and good."""
+        return len(self.slots) == self.size and all(map(good, self.slots.values()))
+
+    def broken(self, slot: Slot) -> tuple[int, int]:
+        """Count the cards in use in its pair and in its quad: a one-card job harms gangs least
+        where both counts are high."""
+        index = slot.card.index
+        counts = []
+        for size in (2, 4):
+            start = index - index % size
+            mates = (self.slots.get(mate) for mate in range(start, start + size))
+            counts.append(sum(mate is None or mate.worker is not None for mate in mates))
+        return counts[0], counts[1]
+
+
+def _name(node: Node, card: Card) -> str:
+    return f"{node.name}/{card.accelerator}{card.index}"
+
+
+class CardPool:
+    """The cards of one kind of accelerator, indexed by what may be done with them."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.servers: dict[str, Server] = {}  # by id
+        self.server_of: dict[str, Server] = {}  # by the id of a node
+        self.vacant: dict[str, Server] = {}  # servers with a card that has no worker
+        self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
+        self.newly_idle: dict[str, Worker] = {}  # also on reserved ones
+        self.dirty: dict[str, Server] = {}  # servers with a card that came open
+        self.usable_cards = 0
+        self.changed = False  # cards came or went for good
+        self._joined = 0
+        self._spans: dict[int, bool] = {}  # by width; as long as the servers stay the same
+
+    def add(self, node: Node) -> None:
+        """Add a node; a node of the same id must have left before."""
+        server = self.servers.get(node.server_id)
+        if server is None:
+            server = Server(server_id=node.server_id, order=self._joined)
+            self._joined += 1
+        self.servers[node.server_id] = self.server_of[node.node_id] = server
+        new = server.add(node)
+        self._spans.clear()
+        self.usable_cards += len(new)
+        self.changed = True
+        for slot in new:
+            self.refresh(slot)
+
+    def leave(self, node_id: str) -> list[Slot]:
+        """Remove a node, and return its slots; their leases and workers are the caller's to
+        end."""
+        server = self.server_of.pop(node_id)
+        gone = server.remove(node_id)
+        self._spans.clear()
+        if not server.vacant:
+            self.vacant.pop(server.server_id, None)
+        if not server.nodes:
+            del self.servers[server.server_id]
+            self.dirty.pop(server.server_id, None)
+        for slot in gone:
+            if slot.worker is not None:
+                self.forget(slot.worker)
+            self.usable_cards -= slot.usable
+        self.changed = True
+        return gone
+
+    def slot(self, card: Card) -> Slot | None:
+        """The slot of a card that is here now."""
+        server = self.server_of.get(card.node_id)
+        return server.slots.get(card.index) if server is not None else None
+
+    def slots_of(self, node_id: str) -> list[Slot]:
+        """The slots of a node that is here now."""
+        slots = self.server_of[node_id].slots
+        return [slots[index] for index in self.server_of[node_id].nodes[node_id].card_indices]
+
+    def quarantine(self, slot: Slot, reason: str) -> None:
+        """Stop using a card until it is released."""
+        slot.quarantined = reason or "no reason given"
+        slot.quarantines += 1
+        self.usable_cards -= 1
+        self.changed = True
+        self.refresh(slot)
+
+    def release(self, slot: Slot) -> None:
+        """End a quarantine; nothing happens if the card has gone meanwhile."""
+        if self.slot(slot.card) is slot and not slot.usable:
+            slot.quarantined = ""
+            self.usable_cards += 1
+            self.changed = True
+            self.refresh(slot)
+
+    def refresh(self, slot: Slot) -> None:
+        """Put a slot into the indexes that its state belongs in."""
+        server, worker = slot.server, slot.worker
+        server_id, index = server.server_id, slot.card.index
+        if server.slots.get(index) is not slot:  # its node has left
+            return
+        is_open = slot.open
+        if is_open and slot.reservation is None and worker is None:
+            server.vacant[index] = slot
+            self.vacant[server_id] = server
+        elif index in server.vacant:
+            del server.vacant[index]
+            if not server.vacant:
+                self.vacant.pop(server_id, None)
+        if worker is not None:
+            if is_open and worker.state is WorkerState.IDLE:
+                self.newly_idle[worker.worker_id] = worker
+                if slot.reservation is None:
+                    self.idle[worker.worker_id] = worker
+                else:
+                    self.idle.pop(worker.worker_id, None)
+            else:
+                self.idle.pop(worker.worker_id, None)
+                self.newly_idle.pop(worker.worker_id, None)
+        if is_open:
+            self.dirty[server_id] = server
+
+    def forget(self, worker: Worker) -> None:
+        """A worker is gone."""
+        self.idle.pop(worker.worker_id, None)
+        self.newly_idle.pop(worker.worker_id, None)
+
+    def touch_all(self) -> None:
+        """Look again at every server with an open card: a job came that may fit there."""
+        for server_id, server in self.servers.items():
+            if any(slot.open for slot in server.slots.values()):
+                self.dirty[server_id] = server
+
+    def pick_vacant(self, *, leave_groups: bool, avoided: Collection[Card] = ()) -> Slot:
+        """A vacant card for a new warm worker: spread over servers, or such that aligned groups
+        stay whole for gangs; none of those to avoid if there are others."""
+        servers = list(self.vacant.values())
+        if avoided:
+            new = [s for s in servers if any(c.card not in avoided for c in s.vacant.values())]
+            servers = new or servers
+        if leave_groups:
+            server = min(servers, key=lambda s: (len(s.vacant), s.order))
+        else:
+            server = max(servers, key=lambda s: (len(s.vacant), -s.order))
+
+        def rank(slot: Slot) -> tuple[object, ...]:
+            return (slot.card not in avoided, *server.broken(slot), -slot.order)
+
+        return max(server.vacant.values(), key=rank)
+
+    def spanning_servers(self, width: int, good: Callable[[Slot], bool]) -> Iterator[list[SlotSet]]:
+        """The cards of each whole good server, by size of server, where several of that size
+        hold ``width`` cards; in joining order."""
+        by_size: dict[int, list[SlotSet]] = {}
+        for server in self.servers.values():
+            size = server.size
+            if width > size and width % size == 0 and server.whole(good):
+                by_size.setdefault(size, []).append(tuple(server.slots.values()))
+        for size, servers in sorted(by_size.items(), reverse=True):
+            if len(servers) >= width // size:
+                yield servers
+
+    def spans(self, width: int) -> bool:
+        """Return whether a job of this width takes several servers here."""
+        if width not in self._spans:
+            self._spans[width] = not any(s.groups(width) for s in self.servers.values())
+        return self._spans[width]
+
+    def has_set(self, width: int, good: Callable[[Slot], bool]) -> bool:
+        """Return whether some legal set of this width has only good cards, were they all open."""
+        for server in self.servers.values():
+            if any(all(map(good, group)) for group in server.groups(width)):
+                return True
+        return self.spans(width) and any(self.spanning_servers(width, good))

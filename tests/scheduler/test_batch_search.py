@@ -1,0 +1,282 @@
+"""The searches for a batch size: the largest that fits, and the fastest."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_cases import job
+
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Outcome, RankOutcome
+from orchestrator.core.settings import Search, from_mapping, search_of
+from orchestrator.scheduler.batch_size import (
+    MOST_JUMPS,
+    MemoryBook,
+    MemoryLine,
+    Trial,
+    fastest,
+    largest_fit,
+    most_trials,
+    next_faster,
+    next_larger,
+    powers,
+    rate_of,
+    why,
+)
+from orchestrator.scheduler.simulated_faults import simulated_result, true_rate
+from workloads.base import Result
+from workloads.confidence import mean_interval
+
+CARD = 10**11
+
+
+def outcome(result: Result) -> Outcome:
+    rank = RankOutcome(rank=0, state=State.SUCCEEDED, started_at=0.0, ended_at=1.0, result=result)
+    return Outcome(attempt_id="a-1", state=State.SUCCEEDED, ranks=(rank,))
+
+
+def look_for_largest(
+    limit: int, search: Search, memory: Random | None = None, fixed: float = 0.2
+) -> tuple[int | None, list[int], str]:
+    """The answer where sizes up to ``limit`` fit, the probes it took and why it stopped. With
+    ``memory`` the card tells peaks, which lie off a line by as much as it draws."""
+    history: dict[int, Trial] = {}
+    book, probes, line = MemoryBook(), [], None
+    while (size := next_larger(history, search, line)) is not None:
+        assert size not in history, "a size is never probed twice"
+        probes.append(size)
+        history[size] = Trial(fits=size <= limit)
+        if memory is not None and size <= limit:
+            share = fixed + (memory.uniform(0.9, 1.0) - fixed) * size / (limit + 0.5)
+            told = Result(
+                samples=(),
+                stop_reason="max_repeats",
+                peak_device_memory_bytes=int(share * CARD),
+                details={"card_memory_bytes": str(CARD)},
+            )
+            book.learn(job(batch_size=size), outcome(told))
+        line = book.line(job(batch_size="max"))
+    return largest_fit(history), probes, why(history, search)
+
+
+def test_without_knowledge_of_memory_it_doubles_then_bisects() -> None:
+    """From 1 up until one does not fit, then between the last that did and the first that did
+    not."""
+    found, probes, reason = look_for_largest(11, Search("max", 1024, 0.0))
+    assert (found, probes) == (11, [1, 2, 4, 8, 16, 12, 10, 11])
+    assert reason == "batch size 11 fits and 12 does not (8 probes)"
+
+
+def test_nothing_fits() -> None:
+    """Even a batch of one is too much: one probe, no answer."""
+    found, probes, reason = look_for_largest(0, Search("max", 1024, 0.0))
+    assert (found, probes, reason) == (None, [1], "not even batch size 1 fits")
+
+
+def test_the_cap_is_tried_not_exceeded_and_told() -> None:
+    """A cap between powers of two is probed itself, and the row says that it was one."""
+    found, probes, reason = look_for_largest(10_000, Search("max", 48, 0.0))
+    assert (found, probes) == (48, [1, 2, 4, 8, 16, 32, 48])
+    assert "48 is the cap of the search" in reason
+    wish = reason.rpartition("batch_size: ")[2].removesuffix(" tries more")
+    assert wish == "{max: {cap: 96}}"
+
+
+@given(
+    limit=st.integers(0, 5000),
+    cap=st.integers(1, 4096),
+    tolerance=st.sampled_from([0.0, 0.02, 0.1]),
+    seed=st.none() | st.integers(0, 1000),
+)
+def test_it_finds_the_largest_within_the_tolerance(
+    limit: int, cap: int, tolerance: float, seed: int | None
+) -> None:
+    """For every device, cap and kind of memory no larger size fits that is larger by more than the
+    tolerance, in logarithmically many probes."""
+    memory = None if seed is None else Random(seed)
+    found, probes, _ = look_for_largest(limit, Search("max", cap, tolerance), memory)
+    best = min(limit, cap)
+    assert (found or 0) <= best <= (found or 0) * (1 + tolerance)
+    assert all(1 <= size <= cap for size in probes)
+    jumps = MOST_JUMPS if memory is not None else 0
+    assert len(probes) <= 2 * ceil(log2(cap + 1)) + 1 + jumps
+
+
+def test_where_memory_is_a_line_it_jumps_there() -> None:
+    """The search of the H100 (174 of 1,024) took 16 probes and 5 out-of-memories."""
+    found, probes, _ = look_for_largest(174, Search("max", 1024, 0.05), Random(1))
+    assert found is not None and 174 / 1.05 <= found <= 174
+    assert len(probes) <= 7 and sum(size > 174 for size in probes) <= 2
+
+
+def test_another_precision_of_the_work_tells_the_slope() -> None:
+    """After bf16 has been searched, one probe of fp32 is enough to jump."""
+    book = MemoryBook()
+    for size in (1, 2, 32):
+        peak = 10**9 * (20 + 2 * size)
+        told = Result(
+            samples=(),
+            stop_reason="max_repeats",
+            peak_device_memory_bytes=peak,
+            details={"card_memory_bytes": str(CARD)},
+        )
+        book.learn(job(precision="bf16", batch_size=size), outcome(told))
+    assert book.line(job(precision="bf16", batch_size="max")) == MemoryLine(
+        fixed=20e9, per_item=2e9, limit=1e11
+    )
+    assert book.line(job(precision="fp32", batch_size="max")) is None
+    told = Result(
+        samples=(),
+        stop_reason="max_repeats",
+        peak_device_memory_bytes=42 * 10**9,
+        details={"card_memory_bytes": str(CARD)},
+    )
+    book.learn(job(precision="fp32", batch_size=1), outcome(told))
+    line = book.line(job(precision="fp32", batch_size="max"))
+    assert line is not None and line.largest == 28
+
+
+@given(limit=st.integers(1, 500), better=st.integers(1, 500))
+def test_a_later_misfit_lowers_the_answer(limit: int, better: int) -> None:
+    """A measurement that runs out of memory where its probe had fitted takes the answer back."""
+    history = {size: Trial(fits=True) for size in range(1, limit + 1)}
+    history[min(better, limit)] = Trial(fits=False)
+    assert (largest_fit(history) or 0) < min(better, limit)
+    size = next_larger(history, Search("max", 1024, 0.0))
+    assert size is None or size < better
+
+
+# ---------------------------------------------------------------- the fastest
+
+
+def look_for_fastest(
+    rates: list[float], cap: int, noise: float = 0.0, fits: int | None = None, seed: int = 0
+) -> tuple[int | None, int, str]:
+    """The answer where the powers of two have these rates, the trials it took and the reason."""
+    draw, search = Random(seed), Search("best", cap, 0.05)
+    sizes = powers(cap)
+    history: dict[int, Trial] = {}
+    while (size := next_faster(history, search)) is not None:
+        assert size in sizes and size not in history
+        if fits is not None and size > fits:
+            history[size] = Trial(fits=False)
+            continue
+        true = rates[sizes.index(size)]
+        measured = [true * (1 + draw.gauss(0, noise)) for _ in range(4)]
+        history[size] = Trial(fits=True, rate=mean_interval(measured))
+    return fastest(history, search), len(history), why(history, search)
+
+
+@st.composite
+def hills(draw: st.DrawFn) -> tuple[int, list[float]]:
+    """A cap, and rates that rise strictly to one peak and fall after it."""
+    count = draw(st.integers(1, 17))
+    peak = draw(st.integers(0, count - 1))
+    rates = [1000.0] * count
+    for at in [*range(peak - 1, -1, -1)]:
+        rates[at] = rates[at + 1] * draw(st.floats(0.3, 0.99))
+    for at in range(peak + 1, count):
+        rates[at] = rates[at - 1] * draw(st.floats(0.3, 0.99))
+    return 1 << (count - 1), rates
+
+
+@given(hill=hills(), fits=st.none() | st.integers(0, 70_000))
+def test_the_peak_of_a_hill_is_found_by_golden_section(
+    hill: tuple[int, list[float]], fits: int | None
+) -> None:
+    """Without noise exactly, wherever memory ends, in as many trials as golden section takes."""
+    cap, rates = hill
+    found, trials, _ = look_for_fastest(rates, cap, fits=fits)
+    sizes = [size for size in powers(cap) if fits is None or size <= fits]
+    there = rates[: len(sizes)]
+    if not there:
+        assert found is None
+        return
+    assert found == 1 << there.index(max(there))
+    assert trials <= most_trials(cap) + (0 if fits is None else 2)
+
+
+def test_noise_costs_no_more_than_it_hides() -> None:
+    """With 1 % of noise 300 random hills lose at most the tolerance, and one in a hundred more
+    than half of it."""
+    kept = []
+    for seed in range(300):
+        draw = Random(seed)
+        peak, rates = draw.randrange(11), [1000.0] * 11
+        for at in range(peak - 1, -1, -1):
+            rates[at] = rates[at + 1] * draw.uniform(0.5, 0.97)
+        for at in range(peak + 1, 11):
+            rates[at] = rates[at - 1] * draw.uniform(0.5, 0.97)
+        found, trials, _ = look_for_fastest(rates, 1024, noise=0.01, seed=seed)
+        assert found is not None and trials <= most_trials(1024) == 8
+        kept.append(rates[powers(1024).index(found)] / max(rates))
+    kept.sort()
+    assert kept[0] >= 0.95 and kept[3] >= 0.97
+
+
+def test_of_tied_sizes_the_smaller_is_taken() -> None:
+    """A plateau within the noise: the row says which others gave as much."""
+    plateau = [100.0, 190.0, 350.0, 600.0, 900.0, 1000.0, 1002.0, 1003.0, 1001.0, 1002.0, 1001.0]
+    found, trials, reason = look_for_fastest(plateau, 1024, noise=0.01)
+    assert found in (32, 64) and trials <= 8
+    assert f"batch size {found} is the fastest of" in reason and "; tied with " in reason
+
+
+def test_a_throughput_is_that_of_complete_repeats() -> None:
+    """The rate of a trial is what the row will say, from raw samples."""
+    asked = job(batch_size=64)
+    rate = rate_of(asked, outcome(simulated_result(asked, None, 0.01, Random(0))))
+    assert rate is not None and rate.low < true_rate(asked) < rate.high
+    assert rate.mean == pytest.approx(true_rate(asked), rel=0.02)
+    assert rate_of(asked, Outcome(attempt_id="a-1", state=State.LOST, ranks=())) is None
+
+
+# ---------------------------------------------------------------- what grids say
+
+
+@given(
+    goal=st.sampled_from(["max", "best"]),
+    cap=st.none() | st.integers(1, 1_000_000),
+    tolerance=st.none() | st.floats(0, 0.9999),
+)
+def test_a_mapping_and_its_text_mean_the_same(
+    goal: str, cap: int | None, tolerance: float | None
+) -> None:
+    """The text of a job is read back as what the grid said; defaults are not in it."""
+    said = {"cap": cap, "tolerance": tolerance}
+    text = from_mapping({goal: {name: value for name, value in said.items() if value is not None}})
+    found = search_of(text)
+    assert found is not None and found.text == text and found.goal == goal
+    assert found.cap == (cap or 1024)
+    if tolerance is not None:
+        assert found.tolerance == pytest.approx(tolerance, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"most": 1}, "one key, max or best"),
+        ({"max": None, "best": None}, "one key"),
+        ({"max": 5}, "takes a mapping"),
+        ({"max": {"caps": 5}}, "has no caps; it has cap and tolerance"),
+        ({"max": {"cap": 0}}, "not 1 to 1,000,000"),
+        ({"max": {"cap": 2.5}}, "not a whole number"),
+        ({"best": {"tolerance": True}}, "not a number"),
+        ({"best": {"tolerance": 1}}, "not 0 to below 1"),
+    ],
+)
+def test_a_mapping_that_means_nothing_is_refused(wish: dict[str, object], message: str) -> None:
+    """With the value, and what would be right."""
+    with pytest.raises(ValueError, match=message):
+        from_mapping(wish)
+
+
+@pytest.mark.parametrize("text", ["big", "", "max()", "max(cap=0)", "best(cap=4,tolerance=0.1)"])
+def test_text_that_is_no_search_is_refused(text: str) -> None:
+    """A row of a damaged file asks for nothing."""
+    with pytest.raises(ValueError, match="is no batch size"):
+        search_of(text)

@@ -1,0 +1,429 @@
+"""A schedule with a deadline: what goes first, what is not started, what is stopped, and workers
+that do not come up or do not end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+from schedule_cases import Cluster, Fixed, job, kinds, node, planned
+
+from orchestrator.core.events import RunAttempt, StopWorker, WorkerOverdue
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.plan import PlannedJob
+from orchestrator.core.topology import Node
+from orchestrator.scheduler.deadline import anchors
+from orchestrator.scheduler.estimator import Estimate, Estimator
+from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
+
+START = 1000.0  # when a ``Cluster`` begins
+
+
+class Spread:
+    """Half a minute to ten minutes by job, never more than 1.3 times what is foretold."""
+
+    def estimate(self, job: Job) -> Estimate:
+        random = Random(f"{job.model}{job.precision}{job.batch_size}")
+        return Estimate(load_s=20.0, run_s=random.uniform(30, 600), margin=1.3)
+
+
+def sweep(models: int, *, cards: tuple[int, ...] = (1,), seed: int = 0) -> list[PlannedJob]:
+    """Six batch sizes in three precisions of each model."""
+    random = Random(seed)
+    jobs = []
+    for number in range(models):
+        width = random.choice(cards)
+        jobs += [
+            job(model=f"m{number}", precision=precision, batch_size=size, cards=width)
+            for precision in ("fp32", "bf16", "int8")
+            for size in (1, 2, 4, 8, 16, 32)
+        ]
+    return planned(*jobs)
+
+
+def nodes(count: int) -> list[Node]:
+    return [node(f"n{n}") for n in range(count)]
+
+
+def until(
+    work_until: float, jobs: list[PlannedJob], servers: int = 2, **changes: object
+) -> SimulationResult:
+    """A simulated run of ``jobs`` with a deadline; the checker watches that it is kept."""
+    how = ScheduleSettings(work_until=work_until)
+    options = {"estimates": Spread(), "settings": SimulationSettings()} | changes
+    return simulate(jobs, nodes(servers), schedule_settings=how, **options)  # type: ignore[arg-type]
+
+
+def states(result: SimulationResult) -> Counter[State]:
+    return Counter(row.state for row in result.rows)
+
+
+# ------------------------------------------------------------ what goes first
+
+
+def firsts_and_others(cluster: Cluster) -> list[bool]:
+    """In the order in which attempts were started: whether each is an anchor's."""
+    chosen = anchors(cluster.jobs)
+    runs = [command.attempt for command in cluster.log if isinstance(command, RunAttempt)]
+    return [attempt.job_id in chosen for attempt in runs]
+
+
+def test_every_anchor_runs_before_any_refinement() -> None:
+    """On one card, although each anchor means another model to load."""
+    cluster = Cluster(sweep(2), work_until=START + 1e6)
+    cluster.join(node(cards=1))
+    cluster.play_out()
+    assert firsts_and_others(cluster) == [True] * 6 + [False] * 30
+
+
+def test_without_a_deadline_a_worker_stays_with_its_model() -> None:
+    """Then the order is nobody's concern, and loading twice would be a waste."""
+    cluster = Cluster(sweep(2))
+    cluster.join(node(cards=1))
+    cluster.play_out()
+    models = [c.attempt.job.residency_key for c in cluster.log if isinstance(c, RunAttempt)]
+    changes = sum(a != b for a, b in pairwise(models))
+    assert changes == 5
+
+
+def test_gangs_that_refine_wait_for_anchors_of_one_card() -> None:
+    """Else they would go first, being wide."""
+    gangs = [job("wide", cards=2, batch_size=size) for size in (1, 2, 4)]
+    singles = [job("narrow", model=f"m{n}") for n in range(4)]
+    cluster = Cluster(planned(*gangs, *singles), work_until=START + 1e6)
+    cluster.join(node(cards=2))
+    cluster.play_out()
+    assert firsts_and_others(cluster) == [True] * 5 + [False] * 2
+
+
+def test_cards_do_not_wait_for_anchors() -> None:
+    """One configuration on eight cards: its refinements run beside its anchor."""
+    jobs = planned(*[job(batch_size=size) for size in (1, 2, 4, 8, 16, 32, 64, 128)])
+    result = until(400.0, jobs, 1, estimates=Fixed(run_s=300.0))
+    assert states(result) == {State.SUCCEEDED: 8}
+
+
+def test_where_not_all_can_be_measured_short_jobs_go_first() -> None:
+    """Half of the time for half of the jobs would be a quarter of what can be had."""
+    jobs = sweep(12)
+    whole = simulate(jobs, nodes(1), Spread())
+    half = until(whole.makespan_s / 2, jobs, 1)
+    assert states(half)[State.SUCCEEDED] > 0.55 * len(jobs)
+    assert half.busy_fraction > 0.9
+
+
+# ------------------------------------------------------------ what is not started
+
+
+def test_what_cannot_end_in_time_is_not_started() -> None:
+    """Its row says how long it takes and how much time was left; the short one runs."""
+    lasting = Fixed(by_name={"long": 500.0, "short": 50.0})
+    cluster = Cluster(planned(job("long"), job("short")), estimates=lasting, work_until=START + 400)
+    cluster.join(node(cards=2))
+    assert cluster.finals()["long"].state is State.NOT_STARTED
+    assert "it takes about 510 s" in cluster.finals()["long"].reason
+    assert "400 s are left before the deadline" in cluster.finals()["long"].reason
+    cluster.play_out()
+    assert cluster.finals()["short"].state is State.SUCCEEDED
+
+
+def test_the_margin_of_an_estimate_counts() -> None:
+    """A guess that may be off by half needs half as much time again."""
+
+    class Unsure(Fixed):
+        def estimate(self, job: Job) -> Estimate:
+            return Estimate(load_s=0.0, run_s=100.0, margin=1.5)
+
+    for left, state in ((149.0, State.NOT_STARTED), (170.0, State.SUCCEEDED)):
+        cluster = Cluster(planned(job()), estimates=Unsure(), work_until=START + left)
+        cluster.join(node(cards=1))
+        cluster.play_out()
+        assert cluster.finals()["a"].state is state
+
+
+def test_short_jobs_fill_the_gap_that_is_left() -> None:
+    """On a worker that holds another model, or none; the long ones had their turn."""
+    lasting = Fixed(by_name={"long": 300.0, "short": 20.0})
+    jobs = planned(
+        *[job("long", model=f"m{n}") for n in range(4)],
+        *[job("short", model=f"s{n}", isolation=i) for n in range(2) for i in ("warm", "process")],
+    )
+    result = until(420.0, jobs, 1, estimates=lasting, settings=SimulationSettings(noise=0.0))
+    assert states(result) == {State.SUCCEEDED: 8}
+    one = simulate(
+        jobs,
+        [node(cards=1)],
+        lasting,
+        settings=SimulationSettings(noise=0.0),
+        schedule_settings=ScheduleSettings(work_until=420.0),
+    )
+    ran = Counter(row.job.dataset for row in one.rows if row.state is State.SUCCEEDED)
+    assert ran == {"long": 1, "short": 2} or ran == {"short": 4}
+
+
+def test_no_cards_are_drained_for_a_gang_that_would_be_too_late() -> None:
+    """Two jobs of 300 s hold a card each; the gang could only start after them."""
+    lasting = Fixed(by_name={"hold": 300.0, "gang": 300.0, "fill": 100.0}, load_s=0.0)
+    jobs = planned(
+        job("hold"),
+        job("gang", cards=2, model="g"),
+        *[job("fill", model=f"f{n}") for n in range(3)],
+    )
+    cluster = Cluster(jobs[:1] + jobs[2:], estimates=lasting, work_until=START + 500)
+    cluster.join(node(cards=2))
+    cluster.play_out()
+    late = Cluster(jobs, estimates=lasting, work_until=START + 290)
+    late.join(node(cards=2))
+    late.play_out()
+    assert late.finals()["gang"].state is State.NOT_STARTED
+    assert not any(len(c.worker_ids) > 1 for c in late.log if isinstance(c, RunAttempt))
+
+
+def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
+    """While the gang rests after a failure, others take its cards, and one of them overruns; the
+    other card is then free for a job that was kept from it."""
+    lasting = Fixed(by_name={"a": 100.0, "b": 90.0, "gang": 200.0, "c": 110.0}, load_s=0.0)
+    jobs = planned(job("a"), job("b"), job("c", model="c"), job("gang", cards=2))
+    cluster = Cluster(jobs, estimates=lasting, work_until=START + 400)
+    cluster.join(node(cards=2))
+    cluster.ready()
+    cluster.ends(cluster.only(), State.FAILED, FailureClass.COLLECTIVE, took=20)
+    cluster.stopped()
+    cluster.ready()
+    cluster.ends(cluster.run_of("a"), took=80)
+    [reserved] = [p.assigner.gangs.reservations for p in cluster.schedule.pools.values()]
+    assert [r.record.job.dataset for r in reserved.values()] == ["gang"]
+    assert [run.attempt.job.dataset for run in cluster.running.values()] == ["c"]
+    cluster.tick(101)
+    assert not reserved
+    assert cluster.finals()["gang"].state is State.NOT_STARTED
+    assert "after 1 attempts" in cluster.finals()["gang"].reason
+    assert [run.attempt.job.dataset for run in cluster.running.values()] == ["c", "b"]
+
+
+def test_a_retry_that_would_be_too_late_is_none() -> None:
+    """The attempt is kept, the job is open for another night, and the run ends at once."""
+    cluster = Cluster(planned(job()), estimates=Fixed(run_s=100.0), work_until=START + 180)
+    cluster.join(node(cards=2))
+    cluster.ready()
+    cluster.ends(cluster.only(), State.FAILED, FailureClass.CRASH, took=90)
+    cluster.tick(5)
+    assert [row.final for row in cluster.rows] == [False, True]
+    assert cluster.finals()["a"].state is State.NOT_STARTED
+    assert "too late to start after 1 attempts" in cluster.finals()["a"].reason
+
+
+def test_a_search_goes_on_only_while_there_is_time_to_measure() -> None:
+    """Probes that have run stay as rows; the job says how far its search had got."""
+    cluster = Cluster(
+        planned(job(batch_size=MAX)), estimates=Fixed(run_s=90.0), work_until=START + 115
+    )
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only(), took=40)
+    assert cluster.running
+    cluster.ends(cluster.only(), took=60)
+    assert cluster.finals()["a"].state is State.NOT_STARTED
+    assert "got to batch size 4, too late" in cluster.finals()["a"].reason
+    assert [row.final for row in cluster.rows] == [False, False, True]
+
+
+# ------------------------------------------------------------ what is stopped
+
+
+def test_what_overruns_is_stopped_at_the_end_of_the_time() -> None:
+    """LOST with the reason, so that another night measures it; no hang is held against it."""
+    cluster = Cluster(planned(job("slow"), job("next")), work_until=START + 200)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    running = cluster.only()
+    assert kinds(cluster.tick(200)) == ["RecordRow", "StopWorker"]
+    cluster.ends(running, State.LOST, FailureClass.HANG, took=1)
+    row = cluster.finals()[running.job.dataset]
+    assert row.state is State.LOST
+    assert row.reason.startswith("cut short: the deadline came")
+    cluster.stopped()
+    assert cluster.finished is not None
+
+
+def test_a_worker_that_does_not_end_does_not_keep_the_report_waiting() -> None:
+    """The run is over ``stop_s`` later, and says whom it did not wait for."""
+    cluster = Cluster(planned(job()), work_until=START + 200, stop_s=30.0)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    [worker] = cluster.up
+    cluster.tick(200)
+    cluster.invariants.over_by = START + 230
+    assert kinds(cluster.tick(29)) == []
+    assert kinds(cluster.tick(1)) == ["RecordRow", "RunFinished"]
+    assert cluster.finals()["a"].state is State.LOST
+    assert cluster.finished is not None and worker in cluster.finished.reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bad_night_is_over_in_time(seed: int) -> None:
+    """Crashes, hangs, lost nodes, workers that do not come up and processes that do not end, with
+    estimates that know nothing at first: the deadline is kept, most anchors are measured, and every
+    job has its row."""
+    jobs = sweep(12, cards=(1, 1, 1, 2, 8), seed=seed)
+    faults = Faults(
+        crash=0.03,
+        hang=0.02,
+        error=0.02,
+        start_failure=0.03,
+        no_start=0.01,
+        stuck=0.02,
+        node_losses=(700.0, 2500.0),
+        rejoin_after_s=600.0,
+        late_results=True,
+    )
+    result = until(
+        4000.0,
+        jobs,
+        4,
+        estimates=Estimator(),
+        truth=Spread().estimate,
+        settings=SimulationSettings(seed=seed, noise=0.2, faults=faults, max_events=60_000),
+    )
+    assert result.makespan_s <= 4030
+    chosen = anchors(jobs)
+    measured = [row for row in result.rows if row.state is State.SUCCEEDED]
+    assert sum(row.job.job_id in chosen for row in measured) >= 0.8 * len(chosen)
+
+
+def test_estimates_get_better_within_the_run() -> None:
+    """Nothing is known beforehand, and all of it takes ten times as long as the prior says: a
+    few jobs are cut short at the end, not one for each card."""
+    jobs = planned(*[job(str(n), batch_size=2 ** (n % 6)) for n in range(300)])
+    lasting = Fixed(run_s=150.0)
+    learning = until(3000.0, jobs, 1, estimates=Estimator(), truth=lasting.estimate)
+    assert states(learning)[State.LOST] == 0
+    assert states(learning)[State.SUCCEEDED] > 0.85 * (3000 / 150) * 8
+
+
+# ------------------------------------------------------------ hung starts and stops
+
+
+def overdue(cluster: Cluster, worker_id: str, reason: str = "no progress") -> list[str]:
+    return kinds(cluster.see(WorkerOverdue(at=cluster.now, worker_id=worker_id, reason=reason)))
+
+
+def test_a_worker_that_does_not_come_up_is_stopped_and_counts_against_its_card() -> None:
+    """Not against a job, which goes elsewhere; after two such starts the card is quarantined."""
+    cluster = Cluster(planned(job("a"), job("b")), card_rest_s=5.0)
+    cluster.join(node(cards=1))
+    for number in range(2):
+        [worker] = cluster.starting
+        assert overdue(cluster, worker) == ["StopWorker"]
+        assert overdue(cluster, worker) == []
+        cluster.stopped()
+        assert not cluster.starting
+        cluster.tick(5)
+        assert len(cluster.starting) == 1 - number
+    assert not cluster.rows
+    cluster.tick(300)
+    cluster.play_out()
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_a_gang_of_which_a_worker_does_not_come_up_says_so() -> None:
+    """A row of the attempt with the reason, and another try."""
+    cluster = Cluster(planned(job(cards=2)))
+    cluster.join(node(cards=2))
+    first, second = cluster.starting
+    cluster.ready(first)
+    overdue(cluster, second, "did not come up: 900 s")
+    cluster.stopped(second)
+    [row] = cluster.rows
+    assert not row.final and "did not come up: 900 s" in row.reason
+    cluster.play_out()
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
+def test_a_hung_attempt_is_stopped_and_tried_on_another_card() -> None:
+    """The executor's end of it has the reason of the stop."""
+    cluster = Cluster(planned(job()))
+    cluster.join(node(cards=2))
+    cluster.ready()
+    first = cluster.only()
+    assert overdue(cluster, next(iter(cluster.up)), "hung in load") == ["StopWorker"]
+    cluster.ends(first, State.LOST, FailureClass.HANG)
+    cluster.stopped()
+    cluster.ready()
+    assert cluster.only().cards != first.cards
+
+
+def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it() -> None:
+    """After the patience the attempt is over and the job runs elsewhere; when the process has
+    ended after all, its card is used again."""
+    cluster = Cluster(planned(job("a")), stop_patience_s=120.0)
+    cluster.join(node(cards=2))
+    cluster.ready()
+    stuck = cluster.only()
+    [worker] = cluster.up
+    overdue(cluster, worker, "hung in measure")
+    assert kinds(cluster.tick(119)) == []
+    commands = cluster.tick(1)
+    assert kinds(commands) == ["RecordRow", "StartWorker"]
+    assert cluster.rows[0].state is State.LOST
+    assert "hung in measure; its worker" in cluster.rows[0].reason
+    cluster.running.pop(stuck.attempt_id)
+    cluster.ready()
+    assert cluster.only().cards != stuck.cards
+    cluster.stopped(worker)
+    assert stuck.cards[0] in {
+        slot.card
+        for pool in cluster.schedule.pools.values()
+        for server in pool.cards.servers.values()
+        for slot in server.slots.values()
+        if slot.usable
+    }
+
+
+def test_a_run_ends_although_a_process_does_not() -> None:
+    """Every row is there; the reason names the worker."""
+    cluster = Cluster(planned(job("a")), stop_patience_s=60.0)
+    cluster.invariants.stop_patience_s = 60.0
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.ends(cluster.only())
+    [stop] = [command for command in cluster.log if isinstance(command, StopWorker)]
+    assert cluster.finished is None
+    cluster.tick(60)
+    assert cluster.finished is not None and stop.worker_id in cluster.finished.reason
+
+
+def test_a_gang_does_not_wait_for_ever_for_a_card_that_is_kept() -> None:
+    """The old process of one card does not end: the gang goes to other cards."""
+    cluster = Cluster(planned(job("a"), job("gang", cards=2)), stop_patience_s=60.0)
+    cluster.join(node("n1", cards=2))
+    cluster.ready()
+    for _ in range(50):
+        if cluster.finished is not None:
+            break
+        if cluster.starting:
+            cluster.ready()
+        elif cluster.running:
+            cluster.ends(next(iter(cluster.running.values())).attempt)
+        elif cluster.stopping:
+            cluster.stopped()
+        else:
+            cluster.tick(60)
+    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+
+
+def test_after_a_request_to_end_nobody_is_woken_for_jobs_that_will_not_run() -> None:
+    """What runs goes on to its end, within the deadline; no timer keeps firing meanwhile."""
+    cluster = Cluster(planned(job("a"), job("b")), work_until=START + 1000)
+    cluster.join(node(cards=1))
+    cluster.ready()
+    cluster.stop_request()
+    for _ in range(20):
+        cluster.tick(45)
+    assert all(at > cluster.now for at in cluster.wakes[-1:])
+    assert len(cluster.wakes) < 12
+    assert kinds(cluster.tick(100)) == ["StopWorker"]
