@@ -7,7 +7,12 @@ runs that take turns in the same moment both see the lower number, and only its 
 
 A ticket ends with its driver. A run that had its turn and has a supervisor keeps it for
 ``GRACE_S``, in which its next driver comes; a driver that says nothing for ``SILENCE_S`` holds up
-nobody, and what cards it has it keeps. Where the tickets lie is ``on_ray/run_queue.py``'s matter.
+nobody, and what cards it has it keeps.
+
+Tickets lie in the cluster's control store, which outlives every driver, each under a number that is
+given out once: a key is written only if it is not there yet, and the highest is never deleted.
+Whether a driver lives is Ray's own knowledge, so one that is killed leaves the queue without a
+word. Everything here runs in the thread that asks the control store (``gcs.py``).
 """
 
 from __future__ import annotations
@@ -196,14 +201,6 @@ class Watch:
                 found.append(ticket)
         return found
 
-
-# The queue of runs in the cluster's control store, which outlives every driver.
-#
-# Each run keeps its ticket (``scheduling/run_queue.py``) there under a number that is given out once:
-# a key is written only if it is not there yet. Whether a driver lives is Ray's own knowledge, so one
-# that is killed leaves the queue without a word. The highest key is never deleted, so that its number
-# is not given out again. Everything here runs in the thread that asks the control store
-# (``gcs.py``).
 
 NAMESPACE = b"nightgrid"
 _PREFIX = "queue/"

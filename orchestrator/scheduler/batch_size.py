@@ -10,8 +10,8 @@ than the answer by more than the tolerance.
 *Fastest.* Throughput rises with the batch size and may fall again, so its peak is looked for among
 powers of two by golden section. Two sizes are tied if their intervals overlap and their means are
 within the tolerance: then neither side of them is given up, and of tied sizes the smaller is the
-answer. A size that does not fit counts as a fall. Trials are timed less tightly than the measurement
-that follows the search.
+answer. A size that does not fit counts as a fall. Trials are timed less tightly than the
+measurement that follows the search.
 
 The history maps sizes to trials; a later trial of a size replaces an earlier one.
 """

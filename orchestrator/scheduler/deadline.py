@@ -3,12 +3,12 @@
 A *configuration* is everything that a row can win by: model, workload, dataset, precision, engine,
 accelerator, number of cards and techniques. Its cells differ in *sizes*: the batch size and the
 lengths. One of them is its *anchor*: the sizes that most configurations of the grid have in common,
-so that their anchors can be compared, and of those the middle ones. Anchors go first in a night that
-may end before the grid does.
+so that their anchors can be compared, and of those the middle ones. Anchors go first in a night
+that may end before the grid does.
 
-A job whose latest start has gone by is given up while it waits: keeping it would keep the run
-open for nothing. Estimates are corrected by what the run itself measures, since on a first night
-there is nothing else to go by, and a wrong one either wastes the end of the night or runs into it.
+A job whose latest start has gone by is given up while it waits: keeping it would keep the run open
+for nothing. Estimates are corrected by what the run itself measures, since on a first night there
+is nothing else to go by, and a wrong one either wastes the end of the night or runs into it.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 The order of preference, and why:
 
 1. Open cards are offered to gangs first, the widest set to the widest. A gang takes them if its
-   width would otherwise end after all narrower jobs (``placement.py``); what those do not take goes to
-   gangs after all. For a width that is short of cards a set is reserved and drained; what runs
-   there meanwhile must be estimated to end in time.
+   width would otherwise end after all narrower jobs; what those do not take goes to gangs after
+   all. For a width that is short of cards a set is reserved and drained; what runs there meanwhile
+   must be estimated to end in time.
 2. Except that a longer job goes before wider ones if what is left does not last several times as
    long: started last, it would hold up the end of the run alone, by more than estimated.
 3. One-card jobs go to an idle worker that holds their model; then an idle worker takes the model
    that has most work waiting; then a new worker is started. Each step costs more than the one
    before, so it is taken only if the workers already serving that model would be slower.
 
-A worker serves one replicate number (``replicates.py``). Where none that is idle serves the number
+A worker serves one replicate number (``queues.py``). Where none that is idle serves the number
 of the jobs that wait, one is stopped, so that a fresh process can take its card.
 
 With a deadline, nothing is given out that could not end before it, however early it was planned;

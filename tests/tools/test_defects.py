@@ -162,7 +162,7 @@ def test_imports_tell_what_no_recording_does(project: Project, tmp_path: Path) -
 
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [*ROOT.glob("orchestrator/scheduling/*.py"), *ROOT.glob("workloads/devices/*.py")]
+    for path in [*ROOT.glob("orchestrator/scheduler/*.py"), *ROOT.glob("workloads/devices/*.py")]
 }
 
 
