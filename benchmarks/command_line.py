@@ -53,7 +53,7 @@ def _timed(arguments: list[str], scratch: Path) -> tuple[float, float]:
     """Seconds of wall and of CPU that a command takes, interpreter and all."""
     # A program that was used before has its bytecode, unless somebody's environment forbids it.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-m", "orchestrator.cli", *arguments]
+    command = [sys.executable, "-m", "orchestrator.cli.main", *arguments]
     before, began = os.times(), time.perf_counter()
     with (scratch / "output").open("w") as output:
         subprocess.run(command, stdout=output, env=environment, check=True)

@@ -34,7 +34,7 @@ IMPORTED = {
         "diffusers",
         "openvino_genai",
     ),
-    OPTIMUM: ("optimum_benchmark", "orchestrator.cli"),
+    OPTIMUM: ("optimum_benchmark", "orchestrator.cli.main"),
     OPENVINO: ("openvino_genai", "optimum.exporters.openvino"),
 }
 

@@ -70,7 +70,7 @@ def night(
         RuntimeError: a job failed, or the run; or workers had another number of threads.
     """
     options = ("--emulate", emulate, "--results", results, "--quiet")
-    command = (python, "-m", "orchestrator.cli", "run", grid, *options)
+    command = (python, "-m", "orchestrator.cli.main", "run", grid, *options)
     took_s = timed("nightgrid run", *command, variables=variables)
     rows = Store.existing(results, name).read().measurements
     check_threads(rows)

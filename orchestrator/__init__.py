@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.notebook import Grid, run
+    from orchestrator.api import Grid, run
     from orchestrator.run_rows import Run, load
 
 __version__ = "0.1.0"
@@ -24,10 +24,10 @@ __all__ = ["Grid", "Run", "load", "run"]
 
 #: Imported when asked for: the command line must not pay for what a notebook needs.
 _HOMES = {
-    "Grid": "orchestrator.notebook",
+    "Grid": "orchestrator.api",
     "Run": "orchestrator.run_rows",
     "load": "orchestrator.run_rows",
-    "run": "orchestrator.notebook",
+    "run": "orchestrator.api",
 }
 
 

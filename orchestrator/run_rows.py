@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.errors import ExtraMissing
 from orchestrator.core.job import State
 from orchestrator.core.plan import Plan
-from orchestrator.watching.plan_text import html_table
+from orchestrator.watch.plan_text import html_table
 
 if TYPE_CHECKING:
     import pandas

@@ -35,7 +35,7 @@ from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from orchestrator.watching.live import PlainView
+from orchestrator.watch.live import PlainView
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.host_server import PRELOAD
 from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch

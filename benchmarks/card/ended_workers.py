@@ -80,7 +80,7 @@ experiments:
 
 def nightgrid(arguments: list[str]) -> int:
     """Run one command with a watchdog of little patience."""
-    from orchestrator.cli import main as command
+    from orchestrator.cli.main import main as command
     from orchestrator.driver import watchdog
 
     limits: Any = watchdog.LIMITS

@@ -40,7 +40,7 @@ from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.row_writer import row_thread
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from orchestrator.watching.live import QuietView
+from orchestrator.watch.live import QuietView
 
 NOOP: dict[str, Any] = {
     "factory": "benchmarks.contenders.noop_worker:NoopWorker",

@@ -6,18 +6,424 @@ or on that node; WARNING for what would make it slow, or its figures doubtful; N
 
 from __future__ import annotations
 
-from orchestrator.doctor import cluster_checks, node_checks
-from orchestrator.doctor.facts import ClusterFacts, Finding, Level, NodeFacts, Probe, Versions
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from orchestrator.core.job import Accelerator
+from orchestrator.doctor.probe import ClusterFacts, Finding, Level, NodeFacts, Probe, Versions
+from workloads.devices import all_devices
+from workloads.engines import ENGINES, engine_packages
+from workloads.models.quantized_checkpoints import PACKAGES
+
+# Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure.
+
+#: Packages that rows of two nodes must share to be comparable.
+_COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
+
+
+def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
+    """Nodes that are missing, dead, silent, or of two kinds; a cluster without cards."""
+    alive = [node for node in facts.nodes if node.alive]
+    if facts.expected_nodes is not None and len(alive) < facts.expected_nodes:
+        yield Finding(
+            check="nodes",
+            level=Level.ERROR,
+            where="cluster",
+            message=f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
+            remedy="look at `ray monitor cluster.yaml`; on the missing server, at `docker logs "
+            "nightgrid`. A node with another Ray or Python version, or without the token, cannot "
+            "join",
+        )
+    for node in facts.nodes:
+        if not node.alive:
+            yield Finding(
+                check="nodes",
+                level=Level.WARNING,
+                where=node.name,
+                message="it was in the cluster and is dead",
+                remedy="`ray up cluster.yaml` starts it again; its /tmp/ray/session_latest/logs "
+                "(raylet.out) say why it died",
+            )
+        elif node.probe is None:
+            yield Finding(
+                check="answer",
+                level=Level.ERROR,
+                where=node.name,
+                message=node.trouble,
+                remedy="is the server frozen or out of memory? `ray stop` and `ray start` there, "
+                "or take it out of the cluster",
+            )
+        if len(node.cards) > 1:
+            both = " and ".join(sorted(node.cards))
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"it has {both} cards; a run refuses a node of two kinds",
+                remedy=f"start it with one kind: {', or '.join(map(_without, node.cards))}",
+            )
+    if not any(node.cards for node in alive):
+        apart = [spec for spec in all_devices() if not spec.host]
+        kinds = [spec.accelerator for spec in apart]
+        yield Finding(
+            check="cards",
+            level=Level.ERROR,
+            where="cluster",
+            message=f"no node has registered a {' or '.join(kinds)} card with Ray",
+            remedy="; ".join(filter(None, (spec.registration for spec in apart))),
+        )
+
+
+def check_token(facts: ClusterFacts) -> Iterator[Finding]:
+    """Whoever reaches a cluster without a token runs code on every node."""
+    if not facts.token and not facts.emulated:
+        yield Finding(
+            check="token",
+            level=Level.ERROR,
+            where="cluster",
+            message="it asks for no token: anyone who reaches its ports can run code on all nodes",
+            remedy="RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
+        )
+
+
+def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
+    """The job interface belongs on the loopback interface, behind an SSH tunnel."""
+    host = (facts.dashboard or "").rpartition(":")[0].strip("[]")
+    if host and not host.startswith("127.") and host not in ("localhost", "::1"):
+        yield Finding(
+            check="dashboard",
+            level=Level.WARNING if facts.token else Level.ERROR,
+            where="cluster",
+            message=f"the dashboard, with its job interface, listens on {facts.dashboard}",
+            remedy="start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel",
+        )
+
+
+def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
+    """Every node sees what the driver writes, and the driver what the nodes write."""
+    if facts.shared_dir is None:
+        return
+    if facts.shared_trouble:
+        yield Finding(
+            check="shared",
+            level=Level.ERROR,
+            where="driver",
+            message=f"it cannot write to {facts.shared_dir}: {facts.shared_trouble}",
+            remedy="mount it read-write where the driver runs, for the user that Ray runs as",
+        )
+        return
+    for node in facts.nodes:
+        shared = node.probe.shared if node.probe else None
+        if shared is None or (shared.readable and shared.written):
+            continue
+        what = (
+            "sees nothing of what the driver writes to"
+            if not shared.readable
+            else "cannot write to"
+        )
+        yield Finding(
+            check="shared",
+            level=Level.ERROR if not shared.readable else Level.WARNING,
+            where=node.name,
+            message=f"it {what} {facts.shared_dir}"
+            + (f": {shared.trouble}" if shared.trouble else ""),
+            remedy=f"mount the same file system at {facts.shared_dir} on every server, and into "
+            "the container (-v in run_options); docker makes a missing directory, empty",
+        )
+
+
+def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
+    """Python, Ray and what rows depend on are the same on all nodes that compute alike."""
+    probes = [(node, node.probe) for node in facts.nodes if node.probe is not None]
+    for node, probe in probes:
+        here = Versions(ray=probe.versions.get("ray", "?"), python=probe.python)
+        if here.python.split(".")[:2] != facts.driver.python.split(".")[:2]:
+            level = Level.ERROR
+        else:
+            level = Level.WARNING
+        if here != facts.driver:
+            yield Finding(
+                check="ray-version",
+                level=Level.ERROR if here.ray != facts.driver.ray else level,
+                where=node.name,
+                message=f"it has Ray {here.ray} and Python {here.python}, the driver "
+                f"{facts.driver.ray} and {facts.driver.python}",
+                remedy="run every node from the same image, or environments made alike",
+            )
+    for package in (*_COMPARED, *engine_packages()):
+        by_version: dict[str, list[str]] = defaultdict(list)
+        kinds: dict[str, set[Accelerator]] = defaultdict(set)
+        for node, probe in probes:
+            if node.cards:
+                version = probe.versions.get(package, "none")
+                by_version[version].append(node.name)
+                kinds[version] |= set(node.cards)
+        if len(by_version) < 2:
+            continue
+        # Servers of unlike cards differ by nature; nodes of one kind should not.
+        shared_kind = any(
+            kinds[a] & kinds[b] for a in kinds for b in kinds if a < b
+        )  # fmt: skip
+        told = ", ".join(
+            f"{version} on {_names(names)}" for version, names in sorted(by_version.items())
+        )
+        yield Finding(
+            check="versions",
+            level=Level.WARNING if shared_kind else Level.NOTE,
+            where="cluster",
+            message=f"{package} is {told}",
+            remedy="nodes of one kind should run the same image: their rows are compared"
+            if shared_kind
+            else "",
+        )
+
+
+def _without(kind: Accelerator) -> str:
+    """Option that starts Ray without cards of a kind."""
+    option, resource = kind.spec.ray_option, kind.spec.ray_resource
+    return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+# Checks of one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
+#
+# Limits that are a matter of judgement are constants here, with their reason.
+
+#: Times in rows of different nodes are compared to the second, and leases to half of it.
+CLOCK_LIMIT_S = 0.5
+#: Ray's session logs and spilled objects; a full disk there looks like a crash of the job.
+RAY_SPACE_BYTES = 10 * 2**30
+#: Rows are small; checkpoints and adapters are not.
+RESULTS_SPACE_BYTES = 5 * 2**30
+#: One 6-billion-parameter model in bf16 and its converted copy.
+MODEL_SPACE_BYTES = 30 * 2**30
+#: Ray's own advice; eight workers with their data loaders and sockets come near the usual 1,024.
+OPEN_FILES = 65_536
+#: Space in /dev/shm that collectives of eight processes and data loaders need.
+SHARED_MEMORY_BYTES = 8 * 2**30
+
+_GIB = 2**30
+
+
+def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Check that the packages which a job imports are there, and import."""
+    for package, error in probe.import_errors.items():
+        yield Finding(
+            check="imports",
+            level=Level.ERROR if node.cards else Level.NOTE,
+            where=node.name,
+            message=f"{package} does not import: {error}",
+            remedy="install it in the node's image or environment (clusters/gaudi.Dockerfile, "
+            "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
+        )
+    versions = probe.versions
+    for spec in ENGINES.values():
+        for needed in spec.packages:
+            for other, limit in needed.below.items():
+                if needed.name not in versions or other not in versions:
+                    continue
+                if _release(versions[other]) >= _release(limit):
+                    yield Finding(
+                        check="imports",
+                        level=Level.ERROR,
+                        where=node.name,
+                        message=f"{other} {versions[other]} is too new for {needed.name} "
+                        f"{versions[needed.name]}",
+                        remedy=f"{spec.install} ({other} below {limit})",
+                    )
+
+
+def check_quantization(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Name what cannot be read where models are quantised at all (torchao is there)."""
+    if "torchao" not in probe.versions:
+        return
+    for package, (install, kinds) in PACKAGES.items():
+        if package not in probe.versions:
+            yield Finding(
+                check="quantization",
+                level=Level.NOTE,
+                where=node.name,
+                message=f"{package} is not installed: jobs with checkpoints of "
+                f"{', '.join(kinds)} become UNSUPPORTED rows",
+                remedy=install,
+            )
+
+
+def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Ray's count is that of the vendor's tool, and no process has a card open."""
+    if node.emulated:
+        return
+    for kind, told in node.cards.items():
+        tool = kind.spec.tool
+        if not tool:
+            continue
+        if not probe.cards:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"Ray has {told} {kind} cards, but {tool} shows none",
+                remedy=kind.spec.no_cards_remedy,
+            )
+        elif len(probe.cards) != told:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR if len(probe.cards) < told else Level.NOTE,
+                where=node.name,
+                message=f"Ray has {told} {kind} cards, but {tool} shows {len(probe.cards)}",
+                remedy="start Ray with the number that is there; a card that has gone needs a "
+                "reset or a reboot of the server",
+            )
+        seen = {kind.spec.product(card.product) for card in probe.cards} - {""}
+        named = kind.spec.product(node.device_name)
+        if named and seen and seen != {named}:
+            yield Finding(
+                check="cards",
+                level=Level.WARNING,
+                where=node.name,
+                message=f"Ray calls its cards {node.device_name}, {tool} says "
+                f"{' and '.join(sorted(seen))}",
+                remedy="start Ray with the accelerator_type of the cards that are there",
+            )
+    for card in probe.cards:
+        if card.temperature_c == 0:
+            yield Finding(
+                check="cards",
+                level=Level.ERROR,
+                where=node.name,
+                message=f"card {card.index} has 0 °C: it did not come up",
+                remedy='reboot the server; Habana\'s "System Verifications" says so of `0C`',
+            )
+        if card.occupied:
+            yield Finding(
+                check="cards-free",
+                level=Level.WARNING,
+                where=node.name,
+                message=card.occupied,
+                remedy="end that process; a run waits half a minute, then leaves the card out",
+            )
+
+
+def check_accounts(node: NodeFacts) -> Iterator[Finding]:
+    """Check that no other run holds the cards in Ray's accounts."""
+    total = sum(node.cards.values())
+    if node.cards_free < total:
+        yield Finding(
+            check="cards-free",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
+            remedy="another run or actors hold them: `ray list actors`, `nightgrid status`; a run "
+            "takes the free ones and leaves these alone",
+        )
+
+
+def check_server(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Check what the cards of the node need of their server, as their devices tell."""
+    for kind, told in () if node.emulated else node.cards.items():
+        for complaint in kind.spec.examine(told, probe):
+            yield Finding(
+                check=complaint.check,
+                level=Level[complaint.level.upper()],
+                where=node.name,
+                message=complaint.message,
+                remedy=complaint.remedy,
+            )
+
+
+def check_clock(node: NodeFacts) -> Iterator[Finding]:
+    """The clock agrees with the driver's, as far as a round trip can tell."""
+    clock = node.clock
+    if clock is None or abs(clock.offset_s) - clock.bound_s <= CLOCK_LIMIT_S:
+        return
+    way = "ahead of" if clock.offset_s > 0 else "behind"
+    yield Finding(
+        check="clock",
+        level=Level.WARNING,
+        where=node.name,
+        message=f"its clock is {abs(clock.offset_s):.2f} s (±{clock.bound_s:.3f} s) {way} the "
+        "driver's",
+        remedy="`timedatectl set-ntp true` on both servers: times in rows would be wrong by that",
+    )
+
+
+def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Open files, locked memory and shared memory suffice for a server full of workers."""
+    if node.emulated or not node.cards:
+        return
+    if 0 <= probe.open_files < OPEN_FILES:
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"a process may open {probe.open_files:,} files",
+            remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
+            "before `ray start`",
+        )
+    if probe.locked_bytes >= 0 and any(kind.spec.can("pinned_memory") for kind in node.cards):
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"a process may lock {probe.locked_bytes // 1024} KiB of memory; buffers of "
+            "cards want to be locked",
+            remedy="--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
+        )
+    if probe.shared_memory_bytes < SHARED_MEMORY_BYTES:
+        yield Finding(
+            check="limits",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
+            remedy="--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
+        )
+
+
+def check_space(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+    """Disks have room; a full one under Ray looks like a crash of the job."""
+    wanted = {
+        "Ray's files": RAY_SPACE_BYTES,
+        "results": RESULTS_SPACE_BYTES,
+        "models": MODEL_SPACE_BYTES,
+    }
+    for space in probe.spaces:
+        limit = wanted[space.purpose]
+        if space.free_bytes < limit:
+            yield Finding(
+                check="disk",
+                level=Level.ERROR if space.free_bytes < limit / 10 else Level.WARNING,
+                where=node.name,
+                message=f"{space.free_bytes / _GIB:.1f} GiB are free for {space.purpose} at "
+                f"{space.path}, less than {limit / _GIB:.0f}",
+                remedy="free some, or put it elsewhere: "
+                + {
+                    "Ray's files": "ray start --temp-dir",
+                    "results": "--results DIR or NIGHTGRID_RESULTS",
+                    "models": "HF_HOME, NIGHTGRID_CACHE",
+                }[space.purpose],
+            )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
+    numbers = []
+    for part in version.replace("-", ".").split(".")[:2]:
+        numbers.append(int(part) if part.isdigit() else 0)
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (numbers[0] if numbers else 0, 0)
 
 
 def judge(facts: ClusterFacts) -> list[Finding]:
     """All findings, the worst first, then by node."""
     found = [
-        *cluster_checks.check_nodes(facts),
-        *cluster_checks.check_token(facts),
-        *cluster_checks.check_dashboard(facts),
-        *cluster_checks.check_shared(facts),
-        *cluster_checks.check_versions(facts),
+        *check_nodes(facts),
+        *check_token(facts),
+        *check_dashboard(facts),
+        *check_shared(facts),
+        *check_versions(facts),
     ]
     for node in facts.nodes:
         if node.probe is not None:
@@ -28,14 +434,14 @@ def judge(facts: ClusterFacts) -> list[Finding]:
 def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
     """All that concerns one node alone."""
     return [
-        *node_checks.check_imports(node, probe),
-        *node_checks.check_quantization(node, probe),
-        *node_checks.check_cards(node, probe),
-        *node_checks.check_accounts(node),
-        *node_checks.check_server(node, probe),
-        *node_checks.check_clock(node),
-        *node_checks.check_limits(node, probe),
-        *node_checks.check_space(node, probe),
+        *check_imports(node, probe),
+        *check_quantization(node, probe),
+        *check_cards(node, probe),
+        *check_accounts(node),
+        *check_server(node, probe),
+        *check_clock(node),
+        *check_limits(node, probe),
+        *check_space(node, probe),
     ]
 
 

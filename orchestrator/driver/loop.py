@@ -51,8 +51,7 @@ from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
-from orchestrator.watching.live import View
-from orchestrator.watching.live_text import event_line
+from orchestrator.watch.live import View, event_line
 
 # Passports of a run's cards: collected from attempts, written, and slow cards named at once.
 

@@ -116,7 +116,7 @@ def drive(
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.runtime.row_writer import row_thread
     from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-    from orchestrator.watching.live import open_view
+    from orchestrator.watch.live import open_view
     from orchestrator.worker.leftovers import Owner
     from orchestrator.worker.redaction import redact
 
@@ -309,7 +309,7 @@ def run_grid(
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
     from orchestrator.runtime.row_log import RowLog, close_all
-    from orchestrator.trackers import tracker_of
+    from orchestrator.trackers.base import tracker_of
     from workloads.models import protection, remote_code
 
     grid = grid_of(source, options)
@@ -461,7 +461,7 @@ def _announce(
 ) -> None:
     """Say what will happen and where rows will lie, before it happens."""
     from orchestrator.results.directory import inside_ray_job
-    from orchestrator.watching.plan_text import deadline_lines, nodes_text, summary_lines
+    from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
 
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     say(f"cards: {nodes_text(plan.nodes)}")

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TypeVar
 
 from orchestrator.core.errors import ControlStoreLost, StoreFull, StoreLocked
-from orchestrator.watching.live import View
+from orchestrator.watch.live import View
 
 AT_ONCE = 3  # the third request: leave the loop as it is
 FORCE_AFTER_S = 10.0  # later the process ends, whatever it hangs in

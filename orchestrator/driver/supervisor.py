@@ -449,8 +449,7 @@ def report_death(order: Mapping[str, Any]) -> None:
     written to standard error."""
     from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.results.store import Store
-    from orchestrator.watching.notice import Ending
-    from orchestrator.watching.notify import hooks_of, notice_of_death, tell_all
+    from orchestrator.watch.notify import Ending, hooks_of, notice_of_death, tell_all
 
     store = Store.open(Path(order["results"]), order["run"])
     page = None

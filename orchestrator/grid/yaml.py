@@ -37,7 +37,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in DIRECTORY.glob("*.yaml")))
 
 
-def found(text: str) -> Path:
+def grid_path(text: str) -> Path:
     """The file that somebody means: theirs if it is there, else the shipped grid of this name,
     written as ``smoke``, ``smoke.yaml`` or ``grids/smoke.yaml``."""
     path = Path(text)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.doctor.facts import ClockOffset, ClusterFacts, NodeFacts, Probe
-from orchestrator.doctor.probe import NEEDED, examine
+from orchestrator.doctor.probe import NEEDED, ClockOffset, ClusterFacts, NodeFacts, Probe, examine
 from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.doctor.facts import Versions
+from orchestrator.doctor.probe import Versions
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.cluster import (

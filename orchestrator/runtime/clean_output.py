@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from orchestrator.core.measurement import Measurement
 from orchestrator.runtime.status import RunStatus
-from orchestrator.watching.live import View
+from orchestrator.watch.live import View
 from orchestrator.worker.redaction import redact
 
 

@@ -32,8 +32,7 @@ from orchestrator.runtime.held import Delayed, Held, Row
 from orchestrator.runtime.parquet_turns import ParquetTurns
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.traces import keep_trace
-from orchestrator.watching.live import View
-from orchestrator.watching.live_text import row_line, unrun_lines
+from orchestrator.watch.live import View, row_line, unrun_lines
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
 ROWS_WAIT_S = 0.1  # for others to be written with, at most

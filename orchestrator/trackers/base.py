@@ -1,7 +1,8 @@
-"""The seam of trackers: a declaration, a connection, and a job's row as such programs have it.
+"""Programs that follow experiments, such as MLflow: each gets one run for each job of ours.
 
-The mapping is the same for all: settings are parameters, numbers are metrics, provenance and what
-is not real about a row (``emulated``, ``random_weights``, ``synthetic_data``) are tags.
+Each file here declares one in its ``SPEC``, under the file's name; another installed package can
+declare one under the entry points ``nightgrid.trackers``. ``nightgrid export --to NAME`` writes
+what was measured, ``nightgrid run --log-to NAME`` every row as it comes (``runtime/row_log.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from typing import Protocol
 from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
+from workloads.registry import Declared
+
+# The seam of trackers: a declaration, a connection, and a job's row as such programs have it.
+#
+# The mapping is the same for all: settings are parameters, numbers are metrics, provenance and what
+# is not real about a row (``emulated``, ``random_weights``, ``synthetic_data``) are tags.
 
 #: Characters of a parameter or tag; servers refuse much longer ones.
 _LONGEST = 500
@@ -183,3 +190,21 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
         name: str(value).lower() if isinstance(value, bool) else str(value)[:_LONGEST]
         for name, value in known
     }
+
+
+#: Every tracker by name.
+TRACKERS: Declared[Tracker] = Declared("orchestrator.trackers", Tracker, "nightgrid.trackers")
+
+
+def tracker_of(text: str) -> tuple[Tracker, str]:
+    """The tracker and the destination that ``NAME`` or ``NAME=DESTINATION`` names.
+
+    Raises:
+        StoreError: there is no such tracker, or no destination is known.
+        ExtraMissing: its package is not installed.
+    """
+    name, _, destination = text.partition("=")
+    if name not in TRACKERS:
+        raise StoreError(f"no rows can be logged to {name!r}; there is: {', '.join(TRACKERS)}")
+    tracker = TRACKERS[name]
+    return tracker, tracker.destination_of(destination)

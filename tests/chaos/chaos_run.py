@@ -18,7 +18,7 @@ HANG_S = 15.0
 def main(arguments: list[str]) -> int:
     """Run one command of `nightgrid`."""
     register()
-    from orchestrator.cli import main as nightgrid
+    from orchestrator.cli.main import main as nightgrid
     from orchestrator.driver import watchdog
     from orchestrator.on_ray import executor
     from orchestrator.worker import host_server

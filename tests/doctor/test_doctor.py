@@ -14,7 +14,7 @@ from patience import patience
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import check_workstation, judge
-from orchestrator.doctor.facts import (
+from orchestrator.doctor.probe import (
     CardFacts,
     ClockOffset,
     ClusterFacts,
@@ -25,8 +25,10 @@ from orchestrator.doctor.facts import (
     SharedFacts,
     Space,
     Versions,
+    hugepages_asked,
+    import_errors,
+    look_into,
 )
-from orchestrator.doctor.probe import hugepages_asked, import_errors, look_into
 from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
 
 GIB = 2**30

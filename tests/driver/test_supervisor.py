@@ -320,8 +320,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_driver_once(
 def test_the_supervisor_is_small() -> None:
     """It waits all night beside benchmarks: none of the large libraries is loaded."""
     code = (
-        "import sys\nimport orchestrator.commands.run, orchestrator.driver.supervisor\n"
-        "large = ('ray', 'torch', 'transformers', 'pyarrow', 'numpy', 'rich')\n"
+        "import sys\nimport orchestrator.cli.run, orchestrator.driver.supervisor\n"
+        "large = ('ray', 'torch', 'transformers', 'pyarrow', 'pydantic', 'numpy', 'rich', 'yaml')\n"
         "sys.exit(', '.join(name for name in large if name in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

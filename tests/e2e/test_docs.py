@@ -28,7 +28,7 @@ from doc_pages import (
     starts_cluster,
 )
 
-from orchestrator.cli import full_parser
+from orchestrator.cli.main import full_parser
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from example_grids import NOTEBOOK_GRID
 
 import orchestrator
 from orchestrator import Grid, Run, load, run
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.plan import Action

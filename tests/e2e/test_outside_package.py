@@ -42,7 +42,7 @@ POINTS = {
 COMMANDS = """
 import contextlib, json, shutil
 from pathlib import Path
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 assert main(["run", "grid.yaml", "--in-process", "--quiet", "--run", "after"]) == 0
 shutil.copytree("results/after", "results/before")
 # Whatever else runs on this machine may disturb these rows: flags are left aside.

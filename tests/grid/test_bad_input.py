@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
 from orchestrator.driver.plan import planned_nodes
 from orchestrator.grid.diagnostics import MEANT
@@ -390,7 +390,7 @@ def test_a_refused_grid_costs_no_heavy_import(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(ONE + "    cards: 3\n    modle: x\n")
     code = (
-        "import sys; from orchestrator.cli import main; code = main(['plan', sys.argv[1]]);"
+        "import sys; from orchestrator.cli.main import main; code = main(['plan', sys.argv[1]]);"
         "heavy = {'torch', 'ray', 'transformers', 'pyarrow'} & set(sys.modules);"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from grid_cases import HEAD, grid, vocabulary
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import load_grid
 from orchestrator.grid.schema import grid_schema, grid_schema_text

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nested import places
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.grid import yaml as strict_yaml
 
 ROOT = Path(__file__).resolve().parents[2]

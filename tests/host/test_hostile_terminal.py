@@ -20,7 +20,7 @@ from driver_cases import STATUS
 from measurements import row
 from source_tree import ROOT, modules, syntax
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import MEANINGS
 from orchestrator.core.job import State
 from orchestrator.host.visible import visible

@@ -22,12 +22,12 @@ from orchestrator.host import output
 from orchestrator.host.output import GuardedFile, OutputFailed, guarded
 from orchestrator.host.visible import visible, visible_json
 from orchestrator.results.store import Store
-from orchestrator.watching.live import PlainView
+from orchestrator.watch.live import PlainView
 
 ROOM = 64 * 1024
 MAIN = """\
 import sys, pytest, tiny_workload
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 tiny_workload.register(pytest.MonkeyPatch())
 sys.exit(main(sys.argv[1:]))
 """
@@ -206,7 +206,7 @@ def test_commands_whose_product_is_their_output_say_when_it_is_lost(
     tmp_path: Path, arguments: str, shell: str, code: int, error: str
 ) -> None:
     """With an exit code of ours, one line, and none of Python's own words at the end (code 120)."""
-    main = "import sys\nfrom orchestrator.cli import main\nsys.exit(main(sys.argv[1:]))"
+    main = "import sys\nfrom orchestrator.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = nightgrid(*arguments.split(), shell=shell, cwd=tmp_path, main=main)
     assert done.returncode == code, done.stderr
     assert error in done.stderr

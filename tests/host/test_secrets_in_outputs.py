@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import tiny_workload
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.events import RunAttempt
 from orchestrator.results.store import Store
 from orchestrator.runtime.in_process import InProcessExecutor

@@ -32,7 +32,7 @@ PRELOADED = (
     *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
     *("rich.console", "typst", "workloads.models.description"),
     *("orchestrator.on_ray.cluster", "orchestrator.on_ray.jobs", "orchestrator.report.page"),
-    *("orchestrator.report.figures", "orchestrator.watching.server"),
+    *("orchestrator.report.figures", "orchestrator.watch.server"),
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
 

@@ -13,7 +13,7 @@ from random import Random
 
 from hostile_values import TEXTS
 
-from orchestrator.cli import full_parser
+from orchestrator.cli.main import full_parser
 
 #: Arguments by what is right for them.
 ROLES: Mapping[str, str] = {

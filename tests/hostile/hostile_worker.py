@@ -195,7 +195,7 @@ def _disagreeable(code: int | None, words: str) -> str:
 
 def _perform(line: list[str], base: Path) -> int:
     from orchestrator.analysis import hardware
-    from orchestrator.cli import main
+    from orchestrator.cli.main import main
 
     place = base / "case"
     planted = (place / "published.csv").exists() or (place / "devices.csv").exists()
@@ -230,7 +230,7 @@ def _feed(results: Path) -> int:
     """Serve the live view, and look at every address of it twice."""
     from orchestrator.core.errors import NightgridError
     from orchestrator.results.finding import find_run
-    from orchestrator.watching.feed import RunFeed
+    from orchestrator.watch.state import RunFeed
 
     logging.getLogger("nightgrid.store").setLevel(logging.ERROR)
     try:
@@ -258,7 +258,7 @@ def _feed(results: Path) -> int:
 
 
 def _loud_server() -> type:
-    from orchestrator.watching.server import WatchServer
+    from orchestrator.watch.server import WatchServer
 
     class Loud(WatchServer):
         def handle_error(self, request: Any, client_address: Any) -> None:

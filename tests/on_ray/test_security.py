@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, imported, modules, syntax
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator

@@ -24,7 +24,7 @@ IMPATIENT = """\
 import sys
 from orchestrator.on_ray import cluster, gcs
 cluster._FIRST_ANSWER_S, gcs.SILENT_AFTER_S = 1.0, 0.2
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from patience import patience
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import SubmitError
 from orchestrator.on_ray.jobs import (
     JobServer,

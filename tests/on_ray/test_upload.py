@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import SubmitError
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of

@@ -16,13 +16,13 @@ import pytest
 from grid_cases import HEAD, experiments, grid, one
 from rich.console import Console
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import ClusterError, GridError
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.planning.planner import card_seconds, legal_counts, make_plan
-from orchestrator.watching.plan_text import duration_text, plan_json, print_plan
+from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
 from workloads.precision import support
 
 HPU, GPU, CPU = Accelerator.HPU, Accelerator.GPU, Accelerator.CPU
@@ -378,7 +378,7 @@ BIG = (
 
 _CHILD = """
 import sys
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 code = main(sys.argv[1:])
 heavy = {"torch", "ray", "transformers", "pyarrow"} & set(sys.modules)
 sys.exit(f"imported {sorted(heavy)}" if heavy else code)

@@ -16,7 +16,7 @@ from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.planning.replicates import cost_of_replicates
 from orchestrator.scheduler.estimator import PRIOR_START_S
-from orchestrator.watching.plan_text import plan_json, print_plan, summary_lines
+from orchestrator.watch.plan_text import plan_json, print_plan, summary_lines
 
 VOCABULARY = Vocabulary.installed(check_data=False)
 

@@ -20,13 +20,10 @@ PURE_FOLDERS = ("core", "grid", "planning", "scheduler")
 PURE = sorted(
     [
         *(path for name in PURE_FOLDERS for path in (ROOT / "orchestrator" / name).glob("*.py")),
-        *(
-            ROOT / "orchestrator" / "doctor" / f"{name}.py"
-            for name in ("checks", "cluster_checks", "node_checks", "facts", "text")
-        ),
+        *(ROOT / "orchestrator" / "doctor" / f"{name}.py" for name in ("checks", "text")),
     ]
 )
-EDGES = {"cli", "commands", "host", "on_ray", "results", "runtime", "watching", "worker"}
+EDGES = {"cli", "host", "on_ray", "results", "runtime", "watch", "worker"}
 PRODUCT = ("orchestrator", "workloads")
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
 
@@ -175,7 +172,7 @@ def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
 def test_help_loads_nothing_heavy() -> None:
     """``nightgrid --help`` is instant: none of the large packages is imported."""
     code = (
-        "import sys\nfrom orchestrator.cli import main\n"
+        "import sys\nfrom orchestrator.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
         "sys.exit(','.join(heavy) or 0)"
@@ -195,7 +192,7 @@ UNPLANNED = (
 def test_a_plan_loads_only_what_it_needs() -> None:
     """``nightgrid plan`` starts quickly: pydantic is the one large package that it imports."""
     code = (
-        "import sys\nfrom orchestrator.cli import main\n"
+        "import sys\nfrom orchestrator.cli.main import main\n"
         "main(['plan', 'grids/smoke.yaml', '--results', 'none-here'])\n"
         f"loaded = [m for m in {(*HEAVY, *UNPLANNED)!r} if m in sys.modules]\n"
         "sys.exit(0 if loaded == ['pydantic'] else ', '.join(loaded))"
@@ -212,27 +209,25 @@ TIME_OF_DAY = {
         "Interval": "where an interval of a row begins; its length is of the steady clock",
         "CallAt.__init__": "a deadline is a time of day",
     },
-    "orchestrator/commands/options.py": {
+    "orchestrator/cli/options.py": {
         "ends_at": "the deadline of a budget that begins now",
         "_deadline": "08:00 is the next one",
     },
-    "orchestrator/commands/plan.py": {"_until": "how far a deadline is away, for people"},
-    "orchestrator/commands/run.py": {"_report_in_any_case": "a deadline is a time of day"},
-    "orchestrator/commands/simulate.py": {"run": "how far a deadline is away, for people"},
-    "orchestrator/commands/runs.py": {
-        "run": "how old a driver's last word is, which may be on another host",
+    "orchestrator/cli/run.py": {"_report_in_any_case": "a deadline is a time of day"},
+    "orchestrator/cli/plan.py": {
+        "_until": "how far a deadline is away, for people",
+        "run_plan": "how far a deadline is away, for people",
     },
-    "orchestrator/commands/status.py": {
+    "orchestrator/cli/runs.py": {
+        "run_runs": "how old a driver's last word is, which may be on another host",
         "job_lines": "how old a time of Ray's is",
         "run_json": "how old a driver's last word is, which may be on another host",
         "run_lines": "how old a driver's last word is, which may be on another host",
     },
     "orchestrator/driver/loop.py": {"Driver": "for notes, the status and the deadline"},
-    "orchestrator/watching/live.py": {
-        "PlainView.line": "the time of day before each line of a log"
-    },
-    "orchestrator/watching/live_display.py": {
-        "TerminalView.line": "the time of day before each line"
+    "orchestrator/watch/live.py": {
+        "PlainView.line": "the time of day before each line of a log",
+        "TerminalView.line": "the time of day before each line",
     },
     "orchestrator/on_ray/gcs.py": {
         "Gcs.trouble": "since when the control store is silent, for people",
@@ -261,18 +256,20 @@ TIME_OF_DAY = {
     "orchestrator/driver/run.py": {
         "_session": "when a run came to a cluster's queue, which runs on several hosts share",
         "_deadline": "how much of the time until a deadline is the reserve",
-        "drive": "when the passport of a card was taken",
-        "drive.to_measurement": "when a row was recorded",
     },
     "orchestrator/driver/options.py": {
         "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
+    },
+    "orchestrator/runtime/drive.py": {
+        "drive": "when the passport of a card was taken",
+        "drive.to_measurement": "when a row was recorded",
     },
     "orchestrator/driver/supervisor.py": {
         "Supervisor": "when the first driver began, for its notice",
         "Supervisor.run": "how far a deadline is away",
         "Supervisor._wait": "a deadline is a time of day",
     },
-    "orchestrator/watching/feed.py": {
+    "orchestrator/watch/state.py": {
         "RunFeed.__init__": "how old the driver's last word was when the page was opened",
     },
 }

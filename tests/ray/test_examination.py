@@ -17,7 +17,7 @@ from orchestrator.core.errors import CLUSTER_UNFIT
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import judge
-from orchestrator.doctor.facts import ClusterFacts, Level, NodeFacts
+from orchestrator.doctor.probe import ClusterFacts, Level, NodeFacts
 from orchestrator.doctor.text import exit_code, lines
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages

@@ -27,7 +27,7 @@ from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from orchestrator.watching.live import QuietView
+from orchestrator.watch.live import QuietView
 
 #: As long as each other: longer jobs may go before wider ones while little else is left.
 SINGLES, SINGLE_S, GANG_S = 60, 1.0, 1.0

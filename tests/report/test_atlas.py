@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.grid.parser import load_grid

@@ -24,7 +24,7 @@ from orchestrator.analysis.ratio import (
     ratio_of,
     significant,
 )
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.results.metrics_of_samples import metrics_of

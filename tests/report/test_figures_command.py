@@ -14,7 +14,7 @@ from measurement_factory import Night, a_job, every_state, precision_grid
 
 from orchestrator.analysis.hardware import reference
 from orchestrator.analysis.summary import summarize
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
 from orchestrator.report.figures import MOST_PICTURES, figure_data, pictures_of, standalone
@@ -115,7 +115,7 @@ def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
     import subprocess
 
     code = (
-        "import sys; from orchestrator.cli import main; "
+        "import sys; from orchestrator.cli.main import main; "
         f"main(['report', 'real', '--results', {str(results)!r}, '--format', 'csv']); "
         "sys.exit('typst' in sys.modules)"
     )

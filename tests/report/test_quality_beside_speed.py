@@ -9,7 +9,7 @@ from measurement_factory import Night, a_job
 
 from orchestrator.analysis.metrics import equal, quality_note
 from orchestrator.analysis.summary import at_equal_quality, summarize
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.cells import cell_text
 from orchestrator.results.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from measurement_factory import Night, a_job, every_state
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.results.store import Store
 

@@ -11,12 +11,12 @@ from measurement_factory import START, Night, a_job, with_interval
 
 from orchestrator.analysis.ratio import ASSUMED_NOISE
 from orchestrator.analysis.trends import Trends, trends_of
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.all_runs import since_last, since_text
 from orchestrator.results.store import Store
-from orchestrator.watching.notice import Ending, Notice
+from orchestrator.watch.notify import Ending, Notice
 
 DAY_S = 86_400.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis import hardware
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.results import paths
 from workloads.base import BadConfiguration, DataMissing

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from measurements import row
 from odd_files import a_directory, a_link_to_a_device, a_pipe
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import MEANINGS
 from orchestrator.results import fragments
 from orchestrator.results.store import Store

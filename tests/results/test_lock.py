@@ -21,13 +21,13 @@ from patience import patience
 from store_processes import CONTEXT
 
 from orchestrator.analysis.summary import underway_of
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.report.run_report import read_status
 from orchestrator.results import lock, paths
 from orchestrator.results.lock import driver_lives
 from orchestrator.results.store import Store
-from orchestrator.watching.feed import RunFeed
+from orchestrator.watch.state import RunFeed
 
 
 def holder(results: Path) -> BaseProcess:

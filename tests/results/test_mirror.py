@@ -16,7 +16,7 @@ from example_grids import NOTEBOOK_GRID
 from measurements import row
 from moto.server import ThreadedMotoServer
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, mirror, paths
 from orchestrator.results.mirror import Mirror, fetch_from, shown

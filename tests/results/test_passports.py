@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from measurements import attempt, job, outcome, rank, row, worker
 
-from orchestrator.commands.doctor import slow_card_findings
-from orchestrator.commands.status import run_lines
+from orchestrator.cli.doctor import slow_card_findings
+from orchestrator.cli.runs import run_lines
 from orchestrator.core.card_check import Passport, slow_cards, spread_of_runs
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
-from orchestrator.doctor.facts import Level
+from orchestrator.doctor.probe import Level
 from orchestrator.driver.loop import PassportBook
 from orchestrator.report.run_report import read_summary
 from orchestrator.results import paths

@@ -50,7 +50,7 @@ from orchestrator.results.notes import Note, Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.row_writer import ROWS_WAIT_S, row_thread
 from orchestrator.runtime.status import RunStatus
-from orchestrator.watching.live_text import summary_line
+from orchestrator.watch.live import summary_line
 
 
 class Script:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_hl_smi import GAUDI3_CSV
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.driver.plan import own_cards, own_machine, own_nodes, planned_nodes

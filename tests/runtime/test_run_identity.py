@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from measurements import row
 from odd_files import a_pipe
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results import disk, identity, paths
 from orchestrator.results.identity import Place, Relation, relation

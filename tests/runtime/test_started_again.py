@@ -13,8 +13,8 @@ import pytest
 import tiny_workload
 from driver_cases import node
 
-from orchestrator.cli import build_parser
-from orchestrator.commands import run as command
+from orchestrator.cli import run as command
+from orchestrator.cli.main import build_parser
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.measurement import Measurement

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from schedule_cases import Fixed, job, node, planned
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.events import Command, Event, NodeJoined, StopRequested
 from orchestrator.core.job import MAX, Job, State
 from orchestrator.core.plan import PlannedJob

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from measurements import row
 
-from orchestrator.trackers import TRACKERS
-from orchestrator.trackers.base import tracked
+from orchestrator.trackers.base import TRACKERS, tracked
 
 
 class Run:

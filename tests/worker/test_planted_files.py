@@ -13,12 +13,12 @@ import pytest
 from measurements import row
 from odd_files import a_link_to_a_device, a_link_to_the_kernel, a_pipe, a_sparse_file
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from orchestrator.core.errors import NightgridError, StoreError
 from orchestrator.report.run_report import write_aside
 from orchestrator.results import disk
 from orchestrator.results.store import Store
-from orchestrator.watching.notify import hook_of
+from orchestrator.watch.notify import hook_of
 from workloads.base import DataMissing
 from workloads.data.examples import Example, write_json_lines
 from workloads.data.records import records

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from local_hub import LocalHub, local_hub
 
-from orchestrator.commands import verify
+from orchestrator.cli import models
 from orchestrator.core.errors import GridError
 from orchestrator.core.job import Job
 from orchestrator.core.labels import labels_of
@@ -155,7 +155,7 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
         assert {job.model for job in jobs} == {f"org/tiny@{commit}"}
     assert grid_of(file, again).commits == begun.commits
     parser = argparse.ArgumentParser()
-    verify.add_arguments(parser)
+    models.add_verify_arguments(parser)
     nights, elsewhere = (("--results", str(tmp_path / place)) for place in ("nights", "elsewhere"))
     for source, words, commit in (
         (run / paths.GRID, elsewhere, first),
@@ -165,7 +165,7 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
         (file, (*nights, "--run", "another"), second),
         (file, elsewhere, second),
     ):
-        asked = verify.questions(parser.parse_args([str(source), *words]))
+        asked = models.questions(parser.parse_args([str(source), *words]))
         assert [each["model"] for each in asked["experiments"]] == [f"org/tiny@{commit}"]
         assert asked["results"] == str(tmp_path / "nights")
         told = "was begun with org/tiny@main, so what is verified is the commit of today"

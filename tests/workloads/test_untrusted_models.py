@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from generation_cases import request
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
 from workloads.generation.transformers_engine import load as load_engine

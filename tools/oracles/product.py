@@ -25,7 +25,7 @@ _STREAMS = ("stdout", "stderr")
 
 def command(*arguments: str) -> tuple[int, str, str]:
     """Run a command line in this process: its exit code, standard output and standard error."""
-    from orchestrator.cli import main
+    from orchestrator.cli.main import main
 
     with contextlib.ExitStack() as stack:
         # Real files: the product writes to descriptors.

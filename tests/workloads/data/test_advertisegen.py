@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from workloads.data.advertisegen import write_synthetic
 from workloads.data.catalog import load_examples
 from workloads.data.examples import Example, write_json_lines

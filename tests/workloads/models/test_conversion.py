@@ -340,7 +340,7 @@ def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, state):
 
 def test_the_command_says_what_it_wrote(tmp_path, state, capsys):
     """`nightgrid convert` lists files and parameters, and that there is no tokenizer."""
-    from orchestrator.cli import main
+    from orchestrator.cli.main import main
 
     source = reference.write_checkpoint(tmp_path / "src", state)
     assert main(["convert", str(source), str(tmp_path / "dst")]) == 0

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import chatglm3_reference as reference
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.description import describe_model
 from workloads.models.drawing import draw_svg

@@ -13,7 +13,7 @@ from generation_cases import Worker, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing, JobDescription
 from workloads.models import protection
 from workloads.models.checkpoint_files import PROTECTED, weight_files

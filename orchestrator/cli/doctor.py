@@ -1,0 +1,205 @@
+"""``nightgrid doctor``: whether a cluster or this machine is fit for a night, and what to do where
+it is not.
+
+Every node is examined at once: cards seen and free, versions, imports, clocks, huge pages, limits,
+disk space, the shared directory, the token. On a machine of the cluster this is done from here;
+with the dashboard's address, by a job on the head node: a workstation cannot join a cluster.
+Without any address this machine is examined, with its own cards, on a Ray that ends afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.options import Command, add_results_argument, whole_number
+from orchestrator.host import output
+
+if TYPE_CHECKING:
+    from orchestrator.doctor.probe import ClusterFacts, Finding
+
+EPILOG = """\
+examples:
+  nightgrid doctor                                      this machine, with its own cards
+  nightgrid doctor --emulate 2x8                        this machine, with emulated cards
+  nightgrid doctor --address http://127.0.0.1:8265      a cluster, through an SSH tunnel
+  nightgrid doctor --shared /shared --nodes 3           on a machine of the cluster
+
+exit codes:
+  0    fit; notes at most
+  12   warnings: a run works, and is slower or its figures doubtful
+  13   errors: a run would fail, wholly or on some node
+  3    no cluster can be joined;  5  the dashboard does not answer, or not in time
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid doctor`."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="http://HEAD:8265 (the dashboard, from anywhere) or HOST:6379 (on a machine of the "
+        "cluster); default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, else this machine",
+    )
+    where.add_argument(
+        "--emulate", metavar="SPEC", help="start emulated nodes on this machine: 2x8, 1x2:GPU"
+    )
+    parser.add_argument(
+        "--shared",
+        metavar="DIR",
+        help="a directory that all nodes should share: is it written and seen everywhere?",
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="N",
+        type=whole_number,
+        dest="expected_nodes",
+        help="how many should be there",
+    )
+    parser.add_argument(
+        "--import",
+        metavar="NAME",
+        action="append",
+        dest="packages",
+        help="import this on every node, in place of what jobs need (torch, transformers, …); "
+        "may be repeated",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        dest="timeout_s",
+        default=120.0,
+        help="a node that has not answered by then is silent (default: 120)",
+    )
+    add_results_argument(parser, "where the driver would write rows")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, judge, tell."""
+    from orchestrator.on_ray.jobs import is_job_address
+
+    if not args.emulate and is_job_address(args.address):
+        return _from_afar(args)
+    from orchestrator.doctor.checks import judge
+    from orchestrator.doctor.text import as_json, exit_code, lines
+
+    facts = _examine(args)
+    findings = [*judge(facts), *slow_card_findings(args.results)]
+    if args.json:
+        output.say_json(as_json(facts, findings))
+    else:
+        output.say("\n".join(lines(facts, findings)))
+    return exit_code(findings)
+
+
+def slow_card_findings(results: Path) -> list[Finding]:
+    """A finding for each card that was slow in the newest run with passports here."""
+    from orchestrator.core.errors import StoreError
+    from orchestrator.doctor.probe import Finding, Level
+    from orchestrator.results.passports import read_passports, slow_cards_of
+    from orchestrator.results.stored_run import runs
+
+    with contextlib.suppress(StoreError):
+        newest = next((name for name in runs(results) if read_passports(results / name)), None)
+        for_real = newest is not None and not any(
+            each.emulated for each in read_passports(results / newest)
+        )
+        return [
+            Finding(
+                check="slow-card",
+                level=Level.WARNING if for_real else Level.NOTE,
+                where=slow.card,
+                message=f"{slow} (run {newest})",
+                remedy="look at its temperature, power limit and slot; leave it out of the run "
+                "until it is as fast as the others",
+            )
+            for slow in (slow_cards_of(results / newest) if newest is not None else ())
+        ]
+    return []
+
+
+def _examine(args: argparse.Namespace) -> ClusterFacts:
+    from orchestrator.core.topology import parse_emulation
+    from orchestrator.doctor.probe import NEEDED
+    from orchestrator.driver.plan import own_machine
+    from orchestrator.on_ray.cluster import connect, local_address
+    from orchestrator.on_ray.examination import Examination
+    from orchestrator.on_ray.local_cluster import emulate
+
+    examination = Examination(
+        packages=tuple(args.packages or NEEDED),
+        shared_dir=args.shared,
+        results_dir=str(args.results),
+        expected_nodes=args.expected_nodes,
+        timeout_s=args.timeout_s,
+    )
+    if args.emulate:
+        with emulate(parse_emulation(args.emulate, ())) as emulated:
+            return examination.of(emulated)
+    if not (args.address or os.environ.get("RAY_ADDRESS") or local_address()):
+        with emulate(own_machine()) as private:
+            return examination.of(private)
+    with connect(args.address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
+        return examination.of(cluster)
+
+
+def _from_afar(args: argparse.Namespace) -> int:
+    """Have the head node do it, and add what only this side can see."""
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.doctor.checks import check_workstation
+    from orchestrator.doctor.probe import Versions
+    from orchestrator.doctor.text import exit_code, finding_lines, finding_of
+    from orchestrator.on_ray.jobs import JobServer, versions_here
+
+    command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
+    if args.shared:
+        command += ["--shared", args.shared]
+    for package in args.packages or ():
+        command += ["--import", package]
+    if args.expected_nodes:
+        command += ["--nodes", str(args.expected_nodes)]
+    server = JobServer(args.address)
+    printed = server.ask(command, timeout_s=args.timeout_s + 60)
+    answer = _json_in(printed)
+    if answer is None:
+        end = "\n".join(printed.strip().splitlines()[-15:])
+        raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
+    here = versions_here()
+    findings = [finding_of(told) for told in answer["findings"]]
+    findings += check_workstation(here, Versions(**answer["facts"]["driver"]))
+    if args.json:
+        from orchestrator.doctor.text import findings_json
+
+        output.say_json(answer | findings_json(findings))
+    else:
+        output.say("\n".join([*answer["summary"], *finding_lines(findings)]))
+    return exit_code(findings)
+
+
+def _json_in(printed: str) -> dict[str, Any] | None:
+    """The object in a job's output, among whatever else was printed."""
+    for line in printed.splitlines():
+        if line.startswith('{"emulated"'):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 5 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 5 and 3600 seconds")
+    return value
+
+
+COMMANDS = {"doctor": Command(add_arguments, run, EPILOG)}

@@ -1,0 +1,224 @@
+"""The command line: ``nightgrid COMMAND`` or ``python -m orchestrator COMMAND``.
+
+``COMMANDS`` names the module of each command, whose own ``COMMANDS`` has its arguments and its
+function. Only the chosen module is imported, so ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.core import errors
+from orchestrator.core.errors import GridError, NightgridError, StoreError
+from orchestrator.host import output
+from workloads.base import WorkloadError
+
+#: For each command its module in this package, and its line of help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("plan", "write a commented first grid for a model and data of one's own"),
+    "plan": ("plan", "print every job of a grid, and why some will not run; starts nothing"),
+    "simulate": (
+        "plan",
+        "play a grid through on virtual cards, with faults if asked; runs nothing",
+    ),
+    "run": ("run", "measure a grid on a Ray cluster, on this machine's cards, or on emulated ones"),
+    "doctor": (
+        "doctor",
+        "examine a cluster or this machine: what a run would stumble over, and the remedies",
+    ),
+    "submit": ("remote", "send a grid to a cluster as a Ray job and return at once"),
+    "status": ("runs", "show a submitted job, or a run in a results directory"),
+    "runs": (
+        "runs",
+        "list all runs, here or on a cluster: state, progress, time left, fastest setting",
+    ),
+    "stop": ("remote", "end a run in an orderly way, here or on a cluster"),
+    "fetch": ("remote", "bring a run's rows and report from a cluster to this machine"),
+    "watch": ("runs", "show a run as a web page that updates itself, on this machine's loopback"),
+    "logs": ("remote", "print or follow the log of a submitted job"),
+    "report": ("results", "print a run's tables and write its HTML page"),
+    "compare": (
+        "results",
+        "say what became slower or faster from one run to another; fails CI if asked",
+    ),
+    "query": ("results", "ask SQL over the rows, samples and prompts of all runs"),
+    "export": (
+        "results",
+        "write results for other programs: Hugging Face datasets, MLflow, Weights & Biases",
+    ),
+    "verify": (
+        "models",
+        "check that engines compute what stock transformers computes; fails CI if not",
+    ),
+    "describe": ("models", "print the parameters, layers and memory of a model"),
+    "convert": ("models", "turn a ChatGLM3 checkpoint into one that transformers loads natively"),
+    "protect": ("models", "encrypt a model's weight files, which a run opens with --key-file"),
+    "dataset": ("models", "print the lengths of a dataset, and write a small sample of it"),
+    "schema": (
+        "plan",
+        "print the JSON Schema of grid files, the result columns, or the precisions",
+    ),
+    "completion": ("completion", "print a script that completes commands in bash, zsh or fish"),
+}
+
+EPILOG = f"""\
+a first evening:
+  nightgrid plan grids/smoke.yaml                   what would be measured, and why some is not
+  nightgrid run grids/smoke.yaml --emulate 2x8      measure it on emulated cards of this machine
+  nightgrid report smoke                            tables, and results/smoke/report.html
+on a cluster:
+  nightgrid run GRID                                on a machine of it (RAY_ADDRESS)
+  nightgrid submit GRID --address http://HEAD:8265  from elsewhere; then status, logs, stop, fetch
+the morning after:
+  nightgrid compare last-night smoke                what became slower or faster
+  nightgrid query "select * from jobs"              SQL over all runs
+
+`nightgrid COMMAND --help` has each command's options and examples. docs/ is the guide:
+docs/first-grid.md to begin with, docs/grids.md for every key of a grid file.
+
+exit codes:
+{errors.table()}
+"""
+
+
+#: Commands that are not there to print: they go on whatever becomes of their output.
+WORKING = ("run", "watch")
+
+#: Commands that hand on what follows `--` to another.
+HANDING_ON = ("submit",)
+
+#: Libraries that log, when imported, what no user can act on.
+CHATTERERS = ("torchao", "torch.utils._pytree")
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for these arguments. Of the command that they begin with it has the options and
+    of the others nothing; else it has every command's name, for the help."""
+    if arguments and arguments[0] in COMMANDS:
+        return _parser(arguments[:1], filled_in=arguments[:1])
+    return _parser(COMMANDS, filled_in=[word for word in arguments if word in COMMANDS])
+
+
+def full_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every command, for what describes them all."""
+    return _parser(COMMANDS, filled_in=COMMANDS)
+
+
+def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="nightgrid",
+        description="Benchmark a grid of model settings on every card of a Ray cluster.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"nightgrid {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in names:
+        module, summary = COMMANDS[name]
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name in filled_in:
+            declared = importlib.import_module(f"orchestrator.cli.{module}").COMMANDS[name]
+            command.epilog, command.formatter_class = declared.epilog, parser.formatter_class
+            declared.add_arguments(command)
+            command.set_defaults(run=declared.run, refuse=command.error)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Quotes arguments of the command line, which a script may have from anywhere, visibly."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            output.say(message, file or sys.stderr, end="")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors meant for the user are printed without a traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    working = bool(arguments) and arguments[0] in WORKING
+    try:
+        with output.standard_streams(working=working):
+            return _main(arguments)
+    except output.OutputFailed as error:
+        if error.errno == errno.EPIPE:  # `nightgrid plan … | head` is fine
+            return errors.OK
+        output.say_aside(f"nightgrid: standard output cannot be written: {error.strerror}")
+        return StoreError.exit_code
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Read a command line; ``handed_on`` has what follows the `--` of `nightgrid submit`.
+
+    Raises:
+        SystemExit: it is none that a command takes; the usage was printed.
+    """
+    parser = build_parser(arguments)
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"there is no command {arguments[0]!r}{_meant(arguments[0])}")
+    own, handed_on = arguments, []
+    if "--" in arguments:
+        first = arguments.index("--")
+        own, handed_on = arguments[:first], arguments[first + 1 :]
+    for word in own:
+        if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
+            parser.error(f"argument {word[:-3]}: expected one argument, not --")
+    if arguments[0] not in HANDING_ON:
+        own = arguments
+    args, unknown = parser.parse_known_args(own)
+    if unknown:  # with the usage of the command, not that of the program
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
+    args.typed, args.handed_on = arguments, tuple(handed_on)
+    return args
+
+
+def _meant(word: str) -> str:
+    """The command that a misspelt word is close to, else the way to all of them."""
+    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return "; `nightgrid --help` lists them"
+
+
+def _main(arguments: list[str]) -> int:
+    for name in CHATTERERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if not arguments:
+        build_parser(arguments).print_help(sys.stderr)
+        return GridError.exit_code
+    args = parsed(arguments)
+    try:
+        return int(args.run(args))
+    except NightgridError as error:
+        _complain(f"nightgrid {args.command}: {error}")
+        return error.exit_code
+    except WorkloadError as error:
+        _complain(f"nightgrid {args.command}: {error}")
+        return 1
+    except output.OutputFailed:
+        raise
+    except OSError as error:  # what no command expects: a directory without permission, say
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"nightgrid {args.command}: {where}{error.strerror or error}")
+        return StoreError.exit_code
+    except KeyboardInterrupt:
+        return errors.INTERRUPTED
+
+
+def _complain(text: str) -> None:
+    """Print an error, which may quote an address with a password."""
+    from orchestrator.worker.redaction import redact
+
+    output.say_aside(redact(text, os.environ))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

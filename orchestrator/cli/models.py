@@ -1,0 +1,658 @@
+"""Commands for models and data: ``describe``, ``convert``, ``protect``, ``dataset``, ``verify``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator.cli.options import Command, add_results_argument, add_set_argument, whole_number
+from orchestrator.core import errors
+from orchestrator.core.errors import NightgridError
+from orchestrator.grid.yaml import grid_path
+from orchestrator.host import output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.planning.verification import Verified
+    from workloads.data.advertisegen import Description as DatasetDescription
+    from workloads.data.examples import Example
+    from workloads.data.lengths import Distribution
+    from workloads.models.description import Description
+
+DESCRIBE_EPILOG = """\
+examples:
+  nightgrid describe tiny-chatglm3
+  nightgrid describe chatglm3-6b/config.json --svg chatglm3.svg
+"""
+
+
+def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument(
+        "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
+    )
+    parser.add_argument("--lora-rank", type=whole_number, default=8, metavar="R", help="default: 8")
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG")
+    parser.add_argument("--pptx", type=Path, metavar="FILE", help="write it as a slide")
+
+
+def run_describe(args: argparse.Namespace) -> int:
+    """Describe, then print."""
+    from orchestrator.report.run_report import write_aside
+    from workloads.models.description import describe_model
+    from workloads.models.drawing import draw_svg
+    from workloads.models.picture import picture_of
+    from workloads.models.slide import draw_slide
+
+    description = describe_model(args.model, lora_rank=args.lora_rank)
+    title = f"{description.model}: {description.parameters:,} parameters"
+    for file, drawn in ((args.svg, draw_svg), (args.pptx, draw_slide)):
+        if file is not None:
+            write_aside(file, drawn(picture_of(description), title))
+            output.say_aside(f"wrote {file}")
+    if args.json:
+        output.say_json(dataclasses.asdict(description), indent=2, ensure_ascii=False)
+        return 0
+    width = None if sys.stdout.isatty() else 110  # a pipe has no width; tables must not fold
+    print_description(description, output.console(highlight=False, width=width))
+    return 0
+
+
+def print_description(description: Description, console: Console) -> None:
+    """All parts, for people."""
+    from rich.text import Text
+
+    from workloads.models.picture import draw_text, picture_of
+
+    random = "  (random weights: its texts mean nothing)" if description.random_weights else ""
+    name = description.architecture.name
+    console.print(Text.assemble((description.model, "bold"), f"  {name}{random}"))
+    console.print(f"{description.parameters:,} parameters\n")
+    for line in draw_text(picture_of(description)):
+        console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+    console.print()
+    _print_layers(description, console)
+    _print_memory(description, console)
+    _print_adapters(description, console)
+    _print_prompt(description, console)
+
+
+def _print_layers(description: Description, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("parameter", "shape", title="Layers", title_justify="left")
+    for heading in ("layers", "parameters", "share"):
+        table.add_column(heading, justify="right")
+    for tensor in description.tensors:
+        share = tensor.parameters / max(description.parameters, 1)
+        shape = " × ".join(f"{side:,}" for side in tensor.shape)
+        count = f"{tensor.count}" if tensor.count > 1 else ""
+        table.add_row(Text(tensor.name), shape, count, f"{tensor.parameters:,}", f"{share:.1%}")
+    console.print(table)
+
+
+def _print_memory(description: Description, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("precision", title="Memory", title_justify="left")
+    for heading in ("weights", "key-value cache per token", "for 2048 tokens × batch 8"):
+        table.add_column(heading, justify="right")
+    for memory in description.memory:
+        cache = memory.cache_bytes_per_token
+        cells = ["?", "?"] if cache is None else [f"{cache:,} B", size(cache * 2048 * 8)]
+        table.add_row(memory.precision, size(memory.weight_bytes), *cells)
+    console.print(table)
+    console.print(
+        "int8, int4: linear layers' matrices at 1 and ½ byte (int4 with a bf16 scale per 64); "
+        "embeddings, norms, output layer and cache stay bf16. Activations come on top.\n",
+        style="dim",
+    )
+
+
+def _print_adapters(description: Description, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("LoRA on", title="Fine-tuning adapters", title_justify="left")
+    for heading in ("rank", "trainable", "of the model"):
+        table.add_column(heading, justify="right")
+    for adapter in description.adapters:
+        share = adapter.parameters / max(description.parameters, 1)
+        table.add_row(
+            Text(", ".join(adapter.targets)),
+            str(adapter.rank),
+            f"{adapter.parameters:,}",
+            f"{share:.3%}",
+        )
+    console.print(table)
+
+
+def _print_prompt(description: Description, console: Console) -> None:
+    prompt = description.prompt
+    console.print("Prompt", style="italic")
+    console.print(f"  layout   {prompt.layout}", markup=False)
+    if prompt.ids:
+        console.print(f"  example  {prompt.example}", markup=False)
+        console.print(f"  tokens   {' '.join(prompt.tokens)}", markup=False)
+        console.print(f"  ids      {' '.join(map(str, prompt.ids))}", markup=False)
+    if prompt.note:
+        console.print(f"  note     {prompt.note}", markup=False)
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that reads best, decimal."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"
+
+
+# ``nightgrid convert SRC DST``: ChatGLM3's original layout -> a directory transformers loads.
+
+CONVERT_EPILOG = """\
+examples:
+  nightgrid convert chatglm3-6b/ chatglm3-6b-native/
+  nightgrid describe chatglm3-6b-native/       then name that directory as `model:` of a grid
+"""
+
+
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("source", type=Path, help="directory with config.json and the weights")
+    parser.add_argument("destination", type=Path, help="directory to write; must not exist")
+    parser.add_argument("--force", action="store_true", help="replace a model that is there")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Convert, showing progress, and say what was written."""
+    from workloads.models.conversion import convert
+
+    begin = time.perf_counter()
+    converted = convert(
+        args.source, args.destination, force=args.force, progress=_progress_printer()
+    )
+    seconds = time.perf_counter() - begin
+    if args.json:
+        output.say_json(dataclasses.asdict(converted) | {"took_s": seconds}, default=str)
+        return 0
+    output.say(
+        f"wrote {converted.path}: {converted.parameters:,} parameters, {_gb(converted.bytes)}"
+    )
+    for name in converted.weight_files:
+        output.say(f"  {name}")
+    extra = ["config.json", "generation_config.json"]
+    extra += ["tokenizer.json", "tokenizer_config.json"] if converted.tokenizer else []
+    output.say(f"  {', '.join(extra)}")
+    if not converted.tokenizer:
+        output.say(
+            "no tokenizer.model beside the weights, so no tokenizer was written: text prompts "
+            "need one; put it there and convert again with --force"
+        )
+    output.say(f"took {seconds:.1f} s; run it with  model: {converted.path}")
+    return 0
+
+
+def _progress_printer() -> Callable[[int, int], None]:
+    """A bar that rewrites itself in a terminal; a line every tenth elsewhere."""
+    live = sys.stderr.isatty()
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // max(total, 1)
+        step = percent if live else percent // 10 * 10
+        if step == shown:
+            return
+        shown = step
+        text = f"converting {step:3d} %  {_gb(done)} of {_gb(total)}"
+        end = "\n" if not live or done == total else ""
+        output.emit((f"\r{text}" if live else text) + end, sys.stderr)
+
+    return show
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
+
+
+# ``nightgrid protect SRC DST --key-file FILE``: a model whose weight files only a key opens.
+
+PROTECT_EPILOG = """\
+examples:
+  nightgrid protect llama/ llama-protected/ --key-file model.key --new-key
+  nightgrid run grid.yaml --key-file model.key         with `model: llama-protected` in the grid
+
+The weight files are sealed by AES-256-GCM and are opened into memory only. config.json and the
+tokenizer stay readable. docs/security.md says what this does not protect against.
+"""
+
+
+def add_protect_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("source", type=Path, help="a model's directory with safetensors files")
+    parser.add_argument("destination", type=Path, help="directory to write; must not exist")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", required=True, help="the key; mode 0600"
+    )
+    parser.add_argument(
+        "--new-key", action="store_true", help="make a new key in that file, which must not exist"
+    )
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run_protect(args: argparse.Namespace) -> int:
+    """Protect, and say what was written."""
+    from workloads.base import BadConfiguration
+    from workloads.models import protection
+    from workloads.models.checkpoint_files import protected_files
+
+    if args.new_key:
+        try:
+            protection.write_key(args.key_file)
+        except OSError as error:
+            raise BadConfiguration(
+                f"--new-key cannot make {args.key_file}: {error.strerror}"
+            ) from error
+    key = protection.read_key(args.key_file)
+    began = time.perf_counter()
+    try:
+        written, left_out = protection.protect(args.source, args.destination, key)
+    except OSError as error:
+        raise BadConfiguration(f"{args.source} cannot be protected: {error}") from error
+    seconds = time.perf_counter() - began
+    sealed = protected_files(args.destination)
+    size = sum(file.stat().st_size for file in sealed)
+    if args.json:
+        names = [file.name for file in sealed]
+        found = {"path": str(args.destination), "protected": names, "bytes": size}
+        found |= {"left_out": left_out}
+        output.say_json(found | {"took_s": seconds})
+        return 0
+    output.say(
+        f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
+        f"{size / 1e9:.2f} GB in {seconds:.1f} s"
+    )
+    if left_out:
+        output.say(f"left out, since they are neither text nor safetensors: {', '.join(left_out)}")
+    output.say(f"run it with  --key-file {args.key_file}; without that file nobody can open it")
+    return 0
+
+
+# ``nightgrid dataset``: lengths of a dataset and a small sample of it; a synthetic twin.
+
+T = TypeVar("T")
+_BAR_WIDTH = 40
+#: A hundred times AdvertiseGen's: gigabytes, and minutes.
+MOST_EXAMPLES = 10_000_000
+
+DATASET_EPILOG = """\
+examples:
+  nightgrid dataset lengths alpaca.jsonl                          in tokens: prompts, answers
+  nightgrid dataset advertisegen AdvertiseGen/ --tiny tiny.json   the same, and 100 samples
+  nightgrid dataset probe /data                                   MB/s, files/s where data lies
+  nightgrid dataset synthetic made/ --count 1000                  a made-up twin to try things with
+"""
+
+
+def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``nightgrid dataset``."""
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    real = kinds.add_parser(
+        "advertisegen",
+        help="print the lengths of AdvertiseGen's train.json and dev.json; sample them by length",
+    )
+    real.add_argument("directory", type=Path, metavar="DIR", help="has train.json and dev.json")
+    of_any = kinds.add_parser(
+        "lengths",
+        help="print the lengths of any dataset (docs/data.md); sample it by length",
+    )
+    of_any.add_argument("dataset", metavar="DATASET", help="as `dataset:` of a grid names it")
+    of_any.add_argument("--columns", default="", help="as in a grid: prompt=question, …")
+    of_any.add_argument("--split", default="train", help="of a dataset of the hub (default: train)")
+    of_any.add_argument("--revision", default="", help="of a dataset of the hub")
+    for kind in (real, of_any):
+        kind.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
+        kind.add_argument(
+            "--count", type=_positive, default=100, help="examples in the sample (default: 100)"
+        )
+        kind.add_argument(
+            "--tokenizer",
+            metavar="MODEL",
+            default="tiny-chatglm3",
+            help="whose tokens are counted (default: tiny-chatglm3, the embedded model's)",
+        )
+        kind.add_argument("--json", action="store_true", help="print JSON instead of text")
+        kind.add_argument("--force", action="store_true", help="overwrite OUT")
+    probe = kinds.add_parser(
+        "probe", help="measure how fast the storage under a directory reads and writes"
+    )
+    probe.add_argument("directory", type=Path, metavar="DIR", help="where the data lies")
+    probe.add_argument("--json", action="store_true", help="print JSON instead of text")
+    twin = kinds.add_parser(
+        "synthetic", help="write a made-up train.json and dev.json of AdvertiseGen's shape"
+    )
+    twin.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
+    twin.add_argument(
+        "--count", type=_positive, default=10_000, help="examples in all (default: 10000)"
+    )
+    twin.add_argument("--json", action="store_true", help="print JSON instead of text")
+    twin.add_argument("--force", action="store_true", help="overwrite files that are there")
+
+
+def run_dataset(args: argparse.Namespace) -> int:
+    """Carry the command out; see ``add_arguments``."""
+    if args.kind == "synthetic":
+        return _synthetic(args)
+    if args.kind == "probe":
+        return _probe(args)
+    if args.kind == "advertisegen":
+        from workloads.data.advertisegen import read_directory
+
+        return _lengths(
+            args, "directory", str(args.directory), lambda: read_directory(args.directory)
+        )
+    from workloads.data.catalog import Reading, load_examples
+
+    reading = Reading(columns=args.columns, split=args.split, revision=args.revision)
+    return _lengths(
+        args, "dataset", args.dataset, lambda: {args.dataset: load_examples(args.dataset, reading)}
+    )
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= MOST_EXAMPLES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a whole number from 1 to {MOST_EXAMPLES:,}"
+        )
+    return value
+
+
+def _lengths(
+    args: argparse.Namespace,
+    kind: str,
+    name: str,
+    read: Callable[[], dict[str, list[Example]]],
+) -> int:
+    from workloads.data import advertisegen
+
+    out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
+    if out is not None:
+        _refuse_overwriting([out], args.force)
+    files = read()
+
+    from workloads.models.loading import load_tokenizer, open_model
+
+    tokenizer = load_tokenizer(open_model(args.tokenizer))
+    lengths = advertisegen.measure_lengths(files, tokenizer)
+    description = advertisegen.describe(files, lengths)
+    written = None
+    if out is not None:
+        written = _writing(out, lambda: advertisegen.write_tiny(out, files, lengths, args.count))
+    if args.json:
+        report = asdict(description) | {kind: name}
+        report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
+        output.say_json(report | {"tiny_count": written}, indent=2, ensure_ascii=False)
+        return 0
+    output.say(_text(name, args.tokenizer, description))
+    if out is not None:
+        output.say(f"\n{written} examples at equal distance in total length -> {out}")
+    return 0
+
+
+def _synthetic(args: argparse.Namespace) -> int:
+    from workloads.data import advertisegen
+
+    if args.count < 2:
+        raise NightgridError("--count must be at least 2: one example for each file")
+    names = advertisegen.ADVERTISEGEN_FILES
+    _refuse_overwriting([args.directory / name for name in names], args.force)
+    counts = _writing(
+        args.directory, lambda: advertisegen.write_synthetic(args.directory, args.count)
+    )
+    if args.json:
+        output.say_json({"directory": str(args.directory), "counts": counts, "synthetic": True})
+        return 0
+    listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    output.say(
+        f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})"
+    )
+    return 0
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from workloads.data import storage
+
+    found = _writing(
+        args.directory,
+        lambda: storage.measure(
+            args.directory,
+            large_bytes=storage.LARGE_BYTES,
+            small_files=storage.SMALL_FILES,
+        ),
+    )
+    if args.json:
+        output.say_json(asdict(found), indent=2)
+        return 0
+    rates = (
+        ("one large file, read", f"{found.read_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("one large file, written", f"{found.write_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("small files, read", f"{found.files_read_per_s:,.0f} files/s"),
+        ("small files, written", f"{found.files_written_per_s:,.0f} files/s"),
+        ("sizes, renames, removals", f"{found.operations_per_s:,.0f} operations/s"),
+    )
+    output.say(f"storage under {args.directory}")
+    for name, rate in rates:
+        output.say(f"  {name:26}{rate:>22}")
+    size = f"{found.large_bytes / 1e6:,.0f} MB, and {found.small_files:,} files of 4 KiB"
+    output.say(f"of {size}; written until durable, nothing is left behind")
+    if not found.cache_dropped:
+        output.say("reading may have come from memory: this system keeps what was written there")
+    return 0
+
+
+def _refuse_overwriting(paths: list[Path], force: bool) -> None:
+    there = [str(path) for path in paths if path.exists()]
+    if there and not force:
+        raise NightgridError(f"{', '.join(there)}: exists already; --force overwrites")
+
+
+def _writing(path: Path, act: Callable[[], T]) -> T:
+    """The result of ``act``; what the file system refuses becomes an error for the user."""
+    try:
+        return act()
+    except OSError as error:
+        raise NightgridError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _text(name: str, tokenizer: str, description: DatasetDescription) -> str:
+    total = sum(description.counts.values())
+    counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
+    each = f" ({counts})" if len(description.counts) > 1 else ""
+    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{each}"]
+    if description.synthetic:
+        lines.append("SYNTHETIC: these texts were made up by a program")
+    lines.append(f"length in tokens of {tokenizer}, without the prompt layout")
+    parts = {
+        "input": description.input,
+        "output": description.output,
+        "total": description.total,
+    }
+    names = list(description.total.percentiles)
+    lines += ["", f"{'':8}" + "".join(f"{name:>9}" for name in [*names, "mean"])]
+    for part, found in parts.items():
+        values = [*found.percentiles.values(), found.mean]
+        lines.append(f"{part:8}" + "".join(f"{value:9.1f}" for value in values))
+    for part, found in parts.items():
+        lines += ["", f"{part} length", *_histogram(found)]
+    return "\n".join(lines)
+
+
+def _histogram(found: Distribution) -> list[str]:
+    most = max(b.count for b in found.bins)
+    digits = len(str(found.bins[-1].high))
+    return [
+        f"  {b.low:{digits}d}–{b.high - 1:<{digits}d} {b.count:>9,} "
+        f"{'█' * -(-b.count * _BAR_WIDTH // most)}"
+        for b in found.bins
+    ]
+
+
+# ``nightgrid verify GRID``: do a grid's engines compute what stock transformers computes?
+
+VERIFY_EPILOG = """\
+The same prompts go through each engine on its card and through stock transformers on the CPU of
+the same node. Tokens and logits are compared; the largest logit difference is in the row. In 16
+bits texts may part at a near tie, where the reference hardly preferred its own token; that is
+agreement. A quantised model is another one: its difference is shown, not judged.
+
+examples:
+  nightgrid verify grids/gaudi.yaml                      on the Ray cluster, before the first night
+  nightgrid verify grids/smoke.yaml --emulate 1x1:HPU    the way, on an emulated card
+
+exit codes:
+  0    all that ran agrees;  14  some numbers do not, or a job gave none
+"""
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid verify`."""
+    parser.add_argument(
+        "grid", metavar="FILE", type=grid_path, help="the grid whose jobs are verified"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
+    where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")
+    where.add_argument("--in-process", action="store_true", help="without Ray: for debuggers")
+    add_set_argument(parser)
+    parser.add_argument("--prompts", type=int, default=4, help="of the dataset (default: 4)")
+    parser.add_argument("--tokens", type=int, default=16, help="after each prompt (default: 16)")
+    parser.add_argument(
+        "--batch-size", type=int, default=4, help="in which the engine gets them (default: 4)"
+    )
+    parser.add_argument("--json", action="store_true", help="the answers as JSON")
+    add_results_argument(parser, of_a_grid=True)
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        dest="run_name",  # `args.run` is the command itself
+        help="the run that is verified, with its commits of the hub (default: the grid's name)",
+    )
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Run the questions as jobs like any others, and print the answers."""
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import run_grid
+    from orchestrator.grid.parser import grid_of_values
+    from orchestrator.planning.verification import verified
+    from orchestrator.report.run_report import read_summary
+
+    asked = questions(args)
+    options = RunOptions(
+        results=args.results,
+        results_address=args.results_address,
+        results_named=args.results_named,
+        emulate=args.emulate,
+        address=args.address,
+        in_process=args.in_process,
+        force=True,  # a driver or a library may have changed, which no row knows
+        quiet=args.json,
+    )
+    outcome = run_grid(grid_of_values(asked), options, output.say_aside)
+    _, measurements = read_summary(outcome.store)
+    newest = {row.job_id: row for row in measurements if row.final}
+    answers = verified(list(newest.values()))
+    if args.json:
+        output.say_json([asdict(answer) for answer in answers], indent=2, ensure_ascii=False)
+    else:
+        output.say(_as_text(answers))
+    wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
+    return errors.DISAGREEMENT if wrong else errors.OK
+
+
+def questions(args: argparse.Namespace) -> dict[str, Any]:
+    """The grid of the questions, as its file would say it. Names of the hub are at the commits
+    which the grid's run was begun with: its rows are what is verified. Those that no run knows are
+    said aside.
+
+    Raises:
+        GridError: the grid is refused, or has no job that generates text.
+    """
+    from orchestrator.core.errors import GridError, Problem
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.plan import commits_before, grid_of
+    from orchestrator.planning.verification import verification_grid
+
+    begun = RunOptions(
+        results=args.results,
+        results_named=args.results_named,
+        name=args.run_name,
+        overrides=tuple(args.overrides),
+        resume=True,
+    )
+    source = grid_of(args.grid, begun)
+    if unknown := source.commits.keys() - commits_before(args.grid, begun).keys():
+        named = ", ".join(sorted(key.partition("/")[2] for key in unknown))
+        output.say_aside(
+            f"nightgrid verify: no run {begun.name or source.name!r} was begun with {named}, so "
+            "what is verified is the commit of today; --run and --results name another run"
+        )
+    asked = verification_grid(
+        begun.name or source.name,
+        source.jobs(),
+        open_engines=source.open_engines,
+        prompts=args.prompts,
+        output_tokens=args.tokens,
+        batch_size=args.batch_size,
+    )
+    if asked is None:
+        message = "no job of this grid generates text, so there is nothing to verify"
+        problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
+        raise GridError([problem])
+    if source.results:
+        asked["results"] = source.results
+    return asked
+
+
+def _as_text(answers: list[Verified]) -> str:
+    blocks = []
+    for answer in answers:
+        emulated = " (emulated)" if answer.emulated else ""
+        settings = f", {answer.settings}" if answer.settings else ""
+        lines = [
+            f"{answer.model} {answer.precision} on {answer.accelerator}{emulated}, "
+            f"engine {answer.engine}{settings}",
+            f"  agrees: {answer.agrees}",
+        ]
+        if answer.largest_difference is not None:
+            lines.append(
+                f"  largest logit difference {answer.largest_difference:.3g}, where logits spread "
+                f"by {answer.spread:.3g}; tokens compared: {answer.compared}"
+            )
+        if answer.note:
+            lines.append(f"  {answer.note}")
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)
+
+
+COMMANDS = {
+    "describe": Command(add_describe_arguments, run_describe, DESCRIBE_EPILOG),
+    "convert": Command(add_convert_arguments, run_convert, CONVERT_EPILOG),
+    "protect": Command(add_protect_arguments, run_protect, PROTECT_EPILOG),
+    "dataset": Command(add_dataset_arguments, run_dataset, DATASET_EPILOG),
+    "verify": Command(add_verify_arguments, run_verify, VERIFY_EPILOG),
+}

@@ -1,0 +1,200 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.core.deadline import parse_budget, parse_deadline
+from orchestrator.core.errors import StoreError
+from orchestrator.results.directory import (
+    default_address,
+    default_results_dir,
+    directory_of,
+    is_address,
+)
+
+
+class Command(NamedTuple):
+    """One command of the command line."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    epilog: str  # the end of its help
+
+
+def add_results_argument(
+    parser: argparse.ArgumentParser,
+    what: str = "where runs lie",
+    *,
+    of_a_grid: bool = False,
+    or_there: bool = False,
+) -> None:
+    """``--results DIR``: ``what`` lies there. ``of_a_grid``: a grid may name others, and addresses
+    are taken as ``ResultsOption`` says. ``or_there``: it may be one of a cluster's head, so the
+    text stays as it is; see ``results_here``."""
+    first = "the grid's `results:`, else " if of_a_grid else ""
+    last = "; with --address as the run was sent" if or_there else ""
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        default=None if or_there else default_results_dir(),
+        help=f"{what} (default: {first}$NIGHTGRID_RESULTS, else ./results{last})"
+        + ("; with s3://BUCKET/PREFIX or gs://… a copy goes there, too" if of_a_grid else ""),
+        **({"action": ResultsOption} if of_a_grid else {"type": str if or_there else Path}),
+    )
+    if of_a_grid:
+        parser.set_defaults(results_address=default_address(), results_named=False)
+
+
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--address`` of a cluster, and ``--results`` here or there; see ``results_here``."""
+    parser.add_argument(
+        "--address", metavar="URL", help="the cluster's dashboard, http://HEAD:8265"
+    )
+    where = "where runs lie: here, or with --address on the cluster's head"
+    add_results_argument(parser, where, or_there=True)
+
+
+def results_here(args: argparse.Namespace) -> Path:
+    """The results directory of a command without ``--address``.
+
+    Raises:
+        StoreError: ``--results`` begins with the home directory of nobody.
+    """
+    if not args.results or is_address(args.results):
+        return default_results_dir()
+    try:
+        return directory_of(args.results)
+    except ValueError as error:
+        raise StoreError(f"--results {error}") from None
+
+
+class ResultsOption(argparse.Action):
+    """``--results DIR``, or an address of an object store: then ``results_address`` has that, and
+    ``results`` the directory of the results themselves. Either is named, whatever the grid says."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        text = str(values)
+        try:
+            namespace.results = default_results_dir() if is_address(text) else directory_of(text)
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        namespace.results_address = text if is_address(text) else ""
+        namespace.results_named = True
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """``--set PATH=VALUE``, any number of times, as ``overrides``."""
+    parser.add_argument(
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        dest="overrides",
+        default=[],
+        help="set this in the grid: model=DIR, axes.batch_size=1..8, measure.max_repeats=5, of "
+        "every experiment, or of one with NAME. before it; may be repeated",
+    )
+
+
+def add_priority_argument(parser: argparse.ArgumentParser) -> None:
+    """``--priority N``: the place in a cluster's queue of runs."""
+    parser.add_argument(
+        "--priority",
+        metavar="N",
+        type=int,
+        default=0,
+        help="on a busy cluster, go before waiting runs of a lower one (default: 0; may be below)",
+    )
+
+
+def add_runs_argument(parser: argparse.ArgumentParser) -> None:
+    """``--run NAME``, any number of times, as ``run_names``."""
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        action="append",
+        dest="run_names",
+        default=[],
+        help="only this run; may be repeated (default: all)",
+    )
+
+
+def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--deadline`` or ``--budget``; see ``ends_at``."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--deadline",
+        metavar="TIME",
+        type=_deadline,
+        help="when the report must be there: 08:00 (the next one, on this machine's clock) or "
+        "2026-11-22T08:00+01:00",
+    )
+    either.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=_budget,
+        help="the same, counted from now: 9h, 90m, 1h30m",
+    )
+
+
+def ends_at(args: argparse.Namespace) -> float | None:
+    """Moment by which the report must be there, in seconds since the epoch; None without a
+    deadline."""
+    if args.deadline is not None:
+        moment: datetime = args.deadline
+        return moment.timestamp()
+    return None if args.budget is None else time.time() + args.budget
+
+
+def _deadline(text: str) -> datetime:
+    try:
+        return parse_deadline(text, datetime.now().astimezone())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budget(text: str) -> float:
+    try:
+        return parse_budget(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_notify_argument(parser: argparse.ArgumentParser) -> None:
+    """``--notify``, any number of times."""
+    parser.add_argument(
+        "--notify",
+        metavar="HOOK",
+        action="append",
+        default=[],
+        help="tell when the run has ended, however: an address that takes JSON by POST (Slack and "
+        "its like), a command that gets it on stdin, or @FILE with either in it; may be repeated "
+        "(default: $NIGHTGRID_NOTIFY)",
+    )
+
+
+def whole_number(text: str) -> int:
+    """A number of a command line, from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that prints what each card did, and with which versions."""
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the table of cards and the versions, too; the page has both",
+    )

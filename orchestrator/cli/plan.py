@@ -1,0 +1,559 @@
+"""Commands before a night: ``init``, ``plan``, ``simulate``, ``schema``; they start nothing."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import dataclasses
+import gc
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.options import (
+    Command,
+    add_deadline_arguments,
+    add_results_argument,
+    add_set_argument,
+    ends_at,
+)
+from orchestrator.grid.yaml import grid_path
+from orchestrator.host import output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.core.errors import Problem
+    from orchestrator.core.plan import PastRow, Plan
+    from orchestrator.grid.parser import Grid
+    from orchestrator.planning.forecast import Forecast
+    from orchestrator.scheduler.simulator import Faults, SimulationResult
+    from workloads.devices import DeviceSpec
+    from workloads.registry import WorkloadSpec
+
+INIT_EPILOG = """\
+examples:
+  nightgrid init --model tiny-chatglm3                            writes grid.yaml
+  nightgrid init tune.yaml --model ./chatglm3-6b --dataset my.jsonl --workload finetuning
+"""
+
+#: The work that most first grids ask for, where the model allows it.
+_USUAL = "text-generation"
+
+
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid init`."""
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=Path("grid.yaml"), help="(default: grid.yaml)"
+    )
+    parser.add_argument(
+        "--model", required=True, help="an embedded model, a directory, or a hub id"
+    )
+    parser.add_argument("--dataset", help="an embedded dataset, a file, a directory, or a hub id")
+    parser.add_argument(
+        "--workload", help="(default: what runs the model; the file has the others)"
+    )
+    parser.add_argument("--accelerator", help="(default: what this machine has, else Gaudi)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run_init(args: argparse.Namespace) -> int:
+    """Write the file, once the grid in it is found sound.
+
+    Raises:
+        GridError: the model, the dataset, the workload or the accelerator is none.
+        WorkloadError: no workload runs such a model.
+        StoreError: the file is there, or cannot be written.
+    """
+    from orchestrator.core.errors import GridError, StoreError
+    from orchestrator.core.settings import FIELDS
+    from orchestrator.grid.parser import parse_grid
+    from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
+    from workloads.precision import PRECISIONS, support
+    from workloads.registry import find_workload
+
+    fitting = _fitting(args.model)
+    workload = args.workload or (_USUAL if _USUAL in fitting else fitting[0])
+    spec = find_workload(workload)
+    device = _device(args.accelerator)
+    fields = {
+        "workload": workload,
+        "model": args.model,
+        "dataset": args.dataset or str(FIELDS["dataset"].default),
+        "accelerator": device.accelerator,
+    }
+    precisions = [
+        each for each in PRECISIONS if support(each, device.name, spec.default_engine).supported
+    ]
+    batch_sizes = BATCH_SIZES
+    while True:
+        text = first_grid(
+            fields,
+            precisions=precisions,
+            batch_sizes=batch_sizes,
+            others=[each for each in fitting if each != workload],
+            settings=spec.declared(spec.default_engine),
+            file=str(args.file),
+        )
+        try:
+            grid = parse_grid(text.encode(), str(args.file))
+            refused = _refused_precisions(grid, spec, device.name)
+            if refused and len(refused) < len(precisions):
+                precisions = [each for each in precisions if each not in refused]
+                continue
+            break
+        except GridError as error:  # some precisions or sizes are nothing for this workload
+            sized = any("batch_size" in problem.steps for problem in error.problems)
+            if sized and batch_sizes != ONE_BATCH_SIZE:
+                batch_sizes = ONE_BATCH_SIZE
+                continue
+            places = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
+            if not all(map(_of_a_precision, error.problems)) or len(places) == len(precisions):
+                raise
+            precisions = [each for place, each in enumerate(precisions) if place not in places]
+    try:
+        with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        already = f"{args.file} exists already; name another file, or give --force"
+        raise StoreError(already) from None
+    except OSError as error:
+        raise StoreError(f"{args.file} cannot be written: {error}") from error
+    if args.json:
+        output.say_json({"file": str(args.file), **fields, "precisions": precisions})
+        return 0
+    output.say(f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}")
+    output.say(f"next: nightgrid plan {args.file}")
+    return 0
+
+
+def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
+    """Precisions whose jobs would be unsupported, such as integers for training."""
+    from orchestrator.planning.rules import Rules
+    from workloads.rules import refusals_by
+
+    rules = Rules(refusals_by({spec.name: spec}))
+    return {
+        job.precision
+        for job in grid.jobs()
+        if any(each.setting == "precision" for each in rules.answers(job, device))
+    }
+
+
+def _of_a_precision(problem: Problem) -> bool:
+    """Tell if a problem is one of a single value of the axis of precisions."""
+    return problem.steps[-2:-1] == ("precision",) and isinstance(problem.steps[-1], int)
+
+
+def _fitting(model: str) -> Sequence[str]:
+    """The workloads that run a model, by name.
+
+    Raises:
+        WorkloadError: there is no such model, or nothing runs it.
+    """
+    from workloads.base import BadConfiguration
+    from workloads.models.catalog import find_model
+    from workloads.registry import WORKLOADS, task_of
+
+    task = task_of(find_model(model).checkpoint)
+    own = [spec for spec in WORKLOADS.values() if spec.tasks and not spec.implied]
+    fitting = [spec.name for spec in own if task is None or task.name in spec.tasks]
+    if not fitting:
+        assert task is not None
+        raise BadConfiguration(f"{model} is {task.title}, and no workload here runs such a model")
+    return fitting
+
+
+def _device(accelerator: str | None) -> DeviceSpec:
+    """The named kind of card; else the one whose tool is on this machine, or the first of all.
+
+    Raises:
+        BadConfiguration: there is no such kind.
+    """
+    from workloads.devices import of_accelerator, own_devices
+
+    if accelerator:
+        meant = [spec for spec in own_devices() if spec.answers_to(accelerator)]
+        return meant[0] if meant else of_accelerator(accelerator)
+    here = [spec for spec in own_devices() if spec.tool and shutil.which(spec.tool)]
+    return (here or own_devices())[0]
+
+
+# ``nightgrid plan FILE``: what a run would do, and why; starts nothing, writes nothing.
+
+_NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The options that decide what a plan is: `nightgrid run` takes the same."""
+    parser.add_argument(
+        "grid",
+        metavar="FILE",
+        nargs="?" if optional else None,
+        type=grid_path,
+        help="the grid file (docs/grids.md), or the name of one that comes with Nightgrid",
+    )
+    parser.add_argument(
+        "--emulate",
+        metavar="SPEC",
+        help="emulated nodes: 2x8 is two nodes of eight cards; also 2x8:GPU or 1x8:HPU,1x2:CPU",
+    )
+    add_results_argument(parser, "where runs keep their rows", of_a_grid=True)
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        dest="run_name",  # `args.run` is the command itself
+        help="name of the run: a new one, or one to go on with (default: the grid's name)",
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run jobs again that failed earlier"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run all jobs, measured already or not"
+    )
+    add_set_argument(parser)
+
+
+PLAN_EPILOG = """\
+examples:
+  nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
+  nightgrid plan grids/smoke.yaml --address http://head:8265    on the cluster that is there
+  nightgrid plan grids/smoke.yaml --json | jq .summary    for scripts
+  nightgrid run grids/smoke.yaml --emulate 2x8            executes this very plan
+"""
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid plan`."""
+    add_grid_arguments(parser)
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="plan for the cards of this cluster: http://HEAD:8265 (the dashboard, from anywhere) "
+        "or HOST:6379 (on a machine of it); default: this machine's cards, else a server of each "
+        "kind",
+    )
+    add_deadline_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
+    """The plan for the command line's grid, nodes and results, and the earlier rows of its run.
+
+    Raises:
+        GridError: the grid is refused.
+        OptionError: the emulated nodes make no sense.
+        StoreError: earlier rows cannot be read.
+    """
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.plan import plan_grid
+
+    options = RunOptions(
+        results=args.results,
+        results_named=args.results_named,
+        name=args.run_name,
+        overrides=tuple(args.overrides),
+        emulate=args.emulate,
+        address=getattr(args, "address", None),  # `simulate` has none
+        retry_failed=args.retry_failed,
+        force=args.force,
+    )
+    return plan_grid(args.grid, options)
+
+
+@contextlib.contextmanager
+def _in_a_short_life() -> Iterator[None]:
+    """Switch off the garbage collector and pydantic's plugins for a short-lived process. All
+    objects live to the end, so a collection would find nothing, nor would the one as the
+    interpreter ends; and pydantic would look for plugins in all packages that are installed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    atexit.register(gc.freeze)
+    plugins = os.environ.get(_NO_PLUGINS)
+    os.environ[_NO_PLUGINS] = plugins or "__all__"
+    try:
+        yield
+    finally:
+        if plugins is None:
+            del os.environ[_NO_PLUGINS]
+        if collecting:
+            gc.enable()
+
+
+@_in_a_short_life()
+def run_plan(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    plan, history = plan_of(args)
+    lines, found = _until(args, plan, history)
+    if args.json:
+        from orchestrator.watch.plan_text import plan_json
+
+        output.emit_json(plan_json(plan, found) + "\n")
+        return 0
+    from orchestrator.watch.plan_text import print_plan
+
+    terminal = None
+    if sys.stdout.isatty():
+        terminal = output.console()
+    print_plan(plan, sys.stdout, terminal, lines)
+    return 0
+
+
+def _until(
+    args: argparse.Namespace, plan: Plan, history: list[PastRow]
+) -> tuple[list[str], Forecast | None]:
+    """Consequences of a deadline for a run that starts now."""
+    at = ends_at(args)
+    if at is None:
+        return [], None
+    from orchestrator.core.deadline import Deadline
+    from orchestrator.driver.plan import forecast_of
+    from orchestrator.watch.plan_text import deadline_lines
+
+    deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
+    found = forecast_of(plan, history, deadline)
+    return list(deadline_lines(deadline, found)), found
+
+
+# ``nightgrid simulate FILE``: the night in a second, with or without accidents.
+#
+# The grid's plan goes to the scheduler that would run it, on virtual nodes whose attempts last as
+# long as earlier rows (or a prior) suggest, scattered at random. No time passes and no row is
+# written. It prints the makespan beside a bound that no schedule can beat.
+
+SIMULATE_EPILOG = """\
+examples:
+  nightgrid simulate grids/smoke.yaml --emulate 2x8                   how long the night would be
+  nightgrid simulate grids/smoke.yaml --emulate 128x8 --faults 0.02   and with accidents
+"""
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid simulate`."""
+    add_grid_arguments(parser)
+    parser.add_argument(
+        "--faults",
+        metavar="RATE",
+        type=_rate,
+        default=0.0,
+        help="share of attempts and worker starts that fail, 0 to 1 (default: 0)",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SIGMA",
+        type=_sigma,
+        default=0.1,
+        help="how far durations scatter around their estimates (default: 0.1)",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="which history of accidents (default: 0)"
+    )
+    add_deadline_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    """Simulate the plan and print how it went."""
+    from orchestrator.core.deadline import Deadline
+    from orchestrator.planning.planner import estimator_for
+    from orchestrator.scheduler.scheduler import ScheduleSettings
+    from orchestrator.scheduler.simulator import SimulationSettings, simulate
+
+    plan, history = plan_of(args)
+    estimates = estimator_for(history, plan.nodes)
+    settings = SimulationSettings(
+        seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
+    )
+    began = time.perf_counter()
+    how, at, now = ScheduleSettings(), ends_at(args), time.time()
+    if at is not None:
+        deadline = Deadline.of(at, now=now, jobs=len(plan.jobs))
+        how = replace(how, work_until=deadline.work_until - now, stop_s=deadline.stop_s)
+    result = simulate(plan.jobs, plan.nodes, estimates, settings=settings, schedule_settings=how)
+    took_s = time.perf_counter() - began
+    if args.json:
+        output.say_json(_told(result, plan, took_s))
+    else:
+        _print(result, plan, took_s, output.console())
+    return 0
+
+
+def _faults(rate: float, seed: int, plan: Plan) -> Faults:
+    """Everything at this rate, and that share of the nodes lost once, at some time of the run."""
+    from orchestrator.scheduler.simulator import Faults
+
+    if not rate:
+        return Faults()
+    random = Random(seed)
+    cards = sum(len(node.cards) for node in plan.nodes)
+    lasts = sum(planned.estimate_s * planned.job.cards for planned in plan.jobs) / max(1, cards)
+    losses = sorted(random.uniform(0, lasts) for _ in plan.nodes if random.random() < rate)
+    return Faults.at_rate(rate, node_losses=tuple(losses))
+
+
+def _told(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, object]:
+    """The result's own fields, with rows counted instead of listed."""
+    return {
+        "grid": plan.grid_name,
+        "nodes": len(plan.nodes),
+        "cards": sum(len(node.cards) for node in plan.nodes),
+        "counts": dict(Counter(str(row.state) for row in result.rows)),
+        **{
+            field.name: getattr(result, field.name)
+            for field in dataclasses.fields(result)
+            if field.name != "rows"
+        },
+        "ratio": result.ratio,
+        "simulated_in_s": took_s,
+    }
+
+
+def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from orchestrator.core.plan import Action
+
+    cards = sum(len(node.cards) for node in plan.nodes)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    states = Counter(str(row.state) for row in result.rows)
+    for name, value in (
+        ("jobs", f"{len(result.rows):,}  ({_counted(states)})"),
+        ("nodes, cards", f"{len(plan.nodes):,}, {cards:,}"),
+        ("makespan", f"{result.makespan_s:,.1f} s"),
+        ("lower bound", f"{result.bound_s:,.1f} s  (work over cards, or the longest job)"),
+        ("makespan / bound", f"{result.ratio:.3f}"),
+        ("cards busy", f"{result.busy_fraction:.1%}"),
+        ("cards starting", f"{result.start_fraction:.1%}"),
+        ("attempts, workers", f"{result.attempts:,}, {result.workers:,}"),
+        ("faults", f"{result.faults:,}"),
+        ("events, commands", f"{result.events:,}, {result.commands:,}, all checked"),
+        ("simulated in", f"{took_s:.2f} s  ({result.events / max(took_s, 1e-9):,.0f} events/s)"),
+    ):
+        table.add_row(f"{name}  ", value)
+    title = Text.assemble((plan.grid_name, "bold"), ", simulated: nothing was run or measured")
+    console.print(title)
+    known = sum(planned.action is Action.REUSE for planned in plan.jobs)
+    if known:
+        console.print(
+            f"{known:,} of {len(plan.jobs):,} jobs are measured already and left out, as a run "
+            "would do; --force simulates them too"
+        )
+    console.print(table)
+
+
+def _counted(states: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+
+
+def _rate(text: str) -> float:
+    return _between(text, 0.0, 1.0)
+
+
+def _sigma(text: str) -> float:
+    return _between(text, 0.0, 2.0)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+    return value
+
+
+# ``nightgrid schema [grid|results|precisions]``: what may stand in a grid, what stands in result
+# tables, and what each precision means on each device.
+
+SCHEMA_EPILOG = """\
+examples:
+  nightgrid schema > grid.schema.json      for an editor that completes YAML
+  nightgrid schema results                 every column of the result tables
+  nightgrid schema precisions --json       what runs where
+"""
+
+
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid schema`."""
+    parser.add_argument(
+        "of",
+        metavar="{grid,results,precisions}",
+        nargs="?",
+        choices=("grid", "results", "precisions"),
+        default="grid",
+        help="grid: JSON Schema of grid files (default); results: columns of result tables; "
+        "precisions: what each means on cpu, cuda and hpu, and what is unsupported",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="tables as JSON (the schema of grid files is JSON)"
+    )
+
+
+def run_schema(args: argparse.Namespace) -> int:
+    """Print the schema."""
+    if args.of == "grid":
+        from orchestrator.grid.schema import grid_schema_text
+
+        output.emit_json(grid_schema_text())
+        return 0
+    if args.of == "results":
+        _print_columns(as_json=args.json)
+    else:
+        _print_precisions(as_json=args.json)
+    return 0
+
+
+def _print_precisions(*, as_json: bool) -> None:
+    from workloads.precision import table
+
+    if as_json:
+        output.say_json([dataclasses.asdict(row) for row in table()], indent=1)
+        return
+    for row in table():
+        unsupported = "" if row.supported else "unsupported: "
+        engine = f"engine {row.engine}: " if row.engine else ""
+        output.say(f"{row.precision:<5}  {row.device:<5} {engine}{unsupported}{row.text}")
+
+
+def _print_columns(*, as_json: bool) -> None:
+    from orchestrator.results.schema import SCHEMA_VERSION, schema
+
+    headings = ("column", "type", "unit", "meaning")
+    columns = []
+    for column in schema():
+        told = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
+        values = (column.name, str(column.type), told.get("unit", ""), told.get("description", ""))
+        columns.append(values)
+    if as_json:
+        named = [dict(zip(headings, values, strict=True)) for values in columns]
+        output.say_json({"version": SCHEMA_VERSION, "columns": named}, indent=1)
+        return
+    rows = [headings, *((name, _short(kind), *rest) for name, kind, *rest in columns)]
+    widths = [max(len(row[index]) for row in rows) for index in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
+        output.say("  ".join([*cells, row[3]]).rstrip())
+    output.say(f"\nSchema version {SCHEMA_VERSION}; docs/schema.md has the nested types.")
+
+
+def _short(kind: str) -> str:
+    return kind if len(kind) <= 28 else kind.partition("<")[0] + "<…>"
+
+
+COMMANDS = {
+    "init": Command(add_init_arguments, run_init, INIT_EPILOG),
+    "plan": Command(add_plan_arguments, run_plan, PLAN_EPILOG),
+    "simulate": Command(add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
+    "schema": Command(add_schema_arguments, run_schema, SCHEMA_EPILOG),
+}

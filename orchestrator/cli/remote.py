@@ -1,0 +1,405 @@
+"""Commands for a run elsewhere: ``submit``, ``fetch``, ``logs`` and ``stop``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.options import (
+    Command,
+    add_deadline_arguments,
+    add_notify_argument,
+    add_place_arguments,
+    add_priority_argument,
+    add_results_argument,
+    add_set_argument,
+    results_here,
+)
+from orchestrator.grid.yaml import grid_path
+from orchestrator.host import output
+from orchestrator.results.directory import is_address
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.jobs import JobServer, Submission
+    from orchestrator.results.parcels import Receiver
+
+SUBMIT_EPILOG = """\
+examples:
+  nightgrid submit grids/smoke.yaml --address http://head:8265
+  nightgrid submit grids/smoke.yaml grids/techniques.yaml --address http://head:8265    a queue
+  nightgrid submit grids/smoke.yaml --priority 5 --address http://head:8265
+
+A run on a busy cluster is WAITING until the runs before it have ended: those of a higher priority,
+then those that were sent earlier. A run that has cards is never interrupted for another.
+What follows -- goes to `nightgrid run` on the cluster, for example
+  nightgrid submit grids/smoke.yaml --address http://head:8265 -- --retry-failed
+
+With --submission-id the same command can be repeated safely: it finds the job that is there.
+exit codes: 0 sent, or there already; 2 the grid is refused; 5 the cluster is not reachable or
+refuses.
+"""
+
+
+def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid submit`."""
+    parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
+    parser.add_argument(
+        "grids",
+        metavar="GRID",
+        type=grid_path,
+        nargs="+",
+        help="grid file (YAML); several: one by one",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="the cluster's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS)",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="where rows go, on the node that drives the run "
+        "(default: the grid's `results:`, else NIGHTGRID_RESULTS, else ~/nightgrid-results there)",
+    )
+    parser.add_argument(
+        "--run", dest="run_name", metavar="NAME", help="of one grid (default: its own name)"
+    )
+    parser.add_argument(
+        "--submission-id",
+        metavar="ID",
+        help="the job's id, of one grid; repeating it starts no second job",
+    )
+    add_priority_argument(parser)
+    parser.add_argument(
+        "--working-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="where the grid and the files that it names lie (default: this directory)",
+    )
+    parser.add_argument(
+        "--include",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="upload this too: a file or a directory in the working directory; a file named as "
+        "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object; of several grids an array",
+    )
+    add_set_argument(parser)
+    add_deadline_arguments(parser)
+    add_notify_argument(parser)
+
+
+def run_submit(args: argparse.Namespace) -> int:
+    """Check, send, and say how to find the jobs again."""
+    from orchestrator.on_ray.jobs import JobServer
+    from orchestrator.watch.notify import concealed
+    from orchestrator.watch.notify import is_address as is_hook_address
+
+    if len(args.grids) > 1 and (args.run_name or args.submission_id):
+        args.refuse("--run and --submission-id name one run; send grids one by one to name each")
+    if any(map(is_hook_address, args.notify)):
+        output.say_aside(
+            "note: whoever may list the cluster's jobs can read the address after --notify; "
+            "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
+        )
+    submissions = [_submission(args, grid) for grid in args.grids]
+    names = [each.run for each in submissions]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
+    uploads = [each.upload() for each in submissions]  # refused before the cluster is asked
+    server = JobServer(args.address)
+    for upload in uploads:
+        output.say_aside(upload.text())
+    told = []
+    for submission, upload in zip(submissions, uploads, strict=True):
+        sent = server.submit(submission)
+        told.append(
+            {
+                "submission_id": submission.submission_id,
+                "sent": sent,
+                "address": server.address,
+                "run": submission.run,
+                "entrypoint": submission.entrypoint,
+                "uploaded": {"bytes": upload.size_bytes, "files": sorted(upload.files)},
+            }
+        )
+        if args.json:
+            continue
+        output.say(submission.submission_id)
+        how = "sent" if sent else "is there already"
+        output.say(f"  {how}: {concealed(submission.entrypoint)}")
+        where = f"--address {server.address}"
+        output.say(f"  nightgrid status {submission.run} {where}")
+        output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
+    if args.json:
+        output.say_json(told[0] if len(told) == 1 else told)
+    return 0
+
+
+def _submission(args: argparse.Namespace, path: Path) -> Submission:
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.grid.parser import load_grid
+    from orchestrator.on_ray.jobs import Submission, new_submission_id
+
+    grid = load_grid(path, overrides=args.overrides)
+    if not args.results and grid.results and not _lasts(grid.results):
+        raise SubmitError(
+            f"{path}: `results: {grid.results}` lies in the directory of a Ray job, which is "
+            "thrown away with the job: write an absolute path or an address, or give --results"
+        )
+    name = args.run_name or grid.name
+    submission = Submission(
+        grid=path,
+        working_dir=args.working_dir,
+        run=name,
+        submission_id=args.submission_id or new_submission_id(name),
+        results=args.results or grid.results or None,
+        arguments=(
+            *(f"--set={text}" for text in args.overrides),
+            *args.handed_on,
+            *deadline_words(args),
+            *(word for hook in args.notify for word in ("--notify", hook)),
+        ),
+        jobs=grid.jobs(),
+        priority=args.priority,
+        include=tuple(args.include),
+    )
+    _ = submission.entrypoint  # refused if the grid is outside of what is uploaded
+    return submission
+
+
+def _lasts(results: str) -> bool:
+    return is_address(results) or results.startswith(("/", "~"))
+
+
+def deadline_words(args: argparse.Namespace) -> list[str]:
+    """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
+    counts from the start of the run, not of the submission."""
+    if args.deadline is not None:
+        return ["--deadline", args.deadline.isoformat(timespec="minutes")]
+    return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]
+
+
+# ``nightgrid fetch RUN``: bring the rows and the report of a run on a cluster to this machine.
+
+FETCH_EPILOG = """\
+examples:
+  nightgrid fetch smoke --address http://127.0.0.1:8265    then: nightgrid report smoke
+  nightgrid fetch smoke --address http://127.0.0.1:8265 --as smoke-monday
+  nightgrid fetch smoke --address s3://bucket/nights       a copy that `--results s3://…` made
+
+It may be repeated while the run goes on, and interrupted: what has come is whole, and the next one
+brings the rest. Files travel in the log of a job on the head, in parts with checksums; no further
+port is needed.
+exit codes: 0 all there; 4 no such run, or this machine has one of this name or has gone on with the
+copy; 5 not reachable, or not all came
+"""
+
+
+def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid fetch`."""
+    parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="the cluster's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS), or the "
+        "address of a copy, s3://BUCKET/PREFIX",
+    )
+    parser.add_argument(
+        "--from", dest="there", metavar="DIR", help="where runs lie there (default: as it was sent)"
+    )
+    parser.add_argument("--as", dest="name", metavar="NAME", help="here (default: its own name)")
+    add_results_argument(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    """Bring what is not here yet."""
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.on_ray.jobs import JobServer, directory_there
+    from orchestrator.results.fetched import fetched_directory
+    from orchestrator.results.parcels import Receiver, what_is_there
+
+    if args.address and is_address(args.address):
+        return _from_copy(args)
+    server = JobServer(args.address)
+    job = server.sent(args.id)
+    run_name = job.run if job is not None and job.run else args.id
+    name = args.name or run_name
+    there = directory_there(args.there, job)
+    receiver = Receiver(
+        begin=lambda told: fetched_directory(args.results, name, server.address, told)
+    )
+    _transfer(server, run_name, there, what_is_there(args.results / name), receiver)
+    path = args.results / name
+    if args.json:
+        told = {"run": name, "path": str(path), "received": receiver.received}
+        output.say_json(told | {"damaged": receiver.damaged, "finished": receiver.finished})
+    else:
+        files = "1 file" if len(receiver.received) == 1 else f"{len(receiver.received)} files"
+        output.say(f"{name}: {files} came, all is in {path}")
+    if receiver.damaged or not receiver.finished:
+        what = ", ".join(receiver.damaged[:3]) or "the rest"
+        raise SubmitError(f"{what} did not come whole; the same command fetches it again")
+    return 0
+
+
+def _from_copy(args: argparse.Namespace) -> int:
+    """Bring the copy that lies at an address of an object store."""
+    from orchestrator.results.fetched import fetched_directory
+    from orchestrator.results.mirror import fetch_from, shown
+
+    name = args.name or args.id
+    source = shown(args.address)
+    received = fetch_from(
+        args.address,
+        args.id,
+        lambda run_id: fetched_directory(args.results, name, source, {"run_id": run_id}),
+    )
+    path = args.results / name
+    if args.json:
+        output.say_json(
+            {
+                "run": name,
+                "path": str(path),
+                "received": received,
+                "damaged": [],
+                "finished": True,
+            }
+        )
+    else:
+        output.say(f"{name}: {len(received)} files came, all is in {path}")
+    return 0
+
+
+def _transfer(
+    server: JobServer, run_name: str, there: str, have: dict[str, str], receiver: Receiver
+) -> None:
+    """Have a job on the head print what is not here, and write it."""
+    with tempfile.TemporaryDirectory(prefix="nightgrid-fetch-") as directory:
+        known = Path(directory, "have.json")
+        known.write_text(json.dumps(have), encoding="ascii")
+        arguments = [run_name, "--have", known.name]
+        arguments += ["--results", there] if there else []
+        module = "orchestrator.results.parcels"
+        with server.helper(module, arguments, {known.name: known}) as helper:
+            server.follow(helper, receiver.feed)
+
+
+# ``nightgrid logs ID --address http://HEAD:8265 [--follow]``: what a submitted job prints.
+
+LOGS_EPILOG = """\
+example:
+  nightgrid logs smoke --follow --address http://head:8265     a run's newest job, or a job's id
+
+--follow prints from the start and goes on until the job is over, over broken connections too.
+Ctrl-C ends the printing, not the job.
+exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not reachable
+"""
+
+
+def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid logs`."""
+    parser.add_argument("id", metavar="ID", help="name of a run, or submission id")
+    parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
+    parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    """Print the log, once or as it grows."""
+    from orchestrator.on_ray.jobs import JobServer, print_chunk
+
+    server = JobServer(args.address)
+    sent = server.sent(args.id)
+    name = args.id if sent is None else sent.submission_id
+    if not args.follow:
+        print_chunk(server.logs(name))
+        return 0
+    job = server.follow(name, print_chunk)
+    if job.status != "SUCCEEDED":
+        output.say_aside(f"job {job.submission_id} {job.status}: {job.message}")
+        return 1
+    return 0
+
+
+# ``nightgrid stop RUN``: end a run in an orderly way, from here or from a workstation.
+
+STOP_EPILOG = """\
+examples:
+  nightgrid stop smoke                                   a run here, or on storage seen from here
+  nightgrid stop smoke --address http://127.0.0.1:8265   one on a cluster, by name or job id
+
+What runs may end, nothing more is started, every job gets its row and the report is written. The
+same again (or --now) stops what runs, too. The same `nightgrid run` or `submit` goes on later.
+exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or not reachable
+"""
+
+
+def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid stop`."""
+    parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
+    add_place_arguments(parser)
+    parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run_stop(args: argparse.Namespace) -> int:
+    """Ask the run's driver to end it."""
+    run, count = _asked_there(args) if args.address else _asked_here(args)
+    if args.json:
+        output.say_json({"run": run, "requests": count})
+    elif count > 1:
+        output.say(f"{run}: asked to stop at once; every job gets its row")
+    else:
+        output.say(
+            f"{run}: asked to stop; what runs may end, nothing more is started. The same again "
+            "stops what runs, too"
+        )
+    return 0
+
+
+def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
+    from orchestrator.core.errors import StoreError
+    from orchestrator.results.finding import find_run
+    from orchestrator.results.lock import held
+    from orchestrator.results.stop_file import request_stop
+
+    store = find_run(args.id, results_here(args))
+    if not held(store.path):
+        raise StoreError(f"no driver works on run {store.run!r} in {store.path.parent}")
+    return store.run, request_stop(store, at_once=args.now)
+
+
+def _asked_there(args: argparse.Namespace) -> tuple[str, int]:
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.on_ray.jobs import JobServer, ask_json
+
+    server = JobServer(args.address)
+    job = server.sent(args.id)
+    name = job.run if job is not None and job.run else args.id
+    command = ["stop", name, *(["--now"] if args.now else [])]
+    try:
+        told = ask_json(server, command, args.results, job)
+        return str(told["run"]), int(told["requests"])
+    except SubmitError:
+        if job is None or job.over:
+            raise
+        server.stop(job.submission_id)  # its driver has not come to its run yet
+        return name, 2
+
+
+COMMANDS = {
+    "submit": Command(add_submit_arguments, run_submit, SUBMIT_EPILOG),
+    "fetch": Command(add_fetch_arguments, run_fetch, FETCH_EPILOG),
+    "logs": Command(add_logs_arguments, run_logs, LOGS_EPILOG),
+    "stop": Command(add_stop_arguments, run_stop, STOP_EPILOG),
+}

@@ -1,0 +1,667 @@
+"""Commands for the morning: ``report``, ``compare``, ``query`` and ``export``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from math import isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.options import (
+    Command,
+    add_results_argument,
+    add_runs_argument,
+    add_verbose_argument,
+)
+from orchestrator.core import errors
+from orchestrator.core.errors import StoreError
+from orchestrator.host import output
+from orchestrator.host.visible import visible_json
+from orchestrator.report.run_report import page_text, read_summary, write_aside
+from orchestrator.results import paths
+from orchestrator.trackers.base import TRACKERS
+from orchestrator.util import format as units
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.analysis.comparison import RunComparison
+    from orchestrator.analysis.summary import Summary
+    from orchestrator.core.measurement import Measurement
+    from orchestrator.report.atlas import Atlas
+    from orchestrator.report.query import Answer
+    from orchestrator.trackers.base import Tracker
+
+FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
+STANDARD_OUTPUT = Path("-")
+
+REPORT_EPILOG = """\
+examples:
+  nightgrid report                            the newest run: tables, and its HTML page
+  nightgrid report smoke --format md          or terminal, csv, json, html, vendor
+  nightgrid report --all                      one page over all runs: trends, change points
+  nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
+
+docs/report.md says what each section is made from.
+"""
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid report`."""
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
+    add_results_argument(parser)
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="only this (default: tables in the terminal, and the HTML page); vendor is CSV with "
+        "model, cards, precision, lengths, batch and tokens/s",
+    )
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", help="as --format json"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        dest="every",
+        help="one page over all runs (DIR/report.html): jobs over nights, with change points",
+    )
+    add_verbose_argument(parser)
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="only write every figure as PNG and PDF, and its data as CSV, into this directory",
+    )
+    parser.add_argument(
+        "--equal-quality",
+        type=float,
+        nargs="?",
+        const=nan,
+        metavar="LIMIT",
+        help="draw fronts of those rows alone whose output was compared (quality: true) and counts "
+        "as the plain path's: from LIMIT on, by default from what the figure declares",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to write; - is standard output (default: the page to DIR/RUN/report.html, "
+        "all else to standard output)",
+    )
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Print or write the report.
+
+    Raises:
+        StoreError: there is no such run, its rows cannot be read, or a file cannot be written.
+    """
+    from orchestrator.results.finding import find_run
+
+    if args.every:
+        return _every_run(args)
+    store = find_run(args.run_name, args.results)
+    # Figures and lengths are made from every prompt; all else needs no more than the rows.
+    whole = args.figures is not None or args.format == "vendor"
+    summary, measurements = read_summary(store, lean=not whole)
+    if args.equal_quality is not None:
+        from orchestrator.analysis.summary import at_equal_quality
+
+        declared = isnan(args.equal_quality)
+        summary = at_equal_quality(summary, None if declared else args.equal_quality)
+    if args.figures is not None:
+        write_figures(summary, args.figures)
+        return 0
+    page_path = args.output or store.path / paths.REPORT
+    if args.format == "html":
+        _deliver(page_text(store, summary, measurements), page_path)
+    elif args.format is None:
+        page = page_text(store, summary, measurements)
+        if page_path == STANDARD_OUTPUT:
+            output.emit(tables(summary, None, verbose=args.verbose))
+            output.emit(page)
+        else:
+            where = str(write_aside(page_path, page).resolve())
+            output.emit(tables(summary, None, verbose=args.verbose, page=where))
+    else:
+        path = args.output or STANDARD_OUTPUT
+        _deliver(_text(summary, args.format, path, verbose=args.verbose), path)
+    return 0
+
+
+def _every_run(args: argparse.Namespace) -> int:
+    """Write the page over all runs; say what changed, and what since the last run.
+
+    Raises:
+        StoreError: there is no run, or the page cannot be written.
+    """
+    from orchestrator.report import all_runs
+
+    if args.run_name or args.format not in (None, "html") or args.figures:
+        raise StoreError("--all is a page over all runs: name no RUN, no --format, no --figures")
+    results = args.results
+    lines, trends, damaged = all_runs.read_all(results)
+    page = all_runs.render(results, lines, trends, damaged)
+    if args.output == STANDARD_OUTPUT:
+        output.emit(page)
+        return 0
+    path = write_aside(args.output or results / paths.REPORT, page).resolve()
+    for text in damaged:
+        output.say(f"not read: {text}")
+    output.say(f"{units.plural(len(lines), 'run')} in {results}")
+    output.say(all_runs.headline(trends))
+    output.say(f"page: {path}")
+    return 0
+
+
+def write_figures(summary: Summary, directory: Path) -> None:
+    """The CSV of every figure, then its pictures.
+
+    Raises:
+        ExtraMissing: the renderer is not installed; the CSV files are written.
+        StoreError: a file has the directory's name, or a file cannot be written.
+    """
+    from orchestrator.report.figures import figure_data, write_csv, write_pictures
+
+    if directory.exists() and not directory.is_dir():
+        raise StoreError(f"--figures {directory}: a file has this name; give a folder's")
+    tables = write_csv(figure_data(summary))
+    for name, text in tables.items():
+        write_aside(directory / name, text)
+    output.say(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
+    paths, left_out = write_pictures(summary, directory)
+    more = f"; {left_out:,} more were not drawn, the tables have their data" if left_out else ""
+    output.say(f"figures: {units.plural(len(paths), 'file')} in {directory.resolve()}{more}")
+
+
+def tables(summary: Summary, path: Path | None, *, verbose: bool = False, page: str = "") -> str:
+    """The terminal's tables as text, coloured if standard output is a terminal."""
+    from orchestrator.report.terminal import print_summary
+
+    to_screen = path in (None, STANDARD_OUTPUT)
+    console = (
+        output.console(highlight=False)
+        if to_screen
+        else output.console(highlight=False, width=100, color_system=None, force_terminal=False)
+    )
+    with console.capture() as capture:
+        print_summary(summary, console, verbose=verbose, page=page)
+    return capture.get()
+
+
+def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | Iterable[str]:
+    if form == "terminal":
+        return tables(summary, path, verbose=verbose)
+    if form == "md":
+        from orchestrator.report.markdown import to_markdown
+
+        return to_markdown(summary)
+    if form == "vendor":
+        from orchestrator.report.export import to_vendor_csv
+
+        return to_vendor_csv(summary)
+    from orchestrator.report.export import json_parts, to_csv
+
+    return to_csv(summary) if form == "csv" else map(visible_json, json_parts(summary))
+
+
+def _deliver(text: str | Iterable[str], path: Path) -> None:
+    if path == STANDARD_OUTPUT:
+        for part in [text] if isinstance(text, str) else text:
+            output.emit(part)
+    else:
+        output.say(f"report: {write_aside(path, text).resolve()}")
+
+
+# ``nightgrid compare RUN_A RUN_B``: what became slower or faster, with how much confidence.
+
+COMPARE_EPILOG = """\
+examples:
+  nightgrid compare last-night smoke                             significant changes first
+  nightgrid compare last-night smoke --fail-on-regression 5%     for CI: exit code 11
+  nightgrid compare on-gaudi on-h100 --allow device              the same settings on other cards
+
+RUN is the name of a run in the results directory, or the path of a run's directory.
+
+exit codes:
+  0    compared; with --fail-on-regression: nothing got worse by that much
+  11   with --fail-on-regression only: some job is slower by at least that much and the change is
+       significant, or some job that worked does not any more
+  6    there is nothing to compare: no job in common, or every pair is refused
+  4    a run cannot be read
+
+docs/compare.md says how a change is called significant and which rows are not comparable.
+"""
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid compare`."""
+    from orchestrator.cli.options import add_results_argument
+
+    parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
+    parser.add_argument("after", metavar="RUN_B", help="the run in question")
+    add_results_argument(parser)
+    parser.add_argument(
+        "--fail-on-regression",
+        metavar="SHARE",
+        type=share,
+        help="exit with 11 if a job lost at least this share of its throughput, such as 5%%",
+    )
+    parser.add_argument(
+        "--confidence", metavar="SHARE", type=share, default=0.95, help="default: 95%%"
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SHARE",
+        type=share,
+        help="standard deviation between two runs of the same thing (default: estimated)",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="compare although rows differ in this key; may be repeated. `device` matches the same "
+        "settings across kinds of cards",
+    )
+    parser.add_argument("--all", action="store_true", help="list unchanged jobs too")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Compare and print.
+
+    Raises:
+        StoreError: a run cannot be read.
+        NotComparable: no pair of rows may be compared.
+    """
+    from orchestrator.analysis.comparison import RULES, compare
+    from orchestrator.core.errors import NotComparable
+
+    forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
+    for key in args.allow:
+        if key not in forgivable:
+            raise NotComparable(f"--allow {key}: only {', '.join(forgivable)} can be allowed")
+    comparison = compare(
+        newest_rows(args.results, args.before),
+        newest_rows(args.results, args.after),
+        names=(args.before, args.after),
+        confidence=args.confidence,
+        noise=args.noise,
+        allow=frozenset(args.allow),
+    )
+    if args.json:
+        from orchestrator.report.comparison_text import comparison_json
+
+        output.say_json(comparison_json(comparison, args.fail_on_regression), indent=2)
+    else:
+        from orchestrator.report.comparison_text import print_comparison
+
+        print_comparison(comparison, output.console(highlight=False), every=args.all)
+    if not comparison.changes and not comparison.broken:
+        raise NotComparable(nothing(comparison))
+    return verdict(comparison, args.fail_on_regression)
+
+
+def verdict(comparison: RunComparison, limit: float | None) -> int:
+    """The exit code."""
+    if limit is None:
+        return 0
+    worse = comparison.regressions(limit) or comparison.broken
+    return errors.REGRESSION if worse else errors.OK
+
+
+def nothing(comparison: RunComparison) -> str:
+    """Reason why no pair of rows could be compared."""
+    if comparison.refused:
+        keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
+        return (
+            f"none of the {len(comparison.refused):,} jobs that both runs measured is comparable: "
+            f"they differ in {', '.join(keys)}"
+        )
+    return (
+        f"{comparison.before} and {comparison.after} have no job in common that both measured "
+        f"({comparison.only_before:,} jobs only in the first, {comparison.only_after:,} only in "
+        "the second); --allow device matches the same settings on other cards"
+    )
+
+
+def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
+    """The newest final row of each cell of a run, with raw samples; replicates are joined.
+
+    Raises:
+        StoreError: there is no such run, or it cannot be read.
+    """
+    from orchestrator.analysis.flags import raised_by_job
+    from orchestrator.analysis.replicates import join
+    from orchestrator.analysis.selection import newest_final, settings_of
+    from orchestrator.results.finding import find_run
+    from orchestrator.results.passports import spread_between_runs
+
+    store = find_run(run, results)
+    rows = newest_final(store.measurements())
+    raised = raised_by_job(rows)
+    differ = spread_between_runs(store.path)
+    return join(rows, settings_of(rows, raised), raised, runs=differ).rows
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a share between 0 and 1.
+    """
+    number = text.strip()
+    try:
+        value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, such as 5%")
+    return value
+
+
+# ``nightgrid query "select …"``: SQL over the rows of all runs.
+
+#: Rows of more columns than fit on a line that are shown, some sixty lines each.
+MOST_RECORDS = 20
+
+#: Letters to which a table is measured; no terminal is wider.
+MOST_WIDTH = 100_000
+
+QUERY_EPILOG = """\
+views: rows (attempts), jobs (the newest final row of each job in each run), samples (timed
+batches), items (prompts). `nightgrid schema results` lists the columns.
+
+examples:
+  nightgrid query "select run, state, count(*) from jobs group by all order by all"
+  nightgrid query "select precision, max(throughput) from jobs where not emulated group by 1"
+  nightgrid query "select job_id, repeat, sum(wall_s) from samples where not warmup group by all"
+  nightgrid query "select parameters['output_tokens'] as output_tokens, throughput from jobs"
+
+exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot be read;
+7 duckdb is not installed
+"""
+
+
+def add_query_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid query`."""
+    parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
+    add_results_argument(parser)
+    add_runs_argument(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON array of objects")
+    form.add_argument("--csv", action="store_true", help="comma-separated values")
+
+
+def run_query(args: argparse.Namespace) -> int:
+    """Answer and print.
+
+    Raises:
+        ExtraMissing: duckdb is not installed.
+        StoreError: there are no runs, or one cannot be read.
+        QueryError: the statement is refused.
+    """
+    from orchestrator.report.query import query
+
+    sql = sys.stdin.read() if args.sql == "-" else args.sql
+    answer = query(args.results, sql, args.run_names)
+    for damage in answer.damaged:
+        output.say_aside(f"nightgrid query: not read: {damage}")
+    if args.json:
+        _print_json(answer)
+    elif args.csv:
+        _print_csv(answer)
+    else:
+        _print_table(answer)
+    return 0
+
+
+def _print_json(answer: Answer) -> None:
+    from orchestrator.report.query import plain_value
+
+    records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
+    output.say_json(records, ensure_ascii=False, indent=1)
+
+
+def _print_csv(answer: Answer) -> None:
+    from orchestrator.report.query import plain_value
+    from orchestrator.util.format import csv_field
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(csv_field, answer.columns))
+    for row in answer.rows:
+        writer.writerow(_csv_text(plain_value(value)) for value in row)
+
+
+def _csv_text(value: object) -> str:
+    from orchestrator.host.visible import visible_json
+    from orchestrator.report.figures import plain
+
+    if isinstance(value, (dict, list)):
+        return visible_json(json.dumps(value, ensure_ascii=False))
+    return plain(value)
+
+
+def _print_table(answer: Answer) -> None:
+    from rich import box
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    from orchestrator.report.query import plain_value
+    from orchestrator.util.format import one_line
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    numbers = [
+        all(isinstance(row[i], (int, float)) or row[i] is None for row in answer.rows)
+        for i in range(len(answer.columns))
+    ]
+    for column, number in zip(answer.columns, numbers, strict=True):
+        table.add_column(Text(one_line(column)), justify="right" if number else "left")
+    for row in answer.rows:
+        table.add_row(*(Text(one_line(_shown(plain_value(value)))) for value in row))
+    console = output.console(highlight=False)
+    unbounded = console.options.update(max_width=MOST_WIDTH)
+    if answer.rows and Measurement.get(console, unbounded, table).minimum > console.width:
+        _print_records(answer, console)
+    else:
+        console.print(table)
+    count = len(answer.rows)
+    console.print(f"{count:,} {'row' if count == 1 else 'rows'}", style="dim")
+
+
+def _print_records(answer: Answer, console: Console) -> None:
+    """Each row as lines of a column and its value, for more columns than a line has room for."""
+    from rich.text import Text
+
+    from orchestrator.report.query import plain_value
+    from orchestrator.util.format import one_line
+
+    names = [one_line(column) for column in answer.columns]
+    widest = max(map(len, names))
+    for number, row in enumerate(answer.rows[:MOST_RECORDS], start=1):
+        console.print(Text(f"row {number:,}", style="bold"))
+        for name, value in zip(names, row, strict=True):
+            shown = one_line(_shown(plain_value(value)))
+            if shown:
+                line = Text(f"  {name:{widest}}  {shown}")
+                line.truncate(console.width, overflow="ellipsis")
+                console.print(line)
+    left_out = len(answer.rows) - MOST_RECORDS
+    more = f"; {left_out:,} rows are not shown" if left_out > 0 else ""
+    console.print(
+        f"{len(names)} columns are wider than this terminal, so each stands on a line of its own "
+        f"(empty ones do not){more}. Name the columns that you want; --json and --csv have all.",
+        style="dim",
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+
+
+# ``nightgrid export``: results for other programs, and an atlas for other sites.
+
+EXPORT_EPILOG = """\
+examples:
+  nightgrid export rows --to datasets
+  nightgrid export http://127.0.0.1:5000 --to mlflow --run smoke
+  nightgrid export atlas.json --atlas grids/gaudi-atlas.yaml --merge theirs.json
+
+datasets: a directory for Hugging Face `datasets`, with the configurations rows, samples and items:
+  from datasets import load_dataset
+  load_dataset("DEST", "rows", split="train")
+
+mlflow: the tracking server or database DEST, http://127.0.0.1:5000 or sqlite:///mlflow.db; one
+experiment a run, one MLflow run a job. wandb: the project DEST of Weights & Biases; its files lie
+beside the rows. What is there already is left alone, so it can be done every morning.
+`nightgrid run --log-to` does the same while rows come.
+
+--atlas: one JSON file with every cell of the grid, and where it was run (by nobody, emulated by
+the card's own libraries, on a card) with dates, by the rows of this results directory. Another site
+merges it into its own with --merge; bundles can be merged in any order, and again.
+
+exit codes: 0 written; 4 no runs, a run cannot be read, or DEST cannot be written or refuses rows,
+which are named when the others are written;
+7 mlflow or wandb is not installed
+"""
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid export`."""
+    parser.add_argument(
+        "destination",
+        metavar="DEST",
+        help="datasets: a new directory; mlflow: a tracking URI; wandb: [ENTITY/]PROJECT; "
+        "--atlas: a file",
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", choices=("datasets", *TRACKERS), help="what to write")
+    target.add_argument("--atlas", metavar="GRID", help="write the atlas of this grid")
+    parser.add_argument(
+        "--merge",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="with --atlas: add what another site's bundle knows; may be repeated",
+    )
+    add_results_argument(parser)
+    add_runs_argument(parser)
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the export.
+
+    Raises:
+        StoreError: there are no runs, one cannot be read, or the destination cannot be written.
+        ExtraMissing: the tracker's package is not installed.
+        GridError: the atlas's grid is refused.
+    """
+    if args.merge and not args.atlas:
+        raise StoreError("--merge belongs to --atlas")
+    refused: list[str] = []
+    if args.atlas:
+        destination = args.destination
+        written = _write_atlas(args)
+        told = ", ".join(f"{count:,} cells by {status}" for status, count in written.items())
+    elif args.to != "datasets":
+        destination = args.destination
+        written = dict(_track(TRACKERS[args.to], args, refused))
+        told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
+    else:
+        from orchestrator.report.export import export_datasets
+
+        directory = Path(args.destination)
+        written = export_datasets(args.results, directory, args.run_names)
+        destination = str(directory.resolve())
+        told = ", ".join(f"{count:,} {name}" for name, count in written.items())
+    if args.json:
+        output.say_json({"destination": destination, "written": written})
+    else:
+        output.say(f"{destination}: {told}")
+    if refused:
+        raise StoreError("; ".join(refused))
+    return 0
+
+
+def _track(
+    tracker: Tracker, args: argparse.Namespace, refused: list[str]
+) -> Iterator[tuple[str, int]]:
+    """Write the newest final rows of each run to a tracker; by run, how many were new there. What
+    it refuses is told in ``refused``."""
+    from orchestrator.analysis.selection import newest_final
+    from orchestrator.results.finding import existing_runs, find_run
+    from orchestrator.runtime.backlog import write_rows
+
+    destination = tracker.destination_of(args.destination)
+    for name in args.run_names or sorted(existing_runs(args.results)):
+        store = find_run(name, args.results)
+        rows = newest_final(store.measurements(samples=False))
+        done = write_rows(tracker, destination, name, store.path, rows)
+        if done.told_of_refused:
+            refused.append(f"{name}: of its rows {done.told_of_refused}")
+        yield name, done.written
+
+
+def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
+    """Write the bundle of a grid; the number of its cells by status."""
+    from orchestrator.grid.parser import load_grid
+    from orchestrator.report.atlas import atlas_of, merged, to_json
+
+    grid = load_grid(args.atlas, check_data=False)
+    rows = (row for run in _runs(args) for row in _rows(args.results, run))
+    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
+    from orchestrator.results import disk
+
+    path = Path(args.destination)
+    aside = path.with_name(f"{path.name}.part")
+    try:
+        aside.write_text(to_json(atlas), encoding="utf-8")
+        disk.rename(aside, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    return atlas.counts()
+
+
+def _runs(args: argparse.Namespace) -> list[str]:
+    """The runs to look at; there may be none, since an atlas of nothing is one, too."""
+    from orchestrator.results.finding import existing_runs
+
+    return list(args.run_names) or (existing_runs(args.results) if args.results.is_dir() else [])
+
+
+def _rows(results: Path, run: str) -> Iterator[Measurement]:
+    from orchestrator.results.store import Store
+
+    yield from Store.existing(results, run).measurements()
+
+
+def _bundle(path: Path) -> Atlas:
+    from orchestrator.report.atlas import LARGEST_BYTES, from_json
+    from workloads import files
+
+    try:
+        text = files.read_text(path, limit_bytes=LARGEST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot read {path}: {reason}") from error
+    return from_json(text, str(path))
+
+
+COMMANDS = {
+    "report": Command(add_report_arguments, run_report, REPORT_EPILOG),
+    "compare": Command(add_compare_arguments, run_compare, COMPARE_EPILOG),
+    "query": Command(add_query_arguments, run_query, QUERY_EPILOG),
+    "export": Command(add_export_arguments, run_export, EXPORT_EPILOG),
+}

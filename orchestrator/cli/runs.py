@@ -1,0 +1,306 @@
+"""Commands that show runs: ``status``, ``runs`` and ``watch``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import secrets
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.options import (
+    Command,
+    add_place_arguments,
+    add_results_argument,
+    results_here,
+)
+from orchestrator.host import output
+from orchestrator.results.finding import MOST_LISTED
+
+if TYPE_CHECKING:
+    from orchestrator.on_ray.jobs import JobInfo, JobServer
+    from orchestrator.results.store import Store
+    from orchestrator.watch.state import RunEntry
+
+STATUS_EPILOG = """\
+examples:
+  nightgrid status                                     the newest run here
+  nightgrid status --address http://head:8265          every job submitted there
+  nightgrid status smoke --address http://head:8265    that run's progress, time left, its cards
+
+with --address    ID is a submitted job or a run there; without ID, the jobs there are listed
+without           ID is a run in the results directory; without ID, the newest run
+exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachable
+"""
+
+
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid status`."""
+    parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
+    add_place_arguments(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object; without ID, jobs as an array"
+    )
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Show a job, the jobs, or a run.
+
+    Raises:
+        StoreError: there is no such run.
+        SubmitError: there is no such job, or no cluster to ask.
+    """
+    from orchestrator.results.finding import find_run
+
+    if args.address:
+        from orchestrator.on_ray.jobs import JobServer
+
+        server = JobServer(args.address)
+        if args.id:
+            return _one_there(args, server)
+        jobs = server.jobs()
+        if args.json:
+            output.say_json([dataclasses.asdict(job) for job in jobs], indent=1)
+            return 0
+        if not jobs:
+            output.say(f"no Nightgrid job at {server.address}")
+        for job in jobs:
+            output.say(job_lines(job, details=False))
+        return 0
+    store = find_run(args.id, results_here(args))
+    if args.json:
+        output.say_json(run_json(store), indent=1)
+    else:
+        output.say(run_lines(store))
+    return 0
+
+
+def _one_there(args: argparse.Namespace, server: JobServer) -> int:
+    """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.on_ray.jobs import ask_json, ask_there
+
+    job = server.sent(args.id)
+    name = job.run if job is not None and job.run else args.id
+    if args.json:
+        told = {} if job is None else dataclasses.asdict(job)
+        try:
+            told["run_status"] = ask_json(server, ["status", name], args.results, job)
+        except SubmitError:
+            if job is None:
+                raise
+            told["run_status"] = None
+        output.say_json(told, indent=1)
+        return 0
+    if job is not None:
+        output.say(job_lines(job, details=True))
+    printed = ask_there(server, ["status", name], args.results, job).strip()
+    if job is None and printed.startswith("nightgrid status:"):  # it was refused there
+        raise SubmitError(f"no job and no run '{args.id}' at {server.address}:\n{printed}")
+    output.say(printed)
+    return 0
+
+
+def job_lines(job: JobInfo, *, details: bool) -> str:
+    """A job in one line, or with its command and times."""
+    line = f"{job.submission_id}  {job.status}" + (f"  run {job.run}" if job.run else "")
+    if job.started_at is not None:
+        from orchestrator.watch.live import duration
+
+        line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
+    if not details:
+        return line
+    from orchestrator.watch.notify import concealed
+
+    lines = [line, f"  {concealed(job.entrypoint)}"]
+    if job.exit_code is not None:
+        lines.append(f"  exit code {job.exit_code}")
+    if job.message and job.status != "RUNNING":  # of such a job Ray says just that
+        lines.append(f"  {job.message.strip().splitlines()[-1]}")
+    return "\n".join(lines)
+
+
+def run_json(store: Store) -> dict[str, object]:
+    """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
+    from orchestrator.report.run_report import read_status
+
+    status = read_status(store)
+    return {
+        "run": store.run,
+        "rows": str(store.tables_path.resolve()),
+        "final_rows": final_rows(store),
+        "age_s": None if status is None else time.time() - status.at,
+        "status": None if status is None else dataclasses.asdict(status),
+    }
+
+
+def final_rows(store: Store) -> int:
+    """Count the rows that are the last of their job in an invocation."""
+    return sum(1 for row in store.history() if row.final)
+
+
+def run_lines(store: Store) -> str:
+    """The run's state: its driver's last status, else the number of rows."""
+    from orchestrator.report.run_report import read_status
+    from orchestrator.watch.live import duration, summary_line
+
+    status = read_status(store)
+    if status is None:
+        return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
+    lines = [f"{store.run}: {summary_line(status)}"]
+    age = time.time() - status.at
+    if status.driver_died:
+        lines.append(f"  last heard of {duration(age)} ago")
+    elif not status.finished:
+        silent = abs(age) > 60  # from the future: one of the two clocks was set
+        when = f"{duration(age)} ago" if age > -60 else f"{duration(-age)} from now by this clock"
+        lines.append(f"  as of {when}" + " (is its driver alive?)" * silent)
+    for card in status.cards:
+        if card.job:
+            lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")
+    lines += [f"  SLOW card {slow}" for slow in status.slow_cards]
+    lines.append(f"  rows: {store.tables_path.resolve()}")
+    return "\n".join(lines)
+
+
+# ``nightgrid runs``: every run of a results directory, here or on a cluster.
+
+RUNS_EPILOG = """\
+examples:
+  nightgrid runs                                       the newest runs here
+  nightgrid runs --address http://127.0.0.1:8265       those on a cluster's head node
+
+states: STARTING (sent, and not begun yet), WAITING for cards that others have, RUNNING, PAUSED (no
+room for rows), STOPPING, STOPPED, FINISHED, DIED (its driver is gone; the same command goes on)
+exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
+"""
+
+
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid runs`."""
+    add_place_arguments(parser)
+    parser.add_argument(
+        "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="an array on standard output")
+
+
+def run_runs(args: argparse.Namespace) -> int:
+    """List the runs."""
+    from orchestrator.watch.state import entry_lines, run_entries
+
+    entries = _there(args) if args.address else run_entries(results_here(args), args.last)
+    if args.json:
+        output.say_json([dataclasses.asdict(each) for each in entries])
+    else:
+        output.say("\n".join(entry_lines(entries, time.time())))
+    return 0
+
+
+def _there(args: argparse.Namespace) -> list[RunEntry]:
+    """The runs of a cluster's head, and those that were sent there and have not begun."""
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
+    from orchestrator.watch.state import entry_of, with_sent
+
+    server = JobServer(args.address)
+    place = directory_there(args.results, None)
+    jobs = [job for job in server.jobs() if directory_there(None, job) == place]
+    try:
+        found = ask_json(server, ["runs", "--last", str(args.last)], args.results)
+    except SubmitError:
+        if not any(job.run and not job.over for job in jobs):
+            raise
+        found = []  # the first run of the cluster has made no directory yet
+    return with_sent([entry_of(each) for each in found], jobs)
+
+
+# ``nightgrid watch [RUN]``: a run as a web page that updates itself.
+
+DEFAULT_PORT = 8600
+
+WATCH_EPILOG = f"""\
+example:
+  nightgrid watch smoke        then open the address that it prints
+
+The page reads the run's own files, so the driver may run elsewhere on the same storage.
+From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
+With --host other than loopback a token is made and asked for; what is sent is not encrypted.
+exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such run
+"""
+
+
+def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `nightgrid watch`."""
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
+    add_results_argument(parser)
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="where to listen (default: %(default)s, for this machine alone)",
+    )
+    parser.add_argument(
+        "--port",
+        metavar="NUMBER",
+        type=_port,
+        default=DEFAULT_PORT,
+        help="0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token", action="store_true", help="ask for a token on loopback too (other users here)"
+    )
+
+
+def run_watch(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
+    from orchestrator.core.errors import NightgridError
+    from orchestrator.results.finding import find_run
+    from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
+    from orchestrator.watch.state import RunFeed
+
+    # The page itself says what is damaged; the log would say so every two seconds.
+    logging.getLogger("nightgrid.store").setLevel(logging.ERROR)
+    store = find_run(args.run_name, args.results)
+    beyond = not is_loopback(args.host)
+    token = secrets.token_urlsafe(24) if beyond or args.token else None
+    try:
+        server = WatchServer(args.host, args.port, store=store, feed=RunFeed(store), token=token)
+    except (OSError, TypeError, ValueError) as error:  # the latter two of what is no host's name
+        why = getattr(error, "strerror", None) or error
+        raise NightgridError(
+            f"cannot listen on {args.host} port {args.port}: {why}; "
+            "--port 0 takes a free port, --host is an address of this machine"
+        ) from error
+    with server:
+        name = socket.gethostname() if args.host in ("0.0.0.0", "::") else args.host
+        name = f"[{name}]" if ":" in name else name
+        query = f"?{TOKEN}={token}" if token else ""
+        output.say(f"{store.run}: http://{name}:{server.server_address[1]}/{query}")
+        if beyond:
+            output.say("  anyone who has this address can watch; the connection is not encrypted")
+        output.say("  Ctrl-C ends the page, not the run")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            output.say()
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 <= int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+    return int(text)
+
+
+COMMANDS = {
+    "status": Command(add_status_arguments, run_status, STATUS_EPILOG),
+    "runs": Command(add_runs_arguments, run_runs, RUNS_EPILOG),
+    "watch": Command(add_watch_arguments, run_watch, WATCH_EPILOG),
+}

@@ -1,1 +1,0 @@
-"""One module a command: ``add_arguments(parser)`` and ``run(args) -> exit code``."""

@@ -1,0 +1,442 @@
+"""Progress for people: plain lines where output is logged, a live display in a terminal.
+
+`ray job logs` and log files want one line an event and no control codes; a person at a terminal
+wants bars, the cards and the time left. Both are drawn from the same ``RunStatus`` and the same
+events by the pure functions of ``live.py``; the views only write. What needs a terminal is in
+``live.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from orchestrator.core.events import (
+    ClockSet,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    RecordRow,
+    StopRequested,
+    WorkerStopped,
+)
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.driver.board import Board
+from orchestrator.host import output
+from orchestrator.runtime.status import CardStatus, FailedAttempt, RunStatus
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+# A run's progress in words: one line an event, one a row, one for the whole. Pure.
+
+REASON_LENGTH = 160
+#: After so many requests to stop: what happens, what another one does, and how to go on.
+_NEXT_STOP = {
+    1: "; running jobs end first and no more start. A second one stops them, too, each with its "
+    "row. The same command resumes the run",
+    2: "; running jobs are stopped, each with its row. A third one ends at once. The same command "
+    "resumes the run",
+}
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``3m05s``, ``2h07m``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def left_text(middle_s: float, low_s: float | None, high_s: float | None) -> str:
+    """``about 3m05s``, or ``1m10s to 12m40s`` or ``up to 12m40s`` while little is known."""
+    if low_s is None or high_s is None:
+        return f"about {duration(middle_s)}"
+    return f"{duration(low_s)} to {duration(high_s)}" if low_s >= 1 else f"up to {duration(high_s)}"
+
+
+def summary_line(status: RunStatus) -> str:
+    """Counts, cards, time: one line."""
+    parts = [f"{status.done}/{status.total} jobs"]
+    parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
+    emulated = " emulated" if status.emulated else ""
+    if status.cards:  # while a run waits it has none
+        parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
+    # Phases in which a card computes nothing: its worker starts, or waits for its host's processor.
+    for phase, told in (("starting", "starting"), ("queued", "waiting for the processor")):
+        count = sum(card.phase == phase for card in status.cards)
+        parts += [f"{count} {told}"] if count else []
+    parts += rate_texts(status)
+    parts.append(f"{duration(status.elapsed_s)} so far")
+    if status.eta_s and not status.finished:
+        parts.append(f"{left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left")
+    if status.paused:
+        parts.append(f"PAUSED: {status.paused}")
+    if status.waiting:
+        parts.append(f"WAITING: {status.waiting}")
+    if status.slow_cards:
+        cards = (
+            "1 slow card" if len(status.slow_cards) == 1 else f"{len(status.slow_cards)} slow cards"
+        )
+        parts.append(cards)
+    if status.trouble:
+        parts.append(f"TROUBLE: {status.trouble}")
+    if status.stopping:
+        parts.append(f"stopping: {status.stopping}")
+    if status.driver_died:
+        parts.append("NO DRIVER: it died; the same `nightgrid run` resumes it")
+    return " | ".join(parts)
+
+
+def rate_texts(status: RunStatus) -> list[str]:
+    """``1,204 tokens/s (12 jobs)`` for each unit, and the jobs by the hour; empty at first."""
+    texts = []
+    for rate in status.rates:
+        jobs = "1 job" if rate.jobs == 1 else f"{rate.jobs} jobs"
+        texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({jobs})")
+    if status.jobs_per_h is not None:
+        texts.append(f"{_three_digits(status.jobs_per_h)} jobs/h")
+    return texts
+
+
+def event_line(event: Event, board: Board) -> str | None:
+    """A line for an event that people want to know of; None for the others."""
+    if isinstance(event, NodeJoined):
+        node = event.node
+        kind = node.device_name or node.accelerator.value
+        count = len(node.card_indices)
+        cards = f"{count} {node.accelerator} card{'' if count == 1 else 's'}"
+        return f"node {node.name}: {cards}, {kind}{_emulated_note(node.emulated, kind)}"
+    if isinstance(event, NodeLeft):
+        return f"LOST node {board.node_name(event.node_id)}: {event.reason}"
+    if isinstance(event, WorkerStopped) and event.failure is not None:
+        return f"worker {event.worker_id} died: {event.failure.message}"
+    if isinstance(event, StopRequested):
+        return f"stopping: {event.reason}{_NEXT_STOP.get(board.stop_requests, '')}"
+    if isinstance(event, ClockSet) and event.by_s:
+        sign = "forward" if event.by_s > 0 else "back"
+        return f"this machine's clock was set {sign} by {duration(abs(event.by_s))}"
+    return None
+
+
+def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
+    """A line for a row: how far the run is, what became of the job, where, the figure."""
+    where = (
+        ", ".join(board.card_name(card) for card in command.attempt.cards[:1])
+        if (command.attempt)
+        else ""
+    )
+    if command.attempt and len(command.attempt.cards) > 1:
+        where += f" and {len(command.attempt.cards) - 1} more"
+    job = command.attempt.job if command.attempt else command.job
+    ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
+    words = [ordinal, f"{command.state.value:<13}", board.label(job)]
+    if where:
+        words.append(f"on {where}")
+    words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
+    if measurement.reason and command.state is not State.SUCCEEDED:
+        words.append(f": {shortened(measurement.reason)}")
+    return " ".join(word for word in words if word).replace(" : ", ": ")
+
+
+def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
+    """Lines for jobs that ended without running: one for all with the same state and reason,
+    since a stop or an unsupported precision can end thousands at once."""
+    groups: dict[tuple[State, str], list[RecordRow]] = {}
+    for command in commands:
+        groups.setdefault((command.state, command.reason), []).append(command)
+    lines = []
+    for (state, reason), group in groups.items():
+        what = board.label(group[0].job) if len(group) == 1 else f"{len(group)} jobs"
+        end = f": {shortened(reason)}" if reason else ""
+        lines.append(f"[{board.done}/{board.total}] {state.value:<13} {what}{end}")
+    return lines
+
+
+def shortened(reason: str) -> str:
+    """A reason on one line; the report and the row have it whole."""
+    line = " ".join(reason.split())
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 1] + "…"
+
+
+def _figure(measurement: Measurement) -> str:
+    metrics = measurement.metrics
+    text = f"{metrics.throughput:,.1f} {metrics.throughput_unit}"
+    if metrics.relative_half_width is not None:
+        text += f" ±{100 * metrics.relative_half_width:.1f}%"
+    return text
+
+
+def _three_digits(value: float) -> str:
+    """``1,204``, ``31.5``, ``0.84``: figures of progress, not of a result."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _emulated_note(emulated: bool, kind: str) -> str:
+    return " (emulated)" if emulated and "emulated" not in kind else ""
+
+
+def printable(text: str) -> str:
+    """Text of jobs and errors may hold anything; a log line holds no control characters."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+#: Seconds between summary lines in a log: often enough to see life, seldom enough to read a night.
+SUMMARY_INTERVAL_S = 120.0
+
+
+class View(Protocol):
+    """Display of a run's progress."""
+
+    def line(self, text: str) -> None:
+        """Say one thing that happened."""
+
+    def show(self, status: RunStatus) -> None:
+        """Show how the run stands; called about once a second."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class PlainView:
+    """Lines with a time of day, for logs; never a control code."""
+
+    def __init__(self, stream: TextIO, *, interval_s: float = SUMMARY_INTERVAL_S) -> None:
+        self._stream = output.guarded(stream, patience_s=output.PATIENCE_S)
+        self._interval_s = interval_s
+        self._next_summary_at: float | None = None  # in seconds of the run
+
+    def line(self, text: str) -> None:
+        """Print one event."""
+        output.say(f"{time.strftime('%H:%M:%S')} {printable(text)}", self._stream)
+
+    def show(self, status: RunStatus) -> None:
+        """Print a summary when the last is old enough."""
+        elapsed_s = status.elapsed_s
+        if self._next_summary_at is None:
+            self._next_summary_at = elapsed_s + self._interval_s
+        if elapsed_s >= self._next_summary_at or status.finished:
+            self._next_summary_at = elapsed_s + self._interval_s
+            self.line(summary_line(status))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to clean up."""
+
+
+class QuietView:
+    """Says nothing (``--quiet``)."""
+
+    def line(self, text: str) -> None:
+        """Say nothing."""
+
+    def show(self, status: RunStatus) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to clean up."""
+
+
+def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
+    """The view that suits where output goes."""
+    if quiet:
+        return QuietView()
+    stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
+    if not stream.isatty():
+        return PlainView(stream)
+
+    return TerminalView(output.console(stream))
+
+
+# The live display in a terminal: how far the run is, what each card does, what went wrong last.
+#
+# It is drawn anew about once a second beneath the lines that scroll. A night on eight servers has
+# sixty-four cards and a terminal twenty-four lines, so what does not fit is folded, never cut off.
+
+SHOWN_FAILURES = 3
+#: Lines of the terminal that are left to what scrolls above the display.
+SCROLLING_LINES = 5
+#: One letter for each phase, where a card has no room for more.
+_LETTERS = {
+    "free": "·",
+    "idle": "-",
+    "starting": "s",
+    "start": "s",
+    "queued": "q",
+    "load": "L",
+    "compile": "C",
+    "warmup": "W",
+    "measure": "M",
+    "finish": "f",
+}
+_LEGEND = "M measure, W warmup, L load, C compile, s start, q queued, f finish, - idle, · free"
+_GOOD = {State.SUCCEEDED.value, "reused"}
+_EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.value}
+
+
+def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
+    """The live display: a bar, counts, rates, the cards, the last failures.
+
+    Cards take a line each; where ``height`` lines do not hold them, a line a server, and where
+    even these do not fit, the rest is counted.
+    """
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        Text(status.run, style="bold"),
+        ProgressBar(total=max(1, status.total), completed=status.done, width=40),
+        Text(_times(status)),
+    )
+    counts = Text(overflow="ellipsis", no_wrap=True)
+    for state, count in sorted(status.counts.items()):
+        counts.append(f"{count} {state}  ", style=_style(state))
+    if status.emulated:
+        counts.append("EMULATED CARDS", style="magenta")
+    assigned = f"{status.assigned}/{len(status.cards)} cards assigned"
+    rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
+    failures = status.failures[:SHOWN_FAILURES]
+    after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
+    told = (
+        ("WAITING", status.waiting),
+        ("PAUSED", status.paused),
+        ("TROUBLE", status.trouble),
+        ("stopping", status.stopping),
+    )
+    for what, why in told:
+        if why:
+            text = f"{what}: {shortened(why)}"
+            after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
+    room = None
+    if height is not None:
+        notes = sum(bool(why) for _, why in told)
+        room = max(1, height - 3 - len(failures) - notes)
+    return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
+
+
+def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType:
+    """The cards in at most ``room`` lines, heading included."""
+    from rich.table import Table
+
+    working = [card for card in cards if card.worker_id]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    if room is None or len(working) < room:
+        _add_columns(table, "card", "phase", "for", "job")
+        for card in working:
+            style = "" if card.job else "dim"
+            _add_row(
+                table, card.card, card.phase, duration(card.phase_age_s), card.job, style=style
+            )
+        return table
+    _add_columns(table, "server", "cards", "assigned", f"longest in its phase   ({_LEGEND})")
+    servers: dict[str, list[CardStatus]] = {}
+    for card in cards:
+        servers.setdefault(card.card.rpartition("/")[0], []).append(card)
+    shown = list(servers.items())
+    if len(shown) >= room:
+        shown = shown[: max(0, room - 2)]
+    for name, group in shown:
+        letters = "".join(_LETTERS.get(card.phase, "?") for card in group)
+        at_work = [card for card in group if card.job]
+        oldest = max(at_work, key=lambda card: card.phase_age_s, default=None)
+        about = ""
+        if oldest is not None:
+            index = oldest.card.rpartition("/")[2]
+            about = f"{index} {oldest.phase} {duration(oldest.phase_age_s)}  {oldest.job}"
+        _add_row(table, name, letters, f"{len(at_work)}/{len(group)}", about)
+    hidden = [card for _, group in list(servers.items())[len(shown) :] for card in group]
+    if hidden:
+        phases = Counter(card.phase for card in hidden)
+        text = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
+        _add_row(table, "…", "", "", f"{len(hidden)} more cards: {text}")
+    return table
+
+
+def _add_columns(table: Table, *headers: str) -> None:
+    """Columns of which the last gives way where the terminal is narrow."""
+    from rich.text import Text
+
+    for header in headers[:-1]:
+        table.add_column(header, no_wrap=True)
+    table.add_column(Text(headers[-1], no_wrap=True, overflow="ellipsis"))
+
+
+def _add_row(table: Table, *words: str, style: str = "") -> None:
+    """A row of one line. A plain string would have its [brackets] taken for markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(word, no_wrap=True, overflow="ellipsis") for word in words), style=style)
+
+
+def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableType:
+    """``FAILED 3m05s ago  LABEL  crash: why``, a line each; yellow: the job is tried again."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for ratio in (None, 2, 3):
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for failure in failures:
+        again = "" if failure.final else ", tried again"
+        table.add_row(
+            Text(
+                f"{failure.state} {duration(now - failure.at)} ago{again}",
+                style=_style(failure.state) if failure.final else "yellow",
+            ),
+            Text(failure.job),
+            Text(f"{failure.failure_class or 'failed'}: {shortened(failure.reason)}", style="dim"),
+        )
+    return table
+
+
+def _times(status: RunStatus) -> str:
+    left = ""
+    if status.eta_s:
+        left = f", {left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left"
+    return f"{status.done}/{status.total}  {duration(status.elapsed_s)}{left}"
+
+
+def _style(state: str) -> str:
+    if state in _GOOD:
+        return "green"
+    return "yellow" if state in _EXPECTED else "red"
+
+
+class TerminalView:
+    """Lines scroll above a display that is redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        # Cropped, since a display that is higher than the terminal cannot be removed again.
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
+        )
+        self._live.start()
+
+    def line(self, text: str) -> None:
+        """Print one event above the display."""
+        from rich.text import Text
+
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {printable(text)}"))
+
+    def show(self, status: RunStatus) -> None:
+        """Redraw."""
+        height = max(SCROLLING_LINES, self._console.height - SCROLLING_LINES)
+        self._live.update(render(status, height=height), refresh=True)
+
+    def close(self) -> None:
+        """Remove the display."""
+        self._live.stop()

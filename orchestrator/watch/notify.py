@@ -1,0 +1,420 @@
+"""Notification that a run has ended: an address gets the notice by POST, a command on stdin.
+
+A hook that fails never fails the run: by then the rows are safe, and the failure is said. The
+address of a hook is often a secret in itself, so only its host is ever shown, and ``@FILE`` keeps
+it off the command line, which others of the same machine and of the cluster's job list can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from orchestrator.core.errors import INTERRUPTED, NightgridError
+from orchestrator.core.job import State
+from orchestrator.util.format import finite, one_line
+from workloads import files
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.comparison import RunComparison
+    from orchestrator.analysis.rankings import Contest
+    from orchestrator.analysis.summary import Summary
+    from orchestrator.driver.options import RunOptions
+    from orchestrator.driver.run import RunOutcome
+    from orchestrator.results.store import Store
+
+# Notification about a run that has ended: one JSON object for programs, with a text for people.
+#
+# The field ``text`` is what Slack, Mattermost and their like show of a message; everything else is
+# for a script that wants to know more. The fields are documented in ``docs/live.md``.
+
+NOTICE_VERSION = 1
+BEST_SHOWN = 5  # in the text; the field ``best`` has them all
+REASON_LENGTH = 500
+
+
+class Ending(str, Enum):
+    """End of `nightgrid run`."""
+
+    FINISHED = "finished"  # every job has an answer
+    UNANSWERED = "unanswered"  # every job was tried, and some failed, were lost or timed out
+    STOPPED = "stopped"  # by a signal, a deadline or the circuit breaker; some jobs never ran
+    FAILED = "failed"  # the run itself could not go on
+    INTERRUPTED = "interrupted"  # its driver died, and another one goes on: it has not ended
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A run that has ended. ``summary`` is None when its rows could not be read."""
+
+    run: str
+    ending: Ending
+    reason: str
+    exit_code: int
+    host: str
+    rows: str = ""  # directory of the rows
+    report: str = ""  # path of the page, "" if there is none
+    summary: Summary | None = None
+    since: RunComparison | None = None  # with the run that measured the same jobs last
+
+    def values(self) -> dict[str, Any]:
+        """The JSON object."""
+        summary = self.summary
+        counts = {} if summary is None else {str(s): n for s, n in summary.counts.items()}
+        emulated = summary is not None and any(row.emulated for row in summary.rows)
+        return {
+            "version": NOTICE_VERSION,
+            "text": self.text(),
+            "run": self.run,
+            "state": str(self.ending),
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "jobs": sum(counts.values()),
+            "counts": counts,
+            "emulated": emulated,
+            "wall_s": finite(summary.timeline.wall_s) if summary is not None else None,
+            "best": [_best(contest) for contest in (summary.contests if summary else ())],
+            "since": _since(self.since),
+            "host": self.host,
+            "rows": self.rows,
+            "report": self.report,
+        }
+
+    def text(self) -> str:
+        """A few lines for people, in which nothing has a meaning for a chat program."""
+        from orchestrator.report.all_runs import since_text  # a run that begins needs it not
+        from orchestrator.report.answers import best_text
+
+        lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
+        if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
+            lines.append(one_line(self.reason, REASON_LENGTH))
+        summary = self.summary
+        if summary is not None:
+            lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
+            lines += [
+                best_text(contest, summary.chosen(contest.fastest))
+                for contest in summary.contests[:BEST_SHOWN]
+            ]
+            if self.since is not None:
+                lines.append(since_text(self.since))
+            if any(row.emulated for row in summary.rows):
+                lines.append("Emulated cards: no figure is one of a real card.")
+        if self.report:
+            lines.append(f"Report: {self.report}")
+        return _plain("\n".join(line for line in lines if line))
+
+
+_WORDS = {
+    Ending.FINISHED: "has finished",
+    Ending.UNANSWERED: "has finished; some jobs have no answer",
+    Ending.STOPPED: "was stopped",
+    Ending.FAILED: "has failed",
+    Ending.INTERRUPTED: "was interrupted",
+}
+
+
+def _since(found: RunComparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    significant = [change for change in found.changes if change.significant]
+    return {
+        "run": found.before,
+        "slower": sum(change.ratio.value < 1 for change in significant),
+        "faster": sum(change.ratio.value > 1 for change in significant),
+        "unchanged": len(found.changes) - len(significant),
+        "broken": len(found.broken),
+        "overall_ratio": finite(found.overall),
+    }
+
+
+def _best(contest: Contest) -> dict[str, Any]:
+    row, metrics = contest.fastest, contest.fastest.metrics
+    return {
+        "model": row.model,
+        "workload": row.workload,
+        "where": contest.setting.where,
+        "precision": row.precision,
+        "batch_size": row.batch_size,
+        "engine": row.engine,
+        "throughput": finite(metrics.throughput),
+        "throughput_unit": contest.unit,
+        "throughput_low": finite(metrics.throughput_low),
+        "throughput_high": finite(metrics.throughput_high),
+        "not_told_apart_from": len(contest.tied),
+        "verdict": contest.verdict.value,
+        "emulated": row.emulated,
+        "job_id": row.job_id,
+    }
+
+
+def _plain(text: str) -> str:
+    """The three characters by which Slack knows links and mentions, as it wants them written."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+#: Variable with the hooks that are used when no --notify is given.
+VARIABLE = "NIGHTGRID_NOTIFY"
+WEB_TIMEOUT_S = 10.0
+WEB_TRIES = 3
+WEB_PAUSE_S = 2.0
+COMMAND_TIMEOUT_S = 60.0
+_SHOWN_OUTPUT = 300
+_HOOK_FILE_BYTES = 2**16
+_ADDRESS = re.compile(r"(https?://)(?:[^\s/?#'\"@]*@)?([^\s/?#'\"]+)[/?#][^\s'\"]*")
+
+
+class HookFailed(Exception):
+    """A hook did not get its notice; the message names no secret."""
+
+
+class Hook(Protocol):
+    """A receiver of notices. ``shown`` names it without its secrets."""
+
+    @property
+    def shown(self) -> str:
+        """The receiver, as the log names it."""
+
+    def tell(self, notice: Notice) -> None:
+        """Tell.
+
+        Raises:
+            HookFailed: it did not work.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class WebHook:
+    """An http(s) address that takes the notice as JSON."""
+
+    url: str
+    sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def shown(self) -> str:
+        """Scheme and host; the rest of such an address is often the secret."""
+        parts = urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{parts.hostname}{port}/…"
+
+    def tell(self, notice: Notice) -> None:
+        """POST it; once more where the other side is busy or cannot be reached."""
+        body = json.dumps(notice.values()).encode()
+        for number in range(1, WEB_TRIES + 1):
+            try:
+                self._post(body)
+                return
+            except urllib.error.HTTPError as error:
+                error.close()
+                if number == WEB_TRIES or not (error.code == 429 or error.code >= 500):
+                    raise HookFailed(f"it answers {error.code} {error.reason}") from None
+            except (OSError, HTTPException) as error:
+                if number == WEB_TRIES:
+                    reason = getattr(error, "reason", None) or error
+                    raise HookFailed(f"it cannot be reached: {_clean(reason)}") from None
+            self.sleep(WEB_PAUSE_S * number)
+
+    def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(
+            self.url, data=body, headers={"Content-Type": "application/json"}, method="POST"
+        )
+        opener = urllib.request.build_opener(_NoRedirect)
+        with opener.open(request, timeout=WEB_TIMEOUT_S):
+            pass
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Following one would turn the POST into a GET, and send it who knows where."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Leave it as the error that it is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandHook:
+    """A command that gets the notice as JSON on its standard input. No shell is involved."""
+
+    words: tuple[str, ...]
+    timeout_s: float = COMMAND_TIMEOUT_S
+
+    @property
+    def shown(self) -> str:
+        """The command's name; its arguments may hold a secret."""
+        return f"the command {Path(self.words[0]).name}"
+
+    def tell(self, notice: Notice) -> None:
+        """Run it, and end it and its children when it takes too long."""
+        variables = {
+            "NIGHTGRID_RUN": notice.run,
+            "NIGHTGRID_STATE": str(notice.ending),
+            "NIGHTGRID_EXIT_CODE": str(notice.exit_code),
+            "NIGHTGRID_REPORT": notice.report,
+        }
+        try:
+            process = subprocess.Popen(
+                self.words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | variables,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HookFailed(f"it cannot be started: {error.strerror or error}") from None
+        try:
+            output, _ = process.communicate(json.dumps(notice.values()).encode(), self.timeout_s)
+        except subprocess.TimeoutExpired:
+            raise HookFailed(f"it took longer than {self.timeout_s:g} s and was ended") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            said = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
+            raise HookFailed(f"it ended with {process.returncode}" + (f": {said}" if said else ""))
+
+
+def hooks_of(texts: Sequence[str]) -> list[Hook]:
+    """The hooks of ``--notify``, else that of ``NIGHTGRID_NOTIFY``, if it is set.
+
+    Raises:
+        NightgridError: one is neither an address nor a command, or its file cannot be read.
+    """
+    given = list(texts) or ([os.environ[VARIABLE]] if os.environ.get(VARIABLE) else [])
+    return [hook_of(text) for text in given]
+
+
+def hook_of(text: str) -> Hook:
+    """The hook that a text names: ``https://…``, ``@FILE`` with either in it, or a command.
+
+    Raises:
+        NightgridError: see ``hooks_of``.
+    """
+    if text.startswith("@"):
+        try:
+            path = Path(text[1:]).expanduser()
+            text = files.read_text(path, limit_bytes=_HOOK_FILE_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NightgridError(f"--notify {text}: the file cannot be read: {error}") from error
+    if is_address(text):
+        return _web_hook(text)
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise NightgridError(f"--notify: the command is not understood: {error}") from error
+    if not words:
+        raise NightgridError("--notify: nothing is named; give https://… or a command")
+    return CommandHook(words)
+
+
+def is_address(text: str) -> bool:
+    """Return whether a hook is an address, rather than a command or ``@FILE``."""
+    return "://" in text.split(" ", 1)[0] and not text.startswith("@")
+
+
+def concealed(command: str) -> str:
+    """A command line in which addresses show their host alone."""
+    return _ADDRESS.sub(r"\1\2/…", command)
+
+
+def _web_hook(url: str) -> WebHook:
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isascii()
+        sound = sound and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:
+        sound = False
+    if not sound:
+        # Not the address itself: what is wrong with it may stand beside a secret.
+        raise NightgridError(
+            "--notify: that is not an address; an address has the form https://HOST/PATH"
+        )
+    return WebHook(url)
+
+
+def _clean(said: object) -> str:
+    """Put the message of an error or the output of a command on one line, without secrets."""
+    from orchestrator.worker.redaction import redact
+
+    return " ".join(redact(str(said), os.environ).split())
+
+
+def tell_all(hooks: Sequence[Hook], notice: Notice, say: Callable[[str], None]) -> None:
+    """Tell everybody, and say how that went. Raises nothing."""
+    for hook in hooks:
+        try:
+            hook.tell(notice)
+            say(f"notified {hook.shown}")
+        except HookFailed as error:
+            say(f"could not notify {hook.shown}: {error}")
+        except Exception as error:  # a hook is no reason to lose a run's exit code
+            say(f"could not notify {hook.shown}: {type(error).__name__}")
+
+
+# ---------------------------------------------------------------- what there is to tell
+
+
+def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Notice:
+    """Notice of a run that ended by itself or was stopped."""
+    ending = Ending.FINISHED if outcome.answered else Ending.UNANSWERED
+    if not outcome.result.finished or State.NOT_STARTED in outcome.states.values():
+        ending = Ending.STOPPED
+    return _notice(outcome.store, ending, outcome.result.reason, exit_code, page)
+
+
+def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
+    """Notice of a run that could not go on, with its rows if they can be read."""
+    from orchestrator.results.store import Store
+
+    exit_code = error.exit_code if isinstance(error, NightgridError) else 1
+    if isinstance(error, KeyboardInterrupt):
+        exit_code = INTERRUPTED
+    reason = f"{type(error).__name__}: {_clean(error)}".rstrip(": ")
+    return _notice(Store.open(options.results, run), Ending.FAILED, reason, exit_code, None)
+
+
+def notice_of_death(
+    store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
+) -> Notice:
+    """Notice of a run whose driver died without a message, sent by its supervisor."""
+    return _notice(store, ending, reason, exit_code, page)
+
+
+def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:
+    from orchestrator.report.all_runs import since_last
+    from orchestrator.report.run_report import read_summary
+
+    summary = None
+    with contextlib.suppress(Exception):  # the rows may be what the run failed of
+        summary = read_summary(store, lean=True)[0]
+    since = None
+    with contextlib.suppress(Exception):  # a notice is sent whatever the other runs hold
+        since = since_last(store)
+    return Notice(
+        run=store.run,
+        since=since,
+        ending=ending,
+        reason=reason,
+        exit_code=exit_code,
+        host=socket.gethostname(),
+        rows=str(store.tables_path.resolve()),
+        report=str(page.resolve()) if page is not None else "",
+        summary=summary,
+    )

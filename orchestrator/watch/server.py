@@ -1,0 +1,255 @@
+"""The web server behind ``nightgrid watch``: five addresses, nothing else, all read-only.
+
+No path is ever turned into a file name: each address is one entry of a table. What may be loaded
+is said in the headers, so that even a page that were tricked into holding foreign text could run
+none of it and send nothing anywhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files as package_files
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from orchestrator.results import paths
+from workloads import files
+
+if TYPE_CHECKING:
+    from orchestrator.results.store import Store
+    from orchestrator.watch.state import RunFeed
+
+# Access to the page: decisions on the headers of a request, without any I/O.
+#
+# On loopback every user of this machine may read, but no foreign web page: a foreign name that
+# points at 127.0.0.1 (DNS rebinding) arrives in the ``Host`` header, and only loopback's own names
+# are accepted. Beyond loopback a token is required, once in the address, then as a cookie.
+
+#: Name of the token's parameter in an address.
+TOKEN = "token"
+
+
+class Verdict(Enum):
+    """Decision on a request."""
+
+    ALLOWED = "allowed"
+    SIGNED_IN = "signed in"  # the token came in the address: keep it in a cookie instead
+    NO_TOKEN = "no token"
+    WRONG_HOST = "wrong host"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rule for one server. ``token`` is None where loopback protects it."""
+
+    port: int
+    token: str | None
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies are shared by all ports of a host, so each server has its own name."""
+        return f"nightgrid-watch-{self.port}"
+
+    def verdict(self, headers: Mapping[str, str], query: str) -> Verdict:
+        """Decide on a request by its headers and the query part of its address."""
+        if self.token is None:
+            host = is_loopback(host_of(headers.get("Host", "")))
+            return Verdict.ALLOWED if host else Verdict.WRONG_HOST
+        given = parse_qs(query).get(TOKEN, [])
+        if given:
+            return Verdict.SIGNED_IN if self._is_token(given[-1]) else Verdict.NO_TOKEN
+        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
+            return Verdict.ALLOWED
+        return Verdict.ALLOWED if self._is_token(self._in_cookie(headers)) else Verdict.NO_TOKEN
+
+    def _is_token(self, given: str) -> bool:
+        """Compared in a time that does not depend on how much of it is right."""
+        assert self.token is not None
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+    def _in_cookie(self, headers: Mapping[str, str]) -> str:
+        try:
+            cookie = SimpleCookie(headers.get("Cookie", "")).get(self.cookie_name)
+        except CookieError:
+            return ""
+        return cookie.value if cookie else ""
+
+
+def host_of(header: str) -> str:
+    """The name in a ``Host`` header, without its port: a tunnel may have another one."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if ":" in header else header
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is this machine's own, by itself and not by what DNS
+    says."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+_SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address may hold the token
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_NO_TOKEN = (
+    "This page is protected. Open it with the address that `nightgrid watch` has printed, "
+    "which ends in ?token=...\n"
+)
+_WRONG_HOST = "This server answers only to localhost, 127.0.0.1 and [::1].\n"
+_REPORT_BYTES = 256 * files.MIB
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves one run. ``serve_forever`` blocks; ``shutdown`` from another thread ends it.
+
+    Raises (when made):
+        OSError: the address cannot be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, host: str, port: int, *, store: Store, feed: RunFeed, token: str | None
+    ) -> None:
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+        self.access = Access(port=self.server_address[1], token=token)
+        self.store = store
+        self._feed = feed
+        self._reading = threading.Lock()  # many viewers, one reader of files
+
+    def server_bind(self) -> None:
+        """Listen, without asking DNS for our own name, which can take seconds and is not used."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def snapshot(self) -> bytes:
+        """The state of the run as JSON."""
+        with self._reading:
+            return json.dumps(self._feed.snapshot(), allow_nan=False).encode()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A viewer that goes away in the middle of an answer is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: WatchServer
+    server_version = "nightgrid"
+    sys_version = ""
+    timeout = 10  # of a viewer that sends nothing
+
+    def do_GET(self) -> None:
+        """Answer, if this viewer may have an answer."""
+        address = urlsplit(self.path)
+        # ``Message.get`` ignores case, as a plain mapping of headers would not.
+        verdict = self.server.access.verdict(self.headers, address.query)  # type: ignore[arg-type]
+        if verdict is Verdict.WRONG_HOST:
+            self._answer(421, "text/plain", _WRONG_HOST.encode())
+        elif verdict is Verdict.NO_TOKEN:
+            self._answer(401, "text/plain", _NO_TOKEN.encode(), {"WWW-Authenticate": "Bearer"})
+        elif verdict is Verdict.SIGNED_IN:
+            access = self.server.access
+            cookie = f"{access.cookie_name}={access.token}; HttpOnly; SameSite=Strict; Path=/"
+            self._answer(303, "text/plain", b"", {"Set-Cookie": cookie, "Location": "/"})
+        else:
+            self._page(address.path)
+
+    do_HEAD = do_GET
+
+    def _page(self, path: str) -> None:
+        if path == "/":
+            self._answer(200, "text/html", asset("watch.html"))
+        elif path == "/watch.css":
+            self._answer(200, "text/css", style())
+        elif path == "/watch.js":
+            self._answer(200, "text/javascript", asset("watch.js"))
+        elif path == "/state":
+            self._answer(200, "application/json", self.server.snapshot())
+        elif path == "/report":
+            self._report()
+        else:
+            self._answer(404, "text/plain", b"There is nothing here.\n")
+
+    def _report(self) -> None:
+        """The run's page as it was written last.
+
+        Whoever may write results may have written anything there: a link to another file is not
+        followed, a pipe not waited for; only this version's own scripts run, and in an origin of
+        their own, without our cookie.
+        """
+        path = self.server.store.path / paths.REPORT
+        try:
+            body = files.read_bytes(path, limit_bytes=_REPORT_BYTES, follow=False)
+        except FileNotFoundError:
+            self._answer(404, "text/plain", b"This run has no report yet.\n")
+            return
+        except OSError as error:
+            why = f"This run's {paths.REPORT} cannot be shown: {error.strerror}.\n"
+            self._answer(404, "text/plain", why.encode())
+            return
+        self._answer(200, "text/html", body, {"Content-Security-Policy": report_policy()})
+
+    def _answer(
+        self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (_SECURITY | (headers or {})).items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: every viewer asks every two seconds, and an address may hold the token."""
+
+
+@cache
+def report_policy() -> str:
+    """The report's own security policy; besides, it may not be framed, nor be of our origin."""
+    from orchestrator.report.page import content_security_policy
+
+    more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
+    return f"{content_security_policy()}; {more}"
+
+
+@cache
+def style() -> bytes:
+    """The report's own style, and what this page adds to it."""
+    report = (package_files("orchestrator.report") / "assets" / "page.css").read_bytes()
+    return report + b"\n" + asset("watch.css")
+
+
+@cache
+def asset(name: str) -> bytes:
+    """A file that comes with this package."""
+    return (package_files(__package__) / "assets" / name).read_bytes()

@@ -1,0 +1,402 @@
+"""The state of a run, read from its files: the page's data, as plain JSON values.
+
+The driver may be on another machine, so its files are all there is: ``status.json``, which it
+replaces about once a second, and the rows. Both may be half written, of another version, or gone
+for a moment on shared storage; then the last good state stays, with a word about it.
+
+How old the driver's last word is, is told by two clocks. Before the status has been seen to change
+there is only the difference between the driver's clock and ours; from then on it is the time since
+it last changed, by our clock alone, which no clock that goes wrong can falsify.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.summary import STALE_AFTER_S, underway_of
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import Scalar, State
+from orchestrator.core.labels import Label, Named, labels_of
+from orchestrator.report.run_report import as_it_stands
+from orchestrator.results import disk, paths
+from orchestrator.results.finding import existing_runs
+from orchestrator.results.scan import scan_rows
+from orchestrator.results.store import Store
+from orchestrator.runtime.status import RunStatus
+from orchestrator.util.format import number, one_line, plural, seconds
+from workloads.files import SMALL_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orchestrator.on_ray.jobs import JobInfo
+    from orchestrator.results.store import Store
+
+Row = dict[str, Any]
+
+#: Rows shown, the newest first; the report has them all.
+NEWEST_ROWS = 20
+REASON_LENGTH = 300
+READING_PATIENCE_S = 2.0
+_NAMING = tuple(field.name for field in dataclasses.fields(Named))
+_COLUMNS = (
+    *_NAMING,
+    "state",
+    "final",
+    "reason",
+    "failure_class",
+    "nodes",
+    "card_indices",
+    "emulated",
+    "throughput",
+    "throughput_unit",
+    "relative_half_width",
+    "recorded_at",
+)
+
+
+class RunFeed:
+    """The state of one run, read anew on request; not for several threads at once.
+
+    Args:
+        store: where the run lies; it is only read.
+        clock: seconds since the epoch, to be compared with the driver's.
+        steady: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._steady = steady
+        self._text = ""
+        self._status: RunStatus | None = None
+        self._status_trouble = ""
+        self._changed_at: float | None = None  # by the steady clock; None: not seen to change
+        self._tables: Mapping[str, pa.Table] = {}
+        self._of_file: dict[str, list[Row]] = {}
+        self._rows: list[Row] = []
+        self._labels: Mapping[str, Label] = {}  # by job id
+        self._damaged = 0
+        self._rows_trouble = ""
+        self._reader: threading.Thread | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """The run's state, for the page."""
+        self._read_status()
+        self._follow_rows()
+        now = self._clock()
+        status, silent_s = self._status, self._silent_s(now)
+        if status is not None:
+            status = as_it_stands(status, self._store.path)
+        stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
+        return {
+            "run": self._store.run,
+            "now": now,
+            "silent_s": silent_s,
+            "stale": stale,
+            "sentence": self._sentence(status, silent_s),
+            "trouble": [text for text in (self._status_trouble, self._rows_trouble) if text],
+            "reading": self._reader is not None and self._reader.is_alive(),
+            "emulated": any(row["emulated"] for row in self._rows)
+            or (status is not None and status.emulated),
+            "status": None if status is None else _status_values(status),
+            "rows": [
+                _row_values(row, self._labels[row["job_id"]]) for row in self._rows[:NEWEST_ROWS]
+            ],
+            "row_count": len(self._rows),
+            # The driver counts this invocation alone; rows may be of earlier ones, too.
+            "states": _final_states(self._rows) if status is None else dict(status.counts),
+            "damaged": self._damaged,
+            "report": _is_file(self._store.path / paths.REPORT),
+        }
+
+    def _read_status(self) -> None:
+        try:
+            text = disk.read(self._store.path / paths.STATUS, SMALL_BYTES).decode()
+        except FileNotFoundError:
+            self._status_trouble = ""
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            self._status_trouble = f"status.json cannot be read: {error}"
+            return
+        self._status_trouble = ""
+        if text == self._text:
+            return
+        if self._text:
+            self._changed_at = self._steady()
+        self._text = text
+        try:
+            self._status = RunStatus.from_json(text)
+        except ValueError as error:
+            self._status_trouble = f"status.json is not understood: {error}"
+
+    def _follow_rows(self) -> None:
+        """Read what rows have come. The first look at thousands of files takes a while, in which
+        the status is not kept waiting."""
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read_rows, daemon=True)
+            self._reader.start()
+        self._reader.join(READING_PATIENCE_S)
+
+    def _read_rows(self) -> None:
+        try:
+            scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
+        except (StoreError, OSError) as error:
+            self._rows_trouble = str(error)
+            return
+        self._rows_trouble = ""
+        self._damaged = len(scan.damaged)
+        if scan.tables.keys() == self._tables.keys():
+            return
+        self._tables = scan.tables
+        # Rows that are known stay as they are: a night has ten thousand files.
+        self._of_file = {
+            name: self._of_file.get(name) or _with_all_columns(table.to_pylist())
+            for name, table in scan.tables.items()
+        }
+        every = itertools.chain.from_iterable(self._of_file.values())
+        rows = sorted(every, key=_recorded_at, reverse=True)
+        # First, and with those of rows that have gone: a snapshot may be made in between.
+        self._labels = {**self._labels, **_labels(rows)}
+        self._rows = rows
+
+    def _silent_s(self, now: float) -> float:
+        if self._status is None:
+            return 0.0
+        if self._changed_at is not None:
+            return self._steady() - self._changed_at
+        return max(0.0, now - self._status.at)
+
+    def _sentence(self, status: RunStatus | None, silent_s: float) -> str:
+        if status is None:
+            rows = plural(len(self._rows), "row")
+            return f"No driver has written a status for this run; it has {rows}."
+        underway = underway_of(status, status.at + silent_s)
+        if underway is not None:
+            return underway.sentence
+        took = seconds(status.elapsed_s)
+        why = f" It was stopped: {one_line(status.stopping, REASON_LENGTH)}." * bool(
+            status.stopping
+        )
+        return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
+
+
+def _with_all_columns(rows: list[Row]) -> list[Row]:
+    """Rows of an older version lack columns, which are null then."""
+    return [dict.fromkeys(_COLUMNS) | row for row in rows]
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is an ordinary file, and no link to one, which would not be shown."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _status_values(status: RunStatus) -> dict[str, Any]:
+    """The status with what follows from it; reasons harmless to look at."""
+    values = dataclasses.asdict(status)
+    values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
+    for failure in values["failures"]:
+        failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
+    return values
+
+
+def _labels(rows: Iterable[Row]) -> dict[str, Label]:
+    """The label of each job, as the report has it; ``rows`` newest first."""
+    chosen: dict[str, Row] = {}
+    for row in rows:
+        known = chosen.setdefault(row["job_id"], row)
+        if row["final"] and not known["final"]:
+            chosen[row["job_id"]] = row
+    shared: dict[tuple[tuple[str, str], ...], dict[str, Scalar]] = {}  # few serve all jobs
+    named = []
+    for row in chosen.values():
+        pairs = tuple(row["parameters"] or ())
+        if pairs not in shared:
+            shared[pairs] = {name: json.loads(text) for name, text in pairs}
+        named.append(Named(**{n: row[n] for n in _NAMING} | {"parameters": shared[pairs]}))
+    return labels_of(named)
+
+
+def _row_values(row: Row, label: Label) -> dict[str, Any]:
+    nodes, indices = row["nodes"] or [], row["card_indices"] or []
+    where = ""
+    if nodes:
+        where = f"{nodes[0]}/{row['accelerator']}{indices[0]}" if indices else str(nodes[0])
+        where += f" and {len(indices) - 1} more" * (len(indices) > 1)
+    figure = ""
+    if row["throughput"] is not None:
+        figure = f"{number(row['throughput'])} {row['throughput_unit']}"
+        if row["relative_half_width"] is not None:
+            figure += f" ±{100 * row['relative_half_width']:.1f}%"
+    return {
+        "at": _recorded_at(row) or None,
+        "state": row["state"],
+        "final": row["final"],
+        "job": one_line(str(label), REASON_LENGTH),
+        "where": one_line(where),
+        "figure": figure,
+        "reason": "" if row["state"] == State.SUCCEEDED else _reason(row),
+    }
+
+
+def _reason(row: Row) -> str:
+    return one_line(row["reason"] or row["failure_class"] or "", REASON_LENGTH)
+
+
+def _final_states(rows: Iterable[Row]) -> dict[str, int]:
+    """Count the jobs in each state by the newest final row of each, over all invocations of the
+    run."""
+    newest: dict[tuple[str, bool], str] = {}
+    for row in rows:  # newest first
+        if row["final"]:
+            newest.setdefault((row["job_id"], row["emulated"]), row["state"])
+    return dict(Counter(newest.values()))
+
+
+def _recorded_at(row: Row) -> float:
+    return row["recorded_at"].timestamp() if row["recorded_at"] is not None else 0.0
+
+
+# The runs of a results directory, each in a line: state, progress, time left, fastest setting.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntry:
+    """A run as a list shows it."""
+
+    run: str
+    state: str  # ``state_of``; "" where no driver has said anything
+    done: int | None = None  # jobs that have ended
+    total: int | None = None
+    eta_s: float | None = None
+    eta_low_s: float | None = None  # the range that it is in, while little of the run is done
+    eta_high_s: float | None = None
+    at: float | None = None  # when its driver last spoke, seconds since the epoch
+    note: str = ""  # why it waits, was stopped or is in trouble
+    best: str = ""  # the fastest setting of its first contest
+
+
+def state_of(status: RunStatus) -> str:
+    """The state of a run in one word."""
+    if status.driver_died:
+        return "DIED"
+    if status.finished:
+        return "STOPPED" if status.stopping else "FINISHED"
+    if status.stopping:
+        return "STOPPING"
+    if status.paused:
+        return "PAUSED"
+    return "WAITING" if status.waiting else "RUNNING"
+
+
+def run_entries(results: Path, most: int) -> list[RunEntry]:
+    """The newest runs of a directory, the one written last first.
+
+    Raises:
+        StoreError: there is none.
+    """
+    return [_entry(Store.existing(results, run)) for run in existing_runs(results)[:most]]
+
+
+def _entry(store: Store) -> RunEntry:
+    from orchestrator.report.answers import best_text
+    from orchestrator.report.run_report import read_status, read_summary
+
+    best, note = "", ""
+    try:
+        summary, _ = read_summary(store, lean=True)
+        for contest in summary.contests[:1]:
+            best = best_text(contest, summary.chosen(contest.fastest))
+    except StoreError as error:
+        note = str(error).splitlines()[0]
+    status = None
+    with contextlib.suppress(StoreError):
+        status = read_status(store)
+    if status is None:
+        return RunEntry(run=store.run, state="", best=best, note=note)
+    return RunEntry(
+        run=store.run,
+        state=state_of(status),
+        done=status.done,
+        total=status.total,
+        eta_s=None if status.finished else status.eta_s,
+        eta_low_s=status.eta_low_s,
+        eta_high_s=status.eta_high_s,
+        at=status.at,
+        note=note or status.stopping or status.waiting or status.paused or status.trouble,
+        best=best,
+    )
+
+
+def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunEntry]:
+    """The list with the runs of submitted jobs, the newest first, whose drivers have said nothing
+    yet; those that ended so, with the command that shows why.
+
+    A run that was sent once more has the state of its driver before until the new one speaks.
+    """
+    spoken = {each.run: each.at for each in entries if each.state}
+    sent: dict[str, RunEntry] = {}
+    for job in jobs:
+        if not job.run or job.run in sent:
+            continue
+        if job.run in spoken and (job.over or _began_before(job, spoken[job.run])):
+            continue
+        note = ""
+        if job.over:
+            said = (job.message.strip().splitlines() or ["it said nothing"])[-1]
+            note = f"{said}; nightgrid logs {job.submission_id} has more"
+        state = job.status if job.over else "STARTING"
+        sent[job.run] = RunEntry(run=job.run, state=state, at=job.started_at, note=note)
+    return [*sent.values(), *(each for each in entries if each.run not in sent)]
+
+
+def _began_before(job: JobInfo, at: float | None) -> bool:
+    """Return whether a job may have been running at a moment."""
+    return at is None or (job.started_at is not None and job.started_at <= at)
+
+
+def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
+    """The list as a table; the winner and the reason of each run stand below its line."""
+    from orchestrator.watch.live import duration, left_text
+
+    rows = [("run", "state", "jobs", "time left", "last heard of")]
+    below: list[list[str]] = [[]]
+    for each in entries:
+        jobs = "" if each.total is None else f"{each.done}/{each.total}"
+        left = ""
+        if each.eta_s is not None:
+            left = left_text(each.eta_s, each.eta_low_s, each.eta_high_s)
+        heard = "" if each.at is None else f"{duration(now - each.at)} ago"
+        rows.append((each.run, each.state or "?", jobs, left, heard))
+        below.append([text for text in (each.best, each.note) if text])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row, texts in zip(rows, below, strict=True):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines += [line.rstrip(), *(f"    {text}" for text in texts)]
+    return lines
+
+
+def entry_of(values: Mapping[str, Any]) -> RunEntry:
+    """The entry that another process has written as JSON."""
+    return RunEntry(**{each.name: values[each.name] for each in dataclasses.fields(RunEntry)})

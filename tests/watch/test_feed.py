@@ -1,0 +1,196 @@
+"""The feed of the watch page, from real files that change under its hands."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from measurements import row
+from patience import patience
+from run_directory import RunDirectory
+
+from orchestrator.analysis.summary import STALE_AFTER_S
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Metrics
+from orchestrator.report.run_report import read_summary
+from orchestrator.watch import state as feed_module
+from orchestrator.watch.state import NEWEST_ROWS, RunFeed
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run that was just started."""
+    return RunDirectory(tmp_path)
+
+
+def test_a_run_without_a_status_shows_its_rows(directory: RunDirectory) -> None:
+    """Rows of a driver that wrote no status are there all the same."""
+    directory.append(0)
+    state = RunFeed(directory.store).snapshot()
+    assert state["status"] is None and state["stale"] is False
+    assert state["row_count"] == 1 and state["states"] == {"SUCCEEDED": 1}
+    assert state["sentence"].endswith("it has 1 row.")
+
+
+def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
+    """The status as the driver wrote it, with what follows from it, and valid JSON."""
+    directory.status()
+    state = RunFeed(directory.store).snapshot()
+    json.dumps(state, allow_nan=False)
+    assert state["sentence"] == "Under way: 17 of 48 jobs done, 1 running, about 2 min 10 s left."
+    assert state["status"]["assigned"] == 1
+    assert state["status"]["jobs_per_h"] == pytest.approx(3600 * 15 / 65, rel=1e-3)
+    assert state["emulated"] and not state["stale"]
+
+
+def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
+    """Nobody is expected to say more, however long ago it was."""
+    directory.status(at=2000.0, started_at=1000.0, finished=True, stopping="SIGTERM received")
+    state = RunFeed(directory.store).snapshot()
+    assert not state["stale"]
+    assert state["sentence"] == (
+        "Finished: 17 of 48 jobs done in 16 min 40 s. It was stopped: SIGTERM received."
+    )
+
+
+def test_silence_is_measured_by_our_own_clock_once_the_status_was_seen_to_change(
+    directory: RunDirectory,
+) -> None:
+    """A driver whose clock is an hour behind is not taken for dead, and one that stops is."""
+    steady = Clock(0.0)
+    feed = RunFeed(directory.store, clock=Clock(10_000.0), steady=steady)
+    directory.status(at=6400.0, started_at=6300.0)
+    assert feed.snapshot()["silent_s"] == 3600.0  # nothing better is known yet
+    assert feed.snapshot()["stale"]
+    steady.now = 2.0
+    directory.status(at=6402.0, started_at=6300.0)
+    assert feed.snapshot()["silent_s"] == 0.0 and not feed.snapshot()["stale"]
+    steady.now = 2.0 + STALE_AFTER_S + 1
+    state = feed.snapshot()
+    assert state["stale"] and state["silent_s"] == STALE_AFTER_S + 1
+    assert "Not finished" in state["sentence"] and "silent for" in state["sentence"]
+
+
+def test_a_status_that_is_not_understood_leaves_the_last_good_one(directory: RunDirectory) -> None:
+    """Half a file is said, not shown; the next good one ends the word about it."""
+    directory.status()
+    feed = RunFeed(directory.store)
+    feed.snapshot()
+    directory.store.write_file("status.json", '{"version": 1, "run"')
+    state = feed.snapshot()
+    assert state["status"]["done"] == 17 and "not understood" in state["trouble"][0]
+    directory.status(done=18)
+    assert feed.snapshot()["status"]["done"] == 18 and not feed.snapshot()["trouble"]
+
+
+def test_rows_come_newest_first_and_only_so_many(directory: RunDirectory) -> None:
+    """All are counted; those of a job that was tried again count once in the states."""
+    for number in range(NEWEST_ROWS + 3):
+        directory.append(number, recorded_at=1000.0 + number)
+    feed = RunFeed(directory.store)
+    assert feed.snapshot()["row_count"] == NEWEST_ROWS + 3
+    directory.append(0, recorded_at=5000.0, invocation_id="i2", state=State.FAILED, reason="a\nb")
+    state = feed.snapshot()
+    assert len(state["rows"]) == NEWEST_ROWS
+    newest = state["rows"][0]
+    assert (newest["state"], newest["reason"], newest["where"]) == ("FAILED", "a b", "hpu-1/HPU0")
+    assert state["rows"][1]["figure"] == f"{100 + NEWEST_ROWS + 2:.1f} tokens/s"
+    assert state["states"] == {"SUCCEEDED": NEWEST_ROWS + 2, "FAILED": 1}
+
+
+def test_only_files_that_came_since_are_read(directory: RunDirectory) -> None:
+    """Following a night of rows costs what is new: what was read once may even be gone."""
+    directory.append(0)
+    feed = RunFeed(directory.store)
+    feed.snapshot()
+    (first,) = directory.store.tables_path.glob("*.parquet")
+    directory.append(1)
+    first.write_bytes(b"damaged since")
+    state = feed.snapshot()
+    assert (state["row_count"], state["damaged"]) == (2, 0)
+    assert RunFeed(directory.store).snapshot()["damaged"] == 1
+
+
+def test_the_status_does_not_wait_for_thousands_of_rows(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look at a long run takes a while: until then the page says that it is reading."""
+    directory.append(0)
+    directory.status()
+    slow = threading.Event()
+    monkeypatch.setattr(feed_module, "READING_PATIENCE_S", 0.01)
+    read = feed_module.scan_rows
+
+    def scan_slowly(*arguments: object) -> object:
+        slow.wait(patience(30))
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(feed_module, "scan_rows", scan_slowly)
+    feed = RunFeed(directory.store)
+    state = feed.snapshot()
+    assert state["reading"] and state["row_count"] == 0 and state["status"]["done"] == 17
+    slow.set()
+    monkeypatch.setattr(feed_module, "READING_PATIENCE_S", 30.0)
+    state = feed.snapshot()
+    assert not state["reading"] and state["row_count"] == 1
+
+
+def test_a_compaction_shows_every_row_once(directory: RunDirectory) -> None:
+    """One big file stands for the many that it replaces."""
+    for number in range(3):
+        directory.append(number)
+    feed = RunFeed(directory.store)
+    feed.snapshot()
+    with directory.store:
+        directory.store.compact()
+    assert feed.snapshot()["row_count"] == 3
+
+
+def test_gangs_probes_and_rates_without_an_interval_read_well(directory: RunDirectory) -> None:
+    """The row's words are those of the terminal."""
+    directory.append(
+        0,
+        cards=2,
+        card_indices=(0, 1),
+        final=False,
+        metrics=Metrics(throughput=12.5, throughput_unit="samples/s", relative_half_width=0.021),
+    )
+    (shown,) = RunFeed(directory.store).snapshot()["rows"]
+    assert shown["job"] == "bf16 b=1"
+    assert shown["where"] == "hpu-1/HPU0 and 1 more"
+    assert shown["figure"] == "12.50 samples/s ±2.1%" and shown["final"] is False
+
+
+def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
+    """All that varies in the grid, and nothing else; an attempt has the label of its job."""
+    directory.append(0, precision="bf16", parameters={"output_tokens": 8})
+    directory.append(1, precision="fp16", parameters={"output_tokens": 8})
+    directory.append(2, precision="fp16", parameters={"output_tokens": 32}, cards=2)
+    directory.append(2, final=False, attempt_number=2, precision="fp16", cards=2)
+    shown = [row["job"] for row in RunFeed(directory.store).snapshot()["rows"]]
+    summary, _ = read_summary(directory.store)
+    labels = [str(label) for label in summary.labels.values()]
+    assert set(shown) == set(labels) and len(shown) == 4 and len(set(labels)) == 3
+    assert "output tokens 32" in max(labels, key=len) and row().model not in "".join(labels)
+
+
+def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:
+    """Rows of an earlier one, which is being measured anew, are not added to what is done now."""
+    for number in range(30):
+        directory.append(number)
+    directory.status(done=17)
+    state = RunFeed(directory.store).snapshot()
+    assert state["row_count"] == 30
+    assert state["states"] == state["status"]["counts"]

@@ -1,0 +1,209 @@
+"""The watch server over real HTTP: five addresses, a token beyond loopback, nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from measurement_factory import every_state
+from run_directory import RunDirectory
+
+from orchestrator.analysis.summary import summarize
+from orchestrator.report.page import render
+from orchestrator.watch.server import WatchServer
+from orchestrator.watch.state import RunFeed
+
+TOKEN = "a-token-of-this-test"
+
+
+@contextmanager
+def serving(directory: RunDirectory, token: str | None = None) -> Iterator[WatchServer]:
+    """A server on a free port of loopback, in a thread."""
+    feed = RunFeed(directory.store)
+    with WatchServer("127.0.0.1", 0, store=directory.store, feed=feed, token=token) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(
+    server: WatchServer, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of one request; the path goes out as it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run under way, with one row, and a file beside it that is none of the page's business."""
+    directory = RunDirectory(tmp_path / "results")
+    directory.status()
+    directory.append(0)
+    (tmp_path / "secret").write_text("secret")
+    return directory
+
+
+def test_the_state_is_what_the_files_say_now(directory: RunDirectory) -> None:
+    """Asked again after the run went on, it says more."""
+    with serving(directory) as server:
+        status, headers, body = get(server, "/state")
+        assert status == 200 and headers["content-type"].startswith("application/json")
+        assert json.loads(body)["row_count"] == 1
+        directory.append(1)
+        assert json.loads(get(server, "/state")[2])["row_count"] == 2
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(directory: RunDirectory) -> None:
+    """No foreign script, no frame, no guessing of types, no address to other sites, no cache."""
+    with serving(directory) as server:
+        for path in ("/", "/watch.css", "/watch.js", "/state", "/nothing"):
+            _, headers, _ = get(server, path)
+            assert "default-src 'none'" in headers["content-security-policy"], path
+            assert "frame-ancestors 'none'" in headers["content-security-policy"], path
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["cache-control"] == "no-store"
+            assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret",
+        "/%2e%2e/secret",
+        "/..%2fsecret",
+        "/report/../../secret",
+        "/status.json",
+        "/rows/",
+        "//etc/passwd",
+        "/watch.js/..",
+        "/assets/watch.js",
+    ],
+)
+def test_no_path_leads_to_a_file(directory: RunDirectory, path: str) -> None:
+    """Only the five addresses are answered, whatever a path looks like."""
+    with serving(directory) as server:
+        status, _, body = get(server, path)
+        assert status == 404 and b"secret" not in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(directory: RunDirectory, method: str) -> None:
+    """The page only looks."""
+    with serving(directory) as server:
+        assert get(server, "/state", method)[0] == 501
+
+
+def test_a_foreign_host_name_is_refused_on_loopback(directory: RunDirectory) -> None:
+    """DNS rebinding gets neither the page nor the state."""
+    with serving(directory) as server:
+        for path in ("/", "/state"):
+            status, _, body = get(server, path, Host="evil.example")
+            assert status == 421 and b"night" not in body
+
+
+def test_with_a_token_nothing_is_shown_without_it(directory: RunDirectory) -> None:
+    """Not the page, not its script, not even whether an address exists."""
+    with serving(directory, TOKEN) as server:
+        for path in ("/", "/state", "/watch.js", "/nothing", "/?token=wrong"):
+            status, headers, body = get(server, path)
+            assert status == 401 and headers["www-authenticate"] == "Bearer"
+            assert b"?token=..." in body and TOKEN.encode() not in body
+
+
+def test_the_token_in_the_address_becomes_a_cookie(directory: RunDirectory) -> None:
+    """The address bar and the history of the browser do not keep it."""
+    with serving(directory, TOKEN) as server:
+        status, headers, _ = get(server, f"/?token={TOKEN}")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        status, _, body = get(server, "/state", Cookie=cookie.partition(";")[0])
+        assert status == 200 and json.loads(body)["run"] == "night"
+        assert get(server, "/state", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_the_report_is_served_once_there_is_one(directory: RunDirectory) -> None:
+    """As it was written, with the rules that the page itself brings."""
+    with serving(directory) as server:
+        assert get(server, "/report")[0] == 404
+        assert json.loads(get(server, "/state")[2])["report"] is False
+        directory.store.write_file("report.html", "<!DOCTYPE html><title>r</title>")
+        status, headers, body = get(server, "/report")
+        assert status == 200 and body.endswith(b"<title>r</title>")
+        assert headers["content-type"].startswith("text/html")
+        assert json.loads(get(server, "/state")[2])["report"] is True
+
+
+def test_a_report_that_leads_elsewhere_is_not_followed(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    """Others may write results too: a link would show them what only the watcher may read."""
+    (directory.store.path / "report.html").symlink_to(tmp_path / "secret")
+    with serving(directory) as server:
+        status, _, body = get(server, "/report")
+        assert status == 404 and b"secret" not in body
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory", "larger than 256 MiB"])
+def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
+    directory: RunDirectory, kind: str
+) -> None:
+    """It says so at once, and answers other viewers."""
+    path = directory.store.path / "report.html"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    elif kind == "a device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+        except PermissionError:
+            pytest.skip("this process may not make a device")
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    with serving(directory) as server:
+        status, _, body = get(server, "/report")
+        assert status == 404 and kind.encode() in body
+        assert get(server, "/state")[0] == 200
+
+
+def test_the_served_report_is_held_to_the_policy_that_it_states(directory: RunDirectory) -> None:
+    """Also where somebody else wrote the page, without a policy or with another one."""
+    rows = every_state()
+    written = render(summarize(rows), rows)
+    (stated,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
+    with serving(directory) as server:
+        for page in (written, "<script>alert(document.cookie)</script>"):
+            directory.store.write_file("report.html", page)
+            served = get(server, "/report")[1]["content-security-policy"]
+            assert served.startswith(stated + "; ") and "default-src 'none'" in stated
+            assert re.search(r"script-src 'sha256-[\w+/=]{44}';", served)
+            assert "sandbox allow-scripts" in served and "allow-same-origin" not in served
+
+
+def test_a_head_request_has_no_body(directory: RunDirectory) -> None:
+    """For those who only ask whether the page is there."""
+    with serving(directory) as server:
+        status, headers, body = get(server, "/", "HEAD")
+        assert status == 200 and body == b"" and int(headers["content-length"]) > 0
