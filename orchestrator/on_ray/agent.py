@@ -390,7 +390,7 @@ def end_stale_actors() -> list[str]:
     their names.
 
     Raises:
-        ControlStoreLost: the control store cannot be asked.
+        ControlStoreLost: the GCS cannot be asked.
     """
     owner = Owner.of_this_process()
     if owner is None:

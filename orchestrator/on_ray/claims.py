@@ -6,7 +6,7 @@ gone too, and if the node itself lives, it is claimed anew. Of a node that other
 rest is claimed once it is free, as a node of its own that is part of the same server; until then
 the rest is reported as held, so that jobs which need all of the server wait for it.
 
-All that needs Ray's control store is asked beside the loop (``gcs.py``). While it is silent no node
+All that needs Ray's GCS is asked beside the loop (``gcs.py``). While it is silent no node
 is found and none is declared dead, the nodes that are ours work on, and no patience with anything
 else runs out.
 
@@ -43,7 +43,7 @@ CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
-#: Time that the control store may be silent while no node is ours. Nodes that Ray ends for want of
+#: Time that the GCS may be silent while no node is ours. Nodes that Ray ends for want of
 #: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
 SILENCE_PATIENCE_S = 90.0
 #: The same from the moment in which the last node was lost: less than the minute after which jobs
@@ -237,7 +237,7 @@ class Claims:
         self._empty_since = clock()
         self._last_ours: float | None = None  # when a node was ours, the last time
         self._trouble = ""  # why the last claim came to nothing
-        self._looking = False  # whether the control store was asked and has not answered yet
+        self._looking = False  # whether the GCS was asked and has not answered yet
         self._error: Exception | None = None  # what its answer leads to, for ``poll``
 
     def of(self, node_id: str) -> Claim | None:
@@ -295,10 +295,10 @@ class Claims:
         closing = [claim.agent.close.remote() for claim in there]
         ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
-    # ------------------------------------------------------------ what the control store says
+    # ------------------------------------------------------------ what the GCS says
 
     def _nodes_came(self, value: Any) -> None:
-        """Take up what the control store said."""
+        """Take up what the GCS said."""
         self._looking = False
         if isinstance(value, BaseException):
             if not is_absence(value):  # of a node's resources, say
@@ -345,7 +345,7 @@ class Claims:
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
     def _check_silence(self, now: float) -> None:
-        """While the control store is silent, no other patience runs out; its own does once there
+        """While the GCS is silent, no other patience runs out; its own does once there
         is nothing left that works without it."""
         if self.joined():
             self._last_ours = now
@@ -380,7 +380,7 @@ class Claims:
         return silent
 
     def _without_nodes_s(self, now: float, silent_s: float) -> float:
-        """Time since the last of our nodes was lost while the control store is silent."""
+        """Time since the last of our nodes was lost while the GCS is silent."""
         return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
 
     # ------------------------------------------------------------ one node
@@ -483,7 +483,7 @@ class Claims:
         self._release(claim)
 
     def _explained(self, failure: Failure) -> Failure:
-        """A node that is lost while the control store is silent was most likely lost by that."""
+        """A node that is lost while the GCS is silent was most likely lost by that."""
         if not (trouble := self._gcs.trouble):
             return failure
         return replace(failure, message=f"{trouble}; {failure.message}")

@@ -150,7 +150,7 @@ WAYS = (
 _PROBE_TIMEOUT_S = 5.0
 _LEAVE_S = 30.0
 _PACKAGES_S = 60.0  # of all nodes: starting a process takes seconds, on a cold disk more
-#: For a control store that takes connections: on a busy head the first answer takes seconds.
+#: For a GCS that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
 RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
 
@@ -204,7 +204,7 @@ def local_address() -> str:
 
 
 def resolve_address(address: str) -> str:
-    """The ``host:port`` of a cluster's control store, with something listening on it.
+    """The ``host:port`` of a cluster's GCS, with something listening on it.
 
     Raises:
         ClusterError: the address is of another kind, or nothing answers within five seconds.
@@ -266,7 +266,7 @@ def _not_joined(address: str, error: BaseException) -> ClusterError:
 
 
 def _ask(address: str) -> None:
-    """Ask the control store for anything at all, since ``ray.init`` waits without end and without a
+    """Ask the GCS for anything at all, since ``ray.init`` waits without end and without a
     word for one that is frozen.
 
     Raises:
@@ -286,7 +286,7 @@ def _ask(address: str) -> None:
 
 
 def leave_cluster() -> None:
-    """Leave the cluster. One whose control store is gone is hardly waited for; one that goes in
+    """Leave the cluster. One whose GCS is gone is hardly waited for; one that goes in
     this moment, for half a minute."""
     import ray
 

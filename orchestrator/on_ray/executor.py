@@ -109,7 +109,7 @@ class RayExecutor:
         """Join the nodes.
 
         Raises:
-            ControlStoreLost: Ray's control store went meanwhile.
+            ControlStoreLost: Ray's GCS went meanwhile.
         """
         self._clock = clock
         self._busy_at = clock()  # when something ran, the last time
@@ -154,7 +154,7 @@ class RayExecutor:
         """Events since the last call; waits up to ``timeout_s`` for one.
 
         Raises:
-            ControlStoreLost: Ray's control store is gone, and with it all nodes.
+            ControlStoreLost: Ray's GCS is gone, and with it all nodes.
             ClusterError: no node could be claimed for a minute.
         """
         deadline = time.monotonic() + timeout_s
@@ -204,7 +204,7 @@ class RayExecutor:
         self._calls.clear()
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for an answer of an agent; before there is any agent, for the control store's."""
+        """Wait for an answer of an agent; before there is any agent, for the GCS's."""
         if self._calls:
             self._calls.wait(timeout_s)
         else:

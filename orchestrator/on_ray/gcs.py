@@ -1,4 +1,4 @@
-"""Ray's control store (GCS), asked beside the driver's loop.
+"""Ray's global control store (GCS), asked beside the driver's loop.
 
 A call into a GCS that is frozen or gone waits for it: a minute, or for ever. What runs on the nodes
 does not need it: agents are called directly, and Ray 2.60 keeps that up. So one thread calls the
@@ -44,7 +44,7 @@ _REPLACED = "WrongClusterID"
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """Let a process that joins a cluster within the block live on without its control store, and
+    """Let a process that joins a cluster within the block live on without its GCS, and
     fail to join one that dies in that moment after a minute, not after a quarter of an hour; unless
     its environment says otherwise: Ray reads it then. What it starts before or after does not live
     on: it would without a driver, too."""
@@ -58,9 +58,9 @@ def outlived() -> Iterator[None]:
 
 
 class Gcs:
-    """Questions to the control store, each answered in the loop's own thread by ``collect``.
+    """Questions to the GCS, each answered in the loop's own thread by ``collect``.
 
-    A head that was started anew has a control store of its own, which knows nothing of the cluster
+    A head that was started anew has a GCS of its own, which knows nothing of the cluster
     that was: ``replaced``. To this process it stays silent.
 
     Args:
@@ -171,7 +171,7 @@ class Gcs:
 
 
 def is_absence(value: Any) -> bool:
-    """Return whether a value that came in place of an answer says that the control store cannot be
+    """Return whether a value that came in place of an answer says that the GCS cannot be
     reached."""
     if not isinstance(value, BaseException):
         return False
@@ -180,7 +180,7 @@ def is_absence(value: Any) -> bool:
 
 
 def first_answer(address: str, *, patience_s: float) -> Any:
-    """Ask a control store as a process does that is to join its cluster. Returns the answer, or the
+    """Ask a GCS as a process does that is to join its cluster. Returns the answer, or the
     exception that came instead; None if nothing came in this time. Says that it waits."""
     answer: Any = None
 
@@ -209,7 +209,7 @@ def _tell_wait(address: str, patience_s: float) -> None:
 
 
 def answers() -> bool:
-    """Return whether the control store of the cluster that this process has joined answers it
+    """Return whether the GCS of the cluster that this process has joined answers it
     now."""
     from ray._private.worker import global_worker
 
@@ -227,7 +227,7 @@ left_waiting: list[threading.Thread] = []
 
 
 def within(patience_s: float, act: Act) -> bool:
-    """Call something that may wait for a control store which is gone; whether it came to its end
+    """Call something that may wait for a GCS which is gone; whether it came to its end
     in this time. What does not is left behind in a thread of its own (``left_waiting``)."""
 
     def attempt() -> None:

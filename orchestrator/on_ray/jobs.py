@@ -466,7 +466,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def is_job_address(address: str | None) -> bool:
-    """Return whether this, or else the environment, names a job server and not a control store."""
+    """Return whether this, or else the environment, names a job server and not a GCS."""
     known = address or next(filter(None, map(os.environ.get, ADDRESS_VARIABLES)), "")
     return known.startswith(("http://", "https://"))
 

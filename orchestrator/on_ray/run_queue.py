@@ -9,10 +9,10 @@ A ticket ends with its driver. A run that had its turn and has a supervisor keep
 ``GRACE_S``, in which its next driver comes; a driver that says nothing for ``SILENCE_S`` holds up
 nobody, and what cards it has it keeps.
 
-Tickets lie in the cluster's control store, which outlives every driver, each under a number that is
+Tickets lie in the cluster's GCS, which outlives every driver, each under a number that is
 given out once: a key is written only if it is not there yet, and the highest is never deleted.
 Whether a driver lives is Ray's own knowledge, so one that is killed leaves the queue without a
-word. Everything here runs in the thread that asks the control store (``gcs.py``).
+word. Everything here runs in the thread that asks the GCS (``gcs.py``).
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class RunQueue:
 
     Args:
         kinds: of card that it wants, as grids name them.
-        client: makes a client of the control store.
+        client: makes a client of the GCS.
         driver: says what Ray calls this process.
     """
 
@@ -317,7 +317,7 @@ class RunQueue:
                 return
             self._delete(number)  # a higher one was given out meanwhile, and lower ones deleted
 
-    # ------------------------------------------------------------ what the control store holds
+    # ------------------------------------------------------------ what the GCS holds
 
     def _put(self, ticket: Ticket, *, overwrite: bool) -> bool:
         """Write a ticket; false if its number is taken and is not to be overwritten."""
