@@ -289,10 +289,10 @@ class Claims:
         might join another cluster for the call: agents end with the connection by themselves."""
         import ray
 
-        there = [claim for claim in self.by_node.values() if claim.host_facts is not None]
-        if not there or not ray.is_initialized():
+        started = [claim for claim in self.by_node.values() if claim.host_facts is not None]
+        if not started or not ray.is_initialized():
             return
-        closing = [claim.agent.close.remote() for claim in there]
+        closing = [claim.agent.close.remote() for claim in started]
         ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
     # ------------------------------------------------------------ what the GCS says
@@ -439,8 +439,8 @@ class Claims:
             except ValueError as error:
                 self._failed(claim, "cannot read which cards are ours", error)
                 return
-            there = node_of(claim.ray_node, node.name, node.accelerator, indices)
-            size = max(there.server_cards, node.server_cards)
+            described = node_of(claim.ray_node, node.name, node.accelerator, indices)
+            size = max(described.server_cards, node.server_cards)
             claim.node = replace(node, card_indices=indices, server_cards=size)
         claim.host_facts = value
         self.foreign.remove(node.server_id)
@@ -507,8 +507,8 @@ def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
     """
     if node.node_id not in claims:
         return node
-    ours = [claim.node for claim in claims.values() if claim.ray_id == node.node_id]
-    taken = {index for part in ours for index in part.card_indices}
+    parts = [claim.node for claim in claims.values() if claim.ray_id == node.node_id]
+    taken = {index for part in parts for index in part.card_indices}
     missing = len(node.card_indices) - len(taken)  # one being claimed counts with all it may get
     if not node.accelerator.spec.ray_indices or missing <= 0:
         return None

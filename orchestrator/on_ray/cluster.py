@@ -113,10 +113,10 @@ def missing_token() -> str | None:
     named = os.environ.get(TOKEN_PATH)
     path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
     try:
-        there = bool(files.read_text(path, limit_bytes=files.MIB).strip())
+        has_token = bool(files.read_text(path, limit_bytes=files.MIB).strip())
     except (OSError, ValueError) as error:
         return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
-    return None if there else f"{MODE} is token, but {path} is empty. {_ADVICE}"
+    return None if has_token else f"{MODE} is token, but {path} is empty. {_ADVICE}"
 
 
 def token_advice(where: str) -> str:
@@ -309,7 +309,7 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
     """
     alive = [node for node in ray_nodes if node["Alive"]]
     names = Counter(name_of(node) for node in alive)
-    found = []
+    nodes = []
     for ray_node in alive:
         kind, count = _cards(ray_node)
         if count < 1:
@@ -317,8 +317,8 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
         name = name_of(ray_node)
         if names[name] > 1:
             name = f"{name}-{ray_node['NodeID'][:4]}"
-        found.append(node_of(ray_node, name, kind, tuple(range(count))))
-    return sorted(found, key=lambda node: node.name)
+        nodes.append(node_of(ray_node, name, kind, tuple(range(count))))
+    return sorted(nodes, key=lambda node: node.name)
 
 
 def node_of(

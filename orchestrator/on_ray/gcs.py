@@ -48,12 +48,12 @@ def outlived() -> Iterator[None]:
     fail to join one that dies in that moment after a minute, not after a quarter of an hour; unless
     its environment says otherwise: Ray reads it then. What it starts before or after does not live
     on: it would without a driver, too."""
-    ours = {n: v for n, v in JOINING.items() if n not in os.environ}
-    os.environ.update(ours)
+    unset = {n: v for n, v in JOINING.items() if n not in os.environ}
+    os.environ.update(unset)
     try:
         yield
     finally:
-        for name in ours:
+        for name in unset:
             os.environ.pop(name, None)
 
 
@@ -133,7 +133,7 @@ class Gcs:
             from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 
             self._client = GcsClient(address=ray.get_runtime_context().gcs_address)
-        found = self._client.get_all_node_info(timeout=_ANSWER_S)
+        infos = self._client.get_all_node_info(timeout=_ANSWER_S)
         return {
             info.node_id.hex(): {
                 "NodeID": info.node_id.hex(),
@@ -144,7 +144,7 @@ class Gcs:
                 "Resources": dict(info.resources_total),
                 "Labels": dict(info.labels),
             }
-            for info in found.values()
+            for info in infos.values()
             if info.state == ALIVE
         }
 
@@ -193,12 +193,12 @@ def first_answer(address: str, *, patience_s: float) -> Any:
         except Exception as error:
             answer = error
 
-    told = threading.Timer(SILENT_AFTER_S, _tell_wait, [address, patience_s])
-    told.start()
+    notice = threading.Timer(SILENT_AFTER_S, _tell_wait, [address, patience_s])
+    notice.start()
     try:
         return answer if within(patience_s, ask) else None
     finally:
-        told.cancel()
+        notice.cancel()
 
 
 def _tell_wait(address: str, patience_s: float) -> None:

@@ -242,9 +242,9 @@ class JobServer:
             deadline = time.monotonic() + timeout_s
             while not self.job(name).over:
                 if time.monotonic() > deadline:
-                    asked = " ".join((module, *arguments[:1]))
+                    command = " ".join((module, *arguments[:1]))
                     raise SubmitError(
-                        f"{self.address}: `{asked}` had not ended after {timeout_s:.0f} s"
+                        f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
                     )
                 time.sleep(0.5)
             return self.logs(name)
@@ -306,13 +306,13 @@ class JobServer:
         Raises:
             SubmitError: there is none of this id; the message lists those there are.
         """
-        found = self._find(submission_id)
-        if found is None:
+        info = self._find(submission_id)
+        if info is None:
             known = ", ".join(job.submission_id for job in self.jobs()[:5]) or "none"
             raise SubmitError(
                 f"no job '{submission_id}' at {self.address}; the newest there: {known}"
             )
-        return found
+        return info
 
     def sent(self, run: str) -> JobInfo | None:
         """The job of this submission id, else the newest one that drives a run of this name; None
@@ -324,8 +324,10 @@ class JobServer:
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
         listed = [job for job in self._client.list_jobs() if job.submission_id]
-        ours = [job for job in listed if (job.metadata or {}).get(MADE_BY) == "nightgrid"]
-        return [_info(job) for job in sorted(ours, key=lambda j: j.start_time or 0, reverse=True)]
+        made_here = [job for job in listed if (job.metadata or {}).get(MADE_BY) == "nightgrid"]
+        return [
+            _info(job) for job in sorted(made_here, key=lambda j: j.start_time or 0, reverse=True)
+        ]
 
     def logs(self, submission_id: str) -> str:
         """All that the job has printed so far."""
@@ -395,16 +397,18 @@ def ask_there(
     Raises:
         SubmitError: it failed; the message has what it printed.
     """
-    there = directory_there(results, job)
-    printed = server.ask([*arguments, *(["--results", there] if there else [])], timeout_s=ANSWER_S)
+    directory = directory_there(results, job)
+    printed = server.ask(
+        [*arguments, *(["--results", directory] if directory else [])], timeout_s=ANSWER_S
+    )
     return "\n".join(line for line in printed.splitlines() if not _RAYS.match(line))
 
 
 def directory_there(results: str | None, job: JobInfo | None) -> str:
     """The directory of results on the head: the one that is named, else that of the job; empty
     where runs go by default."""
-    there = results or (job.results if job is not None else "")
-    return "" if is_address(there) else there
+    directory = results or (job.results if job is not None else "")
+    return "" if is_address(directory) else directory
 
 
 def ask_json(

@@ -97,12 +97,12 @@ def kept_here(run_id: str) -> list[bytes]:
     directory = _directory_of(run_id)
     if directory is None:
         return []
-    found = []
+    pickles = []
     for path in sorted(directory.iterdir()):
         if path.suffix != ".part":
             with contextlib.suppress(OSError):
-                found.append(path.read_bytes())
-    return found
+                pickles.append(path.read_bytes())
+    return pickles
 
 
 def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
@@ -137,11 +137,11 @@ def _directory_of(run_id: str) -> Path | None:
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700)
         try:
-            found = path.lstat()
+            info = path.lstat()
         except OSError:
             return None
-        own = found.st_uid == os.getuid() and not found.st_mode & 0o077
-        if not own or not stat.S_ISDIR(found.st_mode):
+        own = info.st_uid == os.getuid() and not info.st_mode & 0o077
+        if not own or not stat.S_ISDIR(info.st_mode):
             output.say_aside(f"outcomes are not kept: {path} is not this user's alone")
             return None
     _remove(p for p in base.glob("*/*") if _age_s(p) > FORGOTTEN_S)

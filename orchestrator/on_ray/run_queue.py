@@ -102,8 +102,8 @@ class Standing:
         """The runs that this one waits for, in words; empty where there are none."""
         if not self.ahead:
             return ""
-        having = [str(each) for each in self.ahead if each.turn]
-        waiting = [str(each) for each in self.ahead if not each.turn]
+        having = [str(ticket) for ticket in self.ahead if ticket.turn]
+        waiting = [str(ticket) for ticket in self.ahead if not ticket.turn]
         texts = [f"{listed(having)} has the cards"] if having else []
         texts += [f"{listed(waiting)} came first or has a higher priority"] if waiting else []
         return "; ".join(texts)
@@ -116,14 +116,16 @@ def listed(names: Sequence[str]) -> str:
 
 def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:
     """The place of a run, given the tickets that count (``counting``)."""
-    rivals = [each for each in others if not each.over and each.rivals(mine)]
-    before = [each for each in rivals if each.turn and (not mine.turn or each.turn < mine.turn)]
-    before.sort(key=lambda each: each.turn)
+    rivals = [ticket for ticket in others if not ticket.over and ticket.rivals(mine)]
+    before = [
+        ticket for ticket in rivals if ticket.turn and (not mine.turn or ticket.turn < mine.turn)
+    ]
+    before.sort(key=lambda ticket: ticket.turn)
     if mine.turn:
         return Standing(turn_due=False, may_claim=not before, ahead=tuple(before))
     waiting = sorted(
-        (each for each in rivals if not each.turn and each.order < mine.order),
-        key=lambda each: each.order,
+        (ticket for ticket in rivals if not ticket.turn and ticket.order < mine.order),
+        key=lambda ticket: ticket.order,
     )
     ahead = (*before, *waiting)
     return Standing(turn_due=not ahead, may_claim=False, ahead=ahead)
@@ -134,16 +136,22 @@ def inherited(mine: Ticket, tickets: Iterable[Ticket], living: Collection[str]) 
     once a rival has a later one."""
     tickets = list(tickets)
     left = [
-        each
-        for each in tickets
-        if each.run_id == mine.run_id and each.turn and each.driver not in living and not each.over
+        ticket
+        for ticket in tickets
+        if ticket.run_id == mine.run_id
+        and ticket.turn
+        and ticket.driver not in living
+        and not ticket.over
     ]
     if not left:
         return mine
-    last = max(left, key=lambda each: each.turn)
+    last = max(left, key=lambda ticket: ticket.turn)
     taken = any(
-        each.turn > last.turn and each.rivals(mine) and each.driver in living and not each.over
-        for each in tickets
+        ticket.turn > last.turn
+        and ticket.rivals(mine)
+        and ticket.driver in living
+        and not ticket.over
+        for ticket in tickets
     )
     return mine if taken else replace(mine, number=last.number, turn=last.turn)
 
@@ -178,7 +186,7 @@ class Watch:
             self._time_s += min(now - self._looked_at, 10.0)
         self._looked_at = now
         at = self._time_s
-        found, arrived = [], set()
+        counted, arrived = [], set()
         for ticket in tickets:
             arrived.add(ticket.submission)
             if ticket.over:
@@ -186,7 +194,7 @@ class Watch:
             if ticket.driver not in living:
                 died = self._dead.setdefault(ticket.number, at)
                 if ticket.turn and ticket.supervised and at - died < GRACE_S:
-                    found.append(ticket)
+                    counted.append(ticket)
                 continue
             self._dead.pop(ticket.number, None)
             beat, heard = self._heard.get(ticket.number, (None, at))
@@ -194,12 +202,12 @@ class Watch:
                 heard = at
                 self._heard[ticket.number] = (ticket.beat, at)
             if at - heard < SILENCE_S:
-                found.append(ticket)
+                counted.append(ticket)
         for ticket in submitted:
             first = self._expected.setdefault(ticket.submission, at)
             if ticket.submission not in arrived and at - first < ARRIVAL_S:
-                found.append(ticket)
-        return found
+                counted.append(ticket)
+        return counted
 
 
 NAMESPACE = b"nightgrid"
@@ -261,14 +269,18 @@ class RunQueue:
             tickets = self._tickets()
         self._mine = replace(self._mine, beat=self._mine.beat + 1)
         self._put(self._mine, overwrite=True)
-        known = {each.driver for each in tickets.values()} | {self._mine.driver}
-        self.strangers = tuple(drivers[each] for each in sorted(living - known) if drivers[each])
-        others = [each for each in tickets.values() if each.number != self._mine.number]
-        expected = [each for each in submitted.values() if each.submission != self._mine.submission]
+        known = {ticket.driver for ticket in tickets.values()} | {self._mine.driver}
+        self.strangers = tuple(
+            drivers[ticket] for ticket in sorted(living - known) if drivers[ticket]
+        )
+        others = [ticket for ticket in tickets.values() if ticket.number != self._mine.number]
+        expected = [
+            ticket for ticket in submitted.values() if ticket.submission != self._mine.submission
+        ]
         counting = self._watch.counting(self._clock(), others, living, expected)
-        found = standing(self._mine, counting)
-        if not found.turn_due:
-            return found
+        place = standing(self._mine, counting)
+        if not place.turn_due:
+            return place
         before = self._mine
         self._number(turn=True)
         self._delete(before.number)
@@ -299,8 +311,8 @@ class RunQueue:
             mine = replace(mine, since=sent.since)
         self._mine = inherited(mine, tickets.values(), living)
         for number, ticket in tickets.items():
-            theirs = ticket.run_id == mine.run_id and ticket.driver not in living
-            if ticket.over or (theirs and number != self._mine.number):
+            stale = ticket.run_id == mine.run_id and ticket.driver not in living
+            if ticket.over or (stale and number != self._mine.number):
                 self._delete(number)
         if not self._mine.number:
             self._number(turn=False)
@@ -334,8 +346,8 @@ class RunQueue:
         keys = list(map(_key, self._numbers()))
         if not keys:
             return {}
-        found = self._store.internal_kv_multi_get(keys, NAMESPACE, _TIMEOUT_S)
-        tickets = (Ticket.from_json(text) for text in found.values())
+        texts = self._store.internal_kv_multi_get(keys, NAMESPACE, _TIMEOUT_S)
+        tickets = (Ticket.from_json(text) for text in texts.values())
         return {ticket.number: ticket for ticket in tickets if ticket is not None}
 
     def _delete(self, number: int) -> None:
@@ -358,9 +370,9 @@ class RunQueue:
     def _submitted(self) -> dict[str, Ticket]:
         """The runs that were sent as Ray jobs and have not ended, by submission id."""
         keys = self._store.internal_kv_keys(_JOB_PREFIX, _JOBS_NAMESPACE, _TIMEOUT_S)
-        found = self._store.internal_kv_multi_get(keys, _JOBS_NAMESPACE, _TIMEOUT_S) if keys else {}
+        texts = self._store.internal_kv_multi_get(keys, _JOBS_NAMESPACE, _TIMEOUT_S) if keys else {}
         runs = {}
-        for key, text in found.items():
+        for key, text in texts.items():
             submission = key.decode().removeprefix(_JOB_PREFIX.decode())
             ticket = submitted_ticket(submission, json.loads(text))
             if ticket is not None:

@@ -91,10 +91,12 @@ def upload_of(
     """
     root = working_dir.resolve()
     named: dict[str, Path] = {}
-    for asked in (str(grid.resolve()), *include, *_named_by(jobs, root)):
-        named |= _files_of(asked, root)
-    told = {Path(os.path.normpath(root / each)).relative_to(root).as_posix() for each in include}
-    secret = sorted(name for name in named if is_secret_file(name) and name not in told)
+    for path in (str(grid.resolve()), *include, *_named_by(jobs, root)):
+        named |= _files_of(path, root)
+    included = {
+        Path(os.path.normpath(root / name)).relative_to(root).as_posix() for name in include
+    }
+    secret = sorted(name for name in named if is_secret_file(name) and name not in included)
     if secret:
         raise SubmitError(
             f"not uploaded, since they are named as secrets are: {', '.join(secret[:10])}. Move "
@@ -138,44 +140,44 @@ def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
     names = {job.model for job in jobs} - set(models.EMBEDDED)
     names |= {job.dataset for job in jobs} - set(datasets.EMBEDDED)
     names |= {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}
-    there = []
+    present = []
     for name in sorted(filter(None, names)):
         if "\0" in name or name.startswith("~") or os.path.isabs(name):
             continue
         try:
             if (root / name).exists():
-                there.append(name)
+                present.append(name)
         except OSError:  # a name too long for the file system
             continue
-    return there
+    return present
 
 
-def _files_of(asked: str, root: Path) -> dict[str, Path]:
+def _files_of(name: str, root: Path) -> dict[str, Path]:
     """The file of this name, or all of the directory, by their names beneath ``root``."""
-    path = Path(os.path.normpath(root / asked))
+    path = Path(os.path.normpath(root / name))
     real = path.resolve()
     home = Path.home().resolve()
     if real == Path(real.anchor) or real == home or real in home.parents:
-        raise SubmitError(f"{asked} is {real}: a home directory or more is not uploaded")
+        raise SubmitError(f"{name} is {real}: a home directory or more is not uploaded")
     if not path.is_relative_to(root) or not real.is_relative_to(root):
         raise SubmitError(
-            f"{asked} is outside the directory that is uploaded from, {root}; copy it there, or "
+            f"{name} is outside the directory that is uploaded from, {root}; copy it there, or "
             "give --working-dir"
         )
     if path.is_file():
         return {path.relative_to(root).as_posix(): path}
     if not path.is_dir():
-        raise SubmitError(f"{asked}: there is no such file or directory in {root}")
-    found = {}
+        raise SubmitError(f"{name}: there is no such file or directory in {root}")
+    files = {}
     for file in _walk(path):
         if not file.resolve().is_relative_to(root):
             raise SubmitError(f"{file} is a link to {file.resolve()}, outside of {root}")
-        name = file.relative_to(root).as_posix()
+        inside = file.relative_to(root).as_posix()
         target = file.resolve().relative_to(root).as_posix()
-        if is_secret_file(target) and not is_secret_file(name):
+        if is_secret_file(target) and not is_secret_file(inside):
             raise SubmitError(f"{file} is a link to {target}, which is named as secrets are")
-        found[name] = file
-    return found
+        files[inside] = file
+    return files
 
 
 def _walk(directory: Path) -> Iterator[Path]:
