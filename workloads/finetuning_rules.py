@@ -17,7 +17,7 @@ from workloads.models.model_rules import saving_refusals, too_long
 from workloads.parallel.layout import model_parallel_size
 from workloads.precision import quantized, support
 from workloads.seq2seq_settings import source_length, target_length
-from workloads.techniques import chosen
+from workloads.techniques import technique_refusals
 
 #: Precisions in which weights can be trained, or stand under an adapter, as they are.
 TRAINED_IN = ("fp32", "fp16", "bf16")
@@ -33,9 +33,7 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
         *_saving(asked, method),
         *_lengths(asked),
     ]
-    for technique in chosen(asked.parameters):
-        found += technique.refusals(asked)
-    return tuple(found)
+    return (*found, *technique_refusals(asked))
 
 
 def _precision(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:

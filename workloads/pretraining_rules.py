@@ -21,7 +21,7 @@ from workloads.models.catalog import MADE, find_model
 from workloads.models.checkpoint_files import weight_files
 from workloads.models.masked_lm import config_of, mask_token, usable_positions
 from workloads.parallel.layout import model_parallel_size, pipeline_size
-from workloads.techniques import chosen
+from workloads.techniques import technique_refusals
 
 #: A corpus of so many bytes for each token that is wanted surely has them: it is not read in a
 #: plan. English text has four or five.
@@ -31,9 +31,7 @@ _BYTES_PER_TOKEN = 16
 def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and the kind of its model."""
     found = [*_precision(asked), *_model(asked), *_chunks(asked)]
-    for technique in chosen(asked.parameters):
-        found += technique.refusals(asked)
-    return tuple(found)
+    return (*found, *technique_refusals(asked))
 
 
 def _precision(asked: JobDescription) -> Iterator[Refusal]:

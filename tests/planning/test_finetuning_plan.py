@@ -45,8 +45,8 @@ def one(body: str) -> Grid:
         (
             "axes: {method: [full, lora], freeze_layers: [0, 1]}",
             "experiments[0].axes.freeze_layers[1]",
-            "frozen already",
-            "method full",
+            "beside method: full",
+            "method: full",
         ),
         ("precision: fp16", "experiments[0].precision", "plain fp16 ends in NaN", "autocast"),
         ("save_adapter: ../x", "experiments[0].save_adapter", "should match pattern", ""),

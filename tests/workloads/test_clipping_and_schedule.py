@@ -97,7 +97,7 @@ def test_the_rates_of_a_long_training_are_those_of_its_beginning() -> None:
 def test_what_has_no_object_is_refused() -> None:
     """An end of a constant rate; clipping goes with every strategy."""
     (refusal,) = refuse(asked(schedule_steps=5))
-    assert refusal.setting == "schedule_steps" and "constant" in refusal.reason
+    assert refusal.setting == "schedule_steps" and "linear" in refusal.reason
     for strategy in ("ddp", "zero1", "tensor-parallel"):
         assert not refuse(asked(max_gradient_norm=1.0, cards=2, strategy=strategy, method="full"))
 

@@ -103,11 +103,11 @@ def test_a_job_learns_the_same_from_batches_copied_ahead() -> None:
 @pytest.mark.parametrize(
     ("changes", "setting", "words"),
     [
-        ({"copy_ahead": True}, "copy_ahead", "not pinned"),
+        ({"copy_ahead": True}, "copy_ahead", "beside pin_memory: true"),
         (
             {"copy_ahead": True, "pin_memory": True, "non_blocking_copies": True},
             "non_blocking_copies",
-            "nobody waits",
+            "by the card alone",
         ),
     ],
 )
@@ -125,10 +125,10 @@ def test_copies_ahead_are_for_devices_that_copy_beside_their_work() -> None:
     given = {"copy_ahead": True, "pin_memory": True}
     assert not refuse(asked(device="cuda", **given))
     (gaudi,) = refuse(asked(device="hpu", **given))
-    assert gaudi.unsupported and "no stream of its own" in gaudi.reason
+    assert gaudi.unsupported and "copied beside the work" in gaudi.reason
     host = refuse(asked(device="cpu", **given))
     assert {r.setting for r in host} == {"pin_memory", "copy_ahead"}
-    assert all(r.unsupported and "host is the device" in r.reason for r in host)
+    assert all(r.unsupported and "lacks" in r.reason for r in host)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA card")

@@ -216,7 +216,7 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
         ({"student_layers": 4}, "student_layers", "would be its teacher"),
         ({"student_hidden": 33}, "student_hidden", "do not divide 33"),
         ({"student_layers": 2, "teacher": "tiny-t5"}, "student_layers", "as it is"),
-        ({"student_layers": 2, "method": "full"}, "student_layers", "only method distill"),
+        ({"student_layers": 2, "method": "full"}, "student_layers", "beside method: distill"),
         (
             {"student_layers": 2, "teacher_logits": "kept", "padding": "packing"},
             "teacher_logits",

@@ -275,7 +275,7 @@ def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
 @pytest.mark.parametrize(
     ("given", "setting", "reason"),
     [
-        ({"sparsity_share": 0.5}, "sparsity_share", "nothing is pruned"),
+        ({"sparsity_share": 0.5}, "sparsity_share", "beside sparsity"),
         ({"sparsity": "magnitude", "method": "lora"}, "sparsity", "base that is frozen"),
         ({"sparsity": "2:4", "sparsity_share": 0.7}, "sparsity_share", "one half"),
         ({"sparsity": "2:4", "sparsity_schedule": "gradual"}, "sparsity_schedule", "two of every"),

@@ -35,7 +35,7 @@ def driven_by_deepspeed(asked: JobDescription) -> bool:
 
 
 def whole_weights_refusals(
-    asked: JobDescription, setting: str, *, value: str, instead: str
+    asked: JobDescription, setting: str, *, value: str, instead: str = ""
 ) -> Iterator[Refusal]:
     """Objections to a technique that reads whole weights, and was tried with strategies of
     PyTorch's own only.
@@ -43,7 +43,7 @@ def whole_weights_refusals(
     Args:
         setting: of the technique.
         value: that it is set to.
-        instead: what would be right as well as another strategy, for people.
+        instead: what would be right as well as another strategy; "": to leave the setting out.
     """
     if asked.cards > 1 and divides_weights(asked.parameters, asked.cards):
         reason = f"{value} reads whole weights, of which each card has a part here"
@@ -51,7 +51,7 @@ def whole_weights_refusals(
         reason = f"DeepSpeed drives the model, and {value} was not tried with it"
     else:
         return
-    hint = f"write strategy: ddp, or {instead}"
+    hint = f"write strategy: ddp, or {instead or f'leave {setting} out'}"
     yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
 

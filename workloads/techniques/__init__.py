@@ -1,8 +1,8 @@
-"""Training techniques, one file each, behind the seam of ``base.py``.
+"""Training techniques, behind the seam of ``base.py``; each file declares some in its ``SPECS``.
 
-To add one, write ``NAME.py`` with its class as ``SPEC``, or name a class of another installed
-package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md). Grids, their
-schema, the plan and fine-tuning find it.
+To add one, write its class into a file here and name it there, or name a class of another
+installed package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md).
+Grids, their schema, the plan and fine-tuning find it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.base import JobDescription, Metric, WorkloadParameters
+from workloads.base import JobDescription, Refusal, WorkloadParameters
 from workloads.finetuning_method import MethodParameters
-from workloads.registry import TASKS, Declared
+from workloads.registry import TASKS, DeclaredTogether, Metric
 from workloads.settings import Declaration, Value
 from workloads.techniques.base import Technique
 
 #: Every technique by name; nobody else's takes the place of one of ours.
-TECHNIQUES: Declared[type[Technique]] = Declared(__name__, Technique, "nightgrid.techniques")
+TECHNIQUES: DeclaredTogether[type[Technique]] = DeclaredTogether(
+    (__name__,), Technique, "nightgrid.techniques"
+)
 
 
 @cache
@@ -56,6 +58,13 @@ def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
         for kind in all_techniques()
         if next(iter(kind.model_fields)) in parameters
     )
+
+
+def technique_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections of all techniques of a job."""
+    for technique in chosen(asked.parameters):
+        yield from technique.declared_refusals(asked)
+        yield from technique.refusals(asked)
 
 
 def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:

@@ -27,6 +27,7 @@ class AdapterProducts(Technique):
     title: ClassVar[str] = "adapter products"
     order: ClassVar[int] = 106  # of the layers as sparsity has left them
     needs: ClassVar[tuple[str, ...]] = ("pack",)
+    beside: ClassVar[Any] = {"adapter_products": ("method", ("lora",))}
 
     adapter_products: Literal["each", "together"] = setting(
         "each",
@@ -40,20 +41,8 @@ class AdapterProducts(Technique):
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.adapter_products == "each":
-            return
-        method = asked.parameters.get("method")
-        if method != "lora":
-            yield Refusal(
-                setting="adapter_products",
-                reason=f"method {method} has other products than LoRA's over plain layers",
-                hint="write method: lora, or leave adapter_products out",
-            )
-        yield from whole_weights_refusals(
-            asked,
-            "adapter_products",
-            value=self.adapter_products,
-            instead="leave adapter_products out",
-        )
+            return ()
+        return whole_weights_refusals(asked, "adapter_products", value=self.adapter_products)
 
     def on_model(self, training: Training) -> None:
         if self.adapter_products == "each":

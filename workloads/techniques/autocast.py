@@ -9,7 +9,7 @@ overflowed is left out. bf16 has the exponents of fp32 and needs none of that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
@@ -22,6 +22,7 @@ class Autocast(Technique):
     name: ClassVar[str] = "autocast"
     title: ClassVar[str] = "mixed precision"
     order: ClassVar[int] = 70
+    capabilities: ClassVar[Any] = {("autocast", "fp16"): "loss_scaling"}
 
     autocast: Literal["none", "bf16", "fp16"] = setting(
         "none",
@@ -43,13 +44,6 @@ class Autocast(Technique):
                 setting="autocast",
                 reason="fp16 products of bf16 weights lose range and precision at once",
                 hint="write autocast: bf16, or precision: fp32",
-            )
-        if self.autocast == "fp16" and not asked.on.can("loss_scaling"):
-            yield Refusal(
-                setting="autocast",
-                reason="loss scaling for fp16 is not available on "
-                f"{asked.on.title}, which has bf16",
-                unsupported=True,
             )
 
     def on_model(self, training: Training) -> None:

@@ -22,14 +22,16 @@ inside those methods, so that a plan knows all techniques without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from workloads.base import JobDescription, Metric, Refusal
+from workloads.base import JobDescription, Refusal
+from workloads.devices import CAPABILITIES
 from workloads.parallel.layout import Layout
-from workloads.settings import Settings
+from workloads.registry import Metric
+from workloads.settings import Settings, Value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -328,10 +330,44 @@ class Technique(Settings):
     #: Among all techniques, which act at each point in ascending order, and after the last step in
     #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
-    #: Functions of a task (``workloads/engines/tasks.py``) without which it has nothing to act on.
+    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Figures that it adds to rows of workloads that train (``Training.metrics``).
     metrics: ClassVar[tuple[Metric, ...]] = ()
+    #: Settings that mean something only beside another one: name -> the other, and those of its
+    #: values (none: any that is set).
+    beside: ClassVar[Mapping[str, tuple[str, tuple[Value, ...]]]] = {}
+    #: The capability (``devices.CAPABILITIES``) that a device needs for a setting, or for one value
+    #: of it.
+    capabilities: ClassVar[Mapping[str | tuple[str, Value], str]] = {}
+
+    def declared_refusals(self, asked: JobDescription) -> Iterator[Refusal]:
+        """Objections by ``beside`` and ``capabilities``. Pure; no torch."""
+        for name, (other, values) in self.beside.items():
+            there = asked.parameters.get(other)
+            if self.is_default(name) or (there in values if values else there):
+                continue
+            wanted = " or ".join(f"{value}".lower() for value in values if value is not None)
+            yield Refusal(
+                setting=name,
+                reason=f"it means something only beside {other}{f': {wanted}' if wanted else ''}",
+                hint=f"write {other}{f': {wanted}' if wanted else ''}, or leave {name} out",
+            )
+        for key, capability in self.capabilities.items():
+            name, value = key if isinstance(key, tuple) else (key, None)
+            if self.is_default(name) or value not in (None, getattr(self, name)):
+                continue
+            if not asked.on.can(capability):
+                yield Refusal(
+                    setting=name,
+                    reason=f"it needs what {asked.on.title} lacks: {CAPABILITIES[capability]}",
+                    hint=f"leave {name} out",
+                    unsupported=True,
+                )
+
+    def is_default(self, name: str) -> bool:
+        """Tell if a setting of this technique has its default."""
+        return bool(getattr(self, name) == type(self).model_fields[name].default)
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""

@@ -1,14 +1,4 @@
-"""torch.compile: the model's Python once, its kernels from then on.
-
-The forward pass is traced into graphs, whose operations are fused into kernels generated for this
-card, and so is the backward pass. That takes seconds to minutes, once for each shape that is met
-(after the second, sizes that vary are made variables). The layers of a language model are alike:
-compiled one by one, with lengths as variables, they share one graph, whatever lies between them
-stays plain Python, and no new mix of lengths needs a graph of its own. Compiling is done before the
-first step and kept apart (``compile_s``). Inductor's caches are empty when it begins, in memory and
-on disk, so that a row does not depend on the one before. Recipes that a Gaudi node keeps on disk
-stay: what is among them is read, not compiled.
-"""
+"""torch.compile."""
 
 from __future__ import annotations
 
@@ -33,11 +23,23 @@ _REHEARSALS = 8
 
 
 class Compilation(Technique):
-    """Compilation of the model."""
+    """torch.compile: the model's Python once, its kernels from then on.
+
+    The forward pass is traced into graphs, whose operations are fused into kernels generated for
+    this card, and so is the backward pass. That takes seconds to minutes, once for each shape that
+    is met (after the second, sizes that vary are made variables). The layers of a language model
+    are alike: compiled one by one, with lengths as variables, they share one graph, whatever lies
+    between them stays plain Python, and no new mix of lengths needs a graph of its own. Compiling
+    is done before the first step and kept apart (``compile_s``). Inductor's caches are empty when
+    it begins, in memory and on disk, so that a row does not depend on the one before. Recipes that
+    a Gaudi node keeps on disk stay: what is among them is read, not compiled.
+    """
 
     name: ClassVar[str] = "compilation"
     title: ClassVar[str] = "torch.compile"
     order: ClassVar[int] = 120  # of what the others have made of the model
+    beside: ClassVar[Any] = {"compile_scope": ("torch_compile", (True,))}
+    capabilities: ClassVar[Any] = {"compile_scope": "dynamic_shapes"}
 
     torch_compile: bool = setting(
         False,
@@ -59,23 +61,8 @@ class Compilation(Technique):
     _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if not self.torch_compile:
-            if self.compile_scope != "model":
-                yield Refusal(
-                    setting="compile_scope",
-                    reason="nothing is compiled",
-                    hint="write torch_compile: true, or leave compile_scope out",
-                )
-            return
-        if self.compile_scope == "layers" and not asked.on.can("dynamic_shapes"):
-            yield Refusal(
-                setting="compile_scope",
-                reason=f"graphs with variable lengths are compiled anew on {asked.on.title}",
-                hint="write compile_scope: model",
-                unsupported=True,
-            )
         driven = driven_by_deepspeed(asked)
-        if asked.cards > 1 and (driven or divides_weights(asked.parameters, asked.cards)):
+        if self.torch_compile and (driven or divides_weights(asked.parameters, asked.cards)):
             yield Refusal(
                 setting="torch_compile",
                 reason="this version compiles no model that "
@@ -182,4 +169,4 @@ def _from_nothing(training: Training) -> None:
     training.ending.enter_context(config.patch(compile_threads=threads))
 
 
-SPEC = Compilation
+SPECS = (Compilation,)

@@ -1,10 +1,4 @@
-"""Gradient compression: fewer bytes between cards, for gradients that are nearly the same.
-
-Data-parallel cards exchange their gradients in every step, and where links are slow that is what
-they wait for. *fp16* and *bf16* send gradients in 16 bits: half the bytes of fp32. *PowerSGD* sends
-for each matrix two thin ones whose product comes near it, and adds what was lost to the gradients
-of the next step. It begins with the third exchange, once buckets and averages have settled.
-"""
+"""Gradient compression."""
 
 from __future__ import annotations
 
@@ -28,11 +22,19 @@ _POWERSGD_START = 2
 
 
 class GradientCompression(Technique):
-    """In which form data-parallel cards exchange gradients."""
+    """Gradient compression: fewer bytes between cards, for gradients that are nearly the same.
+
+    Data-parallel cards exchange their gradients in every step, and where links are slow that is
+    what they wait for. *fp16* and *bf16* send gradients in 16 bits: half the bytes of fp32.
+    *PowerSGD* sends for each matrix two thin ones whose product comes near it, and adds what was
+    lost to the gradients of the next step. It begins with the third exchange, once buckets and
+    averages have settled.
+    """
 
     name: ClassVar[str] = "compression"
     title: ClassVar[str] = "gradient compression"
     order: ClassVar[int] = 140  # on what the strategy has put around the model
+    beside: ClassVar[Any] = {"powersgd_rank": ("gradient_compression", ("powersgd",))}
 
     gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
         "none",
@@ -52,12 +54,6 @@ class GradientCompression(Technique):
     _hook: list[Any] = PrivateAttr(default_factory=list)
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.powersgd_rank is not None and self.gradient_compression != "powersgd":
-            yield Refusal(
-                setting="powersgd_rank",
-                reason=f"gradient_compression {self.gradient_compression} has no thin matrices",
-                hint="write gradient_compression: powersgd, or leave powersgd_rank out",
-            )
         if self.gradient_compression == "none":
             return
         strategy = asked.parameters.get("strategy") or "ddp"
@@ -166,4 +162,4 @@ class _PowerSgd:
         return f"powersgd of rank {self._rank}: {sent} numbers sent for {given} gradients"
 
 
-SPEC = GradientCompression
+SPECS = (GradientCompression,)

@@ -1,12 +1,4 @@
-"""Data loading: batches made while the card computes, and copied while it computes.
-
-Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
-processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card is
-queued like any other work only from page-locked ("pinned") memory, and only then does it pay not
-to wait for it (non-blocking). Still the work of a step begins behind the copy of its batch; copied
-ahead, on a stream of its own while the card computes the step before, it is there already. The
-share ``data_s`` of a step shows what is left of all this.
-"""
+"""Data loading."""
 
 from __future__ import annotations
 
@@ -28,11 +20,29 @@ _PREFETCH = 2
 
 
 class DataLoading(Technique):
-    """Processes that make batches, and the way of these to the card."""
+    """Data loading: batches made while the card computes, and copied while it computes.
+
+    Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
+    processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card
+    is queued like any other work only from page-locked ("pinned") memory, and only then does it pay
+    not to wait for it (non-blocking). Still the work of a step begins behind the copy of its batch;
+    copied ahead, on a stream of its own while the card computes the step before, it is there
+    already. The share ``data_s`` of a step shows what is left of all this.
+    """
 
     name: ClassVar[str] = "data-loading"
     title: ClassVar[str] = "data loading"
     order: ClassVar[int] = 30
+    beside: ClassVar[Any] = {
+        "prefetch_batches": ("data_workers", ()),
+        "non_blocking_copies": ("pin_memory", (True,)),
+        "copy_ahead": ("pin_memory", (True,)),
+    }
+    capabilities: ClassVar[Any] = {
+        "pin_memory": "pinned_memory",
+        "non_blocking_copies": "pinned_memory",
+        "copy_ahead": "side_copies",
+    }
 
     data_workers: int = setting(
         0,
@@ -70,46 +80,12 @@ class DataLoading(Technique):
     )
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.prefetch_batches is not None and not self.data_workers:
-            yield Refusal(
-                setting="prefetch_batches",
-                reason="only data loading workers prefetch batches, and there are none",
-                hint="write data_workers: 1 or more, or leave prefetch_batches out",
-            )
-        if self.non_blocking_copies and not self.pin_memory:
-            yield Refusal(
-                setting="non_blocking_copies",
-                reason="a copy from memory that is not pinned is waited for in any case",
-                hint="write pin_memory: true as well",
-            )
-        if self.copy_ahead and not self.pin_memory:
-            yield Refusal(
-                setting="copy_ahead",
-                reason="a copy from memory that is not pinned stops the host until it is done",
-                hint="write pin_memory: true as well",
-            )
         if self.copy_ahead and self.non_blocking_copies:
             yield Refusal(
                 setting="non_blocking_copies",
-                reason="nobody waits for batches that are copied ahead",
+                reason="batches that are copied ahead are waited for by the card alone",
                 hint="leave out one of copy_ahead and non_blocking_copies",
             )
-        if self.copy_ahead and asked.on.can("pinned_memory") and not asked.on.can("side_copies"):
-            yield Refusal(
-                setting="copy_ahead",
-                reason=f"{asked.on.title} has no stream of its own for copies here",
-                hint="non_blocking_copies: true leaves the order to its software",
-                unsupported=True,
-            )
-        for name in ("pin_memory", "non_blocking_copies", "copy_ahead"):
-            if getattr(self, name) and not asked.on.can("pinned_memory"):
-                yield Refusal(
-                    setting=name,
-                    reason=f"{asked.on.title} does not copy from page-locked memory"
-                    if asked.on.can("own_memory")
-                    else "batches are not copied where the host is the device",
-                    unsupported=True,
-                )
 
     def on_data(self, data: DataPlan) -> None:
         if self.non_blocking_copies:
@@ -194,4 +170,4 @@ def _move(inputs: Inputs, card: str) -> Inputs:
     return Inputs(**moved)
 
 
-SPEC = DataLoading
+SPECS = (DataLoading,)

@@ -40,6 +40,13 @@ class Distillation(Technique):
     title: ClassVar[str] = "distillation"
     order: ClassVar[int] = 45  # the student is what all that follow see; after padding
     needs: ClassVar[tuple[str, ...]] = ("aligned",)
+    beside: ClassVar[Any] = dict.fromkeys(
+        (
+            *("teacher", "student_layers", "student_hidden"),
+            *("distillation_alpha", "temperature", "teacher_logits"),
+        ),
+        ("method", (_METHOD,)),
+    )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="teacher_share",
@@ -131,13 +138,6 @@ class Distillation(Technique):
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if method_name(asked.parameters) != _METHOD:
-            for name, info in type(self).model_fields.items():
-                if getattr(self, name) != info.default:
-                    yield Refusal(
-                        setting=name,
-                        reason="only method distill has a teacher",
-                        hint=f"write method: distill, or leave {name} out",
-                    )
             return
         made = [n for n in ("student_layers", "student_hidden") if getattr(self, n) is not None]
         if self.teacher is None and not made:

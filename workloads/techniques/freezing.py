@@ -1,27 +1,30 @@
-"""Freezing: train only the upper part of a model.
-
-Lower layers and embeddings change least in fine-tuning. Frozen, they need no gradients and no
-optimizer state, and the backward pass stops above them, which saves their share of its arithmetic.
-Adapters leave the whole model frozen anyway, so this belongs to methods that train all of it.
-"""
+"""Freezing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from workloads.base import BadConfiguration, JobDescription, Refusal
-from workloads.finetuning_method import WHOLE_METHODS, method_name
+from workloads.base import BadConfiguration
+from workloads.finetuning_method import WHOLE_METHODS
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
 class Freezing(Technique):
-    """Choice of the part of the model that stays as it is."""
+    """Freezing: train only the upper part of a model.
+
+    Lower layers and embeddings change least in fine-tuning. Frozen, they need no gradients and no
+    optimizer state, and the backward pass stops above them, which saves their share of its
+    arithmetic. Adapters leave the whole model frozen anyway, so this belongs to methods that train
+    all of it.
+    """
 
     name: ClassVar[str] = "freezing"
     title: ClassVar[str] = "freezing"
     order: ClassVar[int] = 50
+    beside: ClassVar[Any] = dict.fromkeys(
+        ("freeze_embeddings", "freeze_layers"), ("method", (None, *WHOLE_METHODS))
+    )
 
     freeze_embeddings: bool = setting(
         False,
@@ -37,18 +40,6 @@ class Freezing(Technique):
         description="Leave the first so many layers as they are (methods full and qat); of the "
         "encoder, where the model has one.",
     )
-
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        method = method_name(asked.parameters)
-        if method in WHOLE_METHODS:
-            return
-        for name in ("freeze_embeddings", "freeze_layers"):
-            if getattr(self, name):
-                yield Refusal(
-                    setting=name,
-                    reason=f"with method {method} the model's own weights are frozen already",
-                    hint=f"freeze with method {' or '.join(WHOLE_METHODS)}, or leave it out",
-                )
 
     def on_model(self, training: Training) -> None:
         import torch
@@ -80,4 +71,4 @@ def _layers(model: Any) -> list[Any]:
     return layers
 
 
-SPEC = Freezing
+SPECS = (Freezing,)

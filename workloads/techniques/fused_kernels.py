@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
@@ -31,6 +31,7 @@ class FusedKernels(Technique):
     title: ClassVar[str] = "fused kernels"
     order: ClassVar[int] = 107  # of the layers as the techniques before have made them
     needs: ClassVar[tuple[str, ...]] = ("pack",)
+    capabilities: ClassVar[Any] = {"fused_kernels": "liger_kernels"}
 
     fused_kernels: Literal["none", "liger"] = setting(
         "none",
@@ -45,22 +46,13 @@ class FusedKernels(Technique):
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.fused_kernels == "none":
             return
-        if not asked.on.can("liger_kernels"):
-            yield Refusal(
-                setting="fused_kernels",
-                reason=f"liger-kernel has no {asked.device} kernels",
-                hint="leave fused_kernels out",
-                unsupported=True,
-            )
         if asked.parameters.get("torch_compile"):
             yield Refusal(
                 setting="fused_kernels",
                 reason="torch_compile fuses the same passes into kernels of its own",
                 hint="write torch_compile: false, or leave fused_kernels out",
             )
-        yield from whole_weights_refusals(
-            asked, "fused_kernels", value=self.fused_kernels, instead="leave fused_kernels out"
-        )
+        yield from whole_weights_refusals(asked, "fused_kernels", value=self.fused_kernels)
 
     def before_load(self, loading: Loading) -> None:
         if self.fused_kernels == "none":

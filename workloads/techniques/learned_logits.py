@@ -28,6 +28,7 @@ class LearnedLogits(Technique):
     title: ClassVar[str] = "logits of learned positions"
     order: ClassVar[int] = 100
     needs: ClassVar[tuple[str, ...]] = ("positions",)
+    capabilities: ClassVar[Any] = {"logits": "dynamic_shapes"}
 
     logits: Literal["all", "learned", "chunked"] = setting(
         "all",
@@ -41,12 +42,6 @@ class LearnedLogits(Technique):
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.logits == "all":
             return
-        if not asked.on.can("dynamic_shapes"):
-            yield Refusal(
-                setting="logits",
-                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
-                unsupported=True,
-            )
         of_all = self.logits == "chunked" and one_shape(asked.parameters)
         if compiles_whole(asked.parameters) and not of_all:
             yield Refusal(

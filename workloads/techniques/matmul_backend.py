@@ -11,7 +11,7 @@ attention over short samples become slower.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.settings import setting
@@ -28,6 +28,7 @@ class MatmulBackend(Technique):
     name: ClassVar[str] = "matmul-backend"
     title: ClassVar[str] = "library of matrix products on CPUs"
     order: ClassVar[int] = 81
+    capabilities: ClassVar[Any] = {"matmul_backend": "onednn"}
 
     matmul_backend: Literal["default", "onednn"] = setting(
         "default",
@@ -40,13 +41,6 @@ class MatmulBackend(Technique):
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         if self.matmul_backend == "default":
             return
-        if not asked.on.can("onednn"):
-            yield Refusal(
-                setting="matmul_backend",
-                reason=f"oneDNN is for CPUs, not for {asked.on.title}",
-                hint="leave matmul_backend out",
-                unsupported=True,
-            )
         if asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none":
             yield Refusal(
                 setting="matmul_backend",

@@ -1,19 +1,12 @@
-"""The optimizer: the rule that turns gradients into changes, and its memory of each weight.
-
-AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights themselves.
-Fused, it makes one pass over memory where the plain one makes several. The 8-bit kinds keep the
-averages in blocks of 8-bit numbers; small tensors stay in 32 bits, and so do embeddings, whose rows
-learn rarely and by unlike amounts. The paged one moves averages to the host when a card runs full.
-Adafactor keeps a row and a column of averages for each matrix.
-"""
+"""The optimizer."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.base import Unsupported
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
@@ -29,11 +22,24 @@ _PACKAGES = {
 
 
 class OptimizerChoice(Technique):
-    """Choice of the optimizer."""
+    """The optimizer: the rule that turns gradients into changes, and its memory of each weight.
+
+    AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights
+    themselves. Fused, it makes one pass over memory where the plain one makes several. The 8-bit
+    kinds keep the averages in blocks of 8-bit numbers; small tensors stay in 32 bits, and so do
+    embeddings, whose rows learn rarely and by unlike amounts. The paged one moves averages to the
+    host when a card runs full. Adafactor keeps a row and a column of averages for each matrix.
+    """
 
     name: ClassVar[str] = "optimizers"
     title: ClassVar[str] = "optimizer"
     order: ClassVar[int] = 110
+    capabilities: ClassVar[Any] = {
+        ("optimizer", "adamw-8bit"): "optimizers_8bit",
+        ("optimizer", "adamw-8bit-torchao"): "optimizers_8bit",
+        ("optimizer", "adamw-8bit-paged"): "paged_memory",
+        ("optimizer", "adamw-fused"): "fused_optimizer",
+    }
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
@@ -45,28 +51,6 @@ class OptimizerChoice(Technique):
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
         "weight decay, constant learning rate.",
     )
-
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.optimizer in _PACKAGES and not asked.on.can("optimizers_8bit"):
-            yield Refusal(
-                setting="optimizer",
-                reason=f"{self.optimizer}: {_PACKAGES[self.optimizer]} has no 8-bit optimizer "
-                f"kernels for {asked.on.title}",
-                unsupported=True,
-            )
-        elif self.optimizer == "adamw-8bit-paged" and not asked.on.can("paged_memory"):
-            yield Refusal(
-                setting="optimizer",
-                reason=f"on {asked.on.title} there is nowhere to page to: bitsandbytes makes it "
-                "adamw-8bit",
-                unsupported=True,
-            )
-        if self.optimizer == "adamw-fused" and not asked.on.can("fused_optimizer"):
-            yield Refusal(
-                setting="optimizer",
-                reason=f"{asked.on.title} has no AdamW that makes one pass over memory",
-                unsupported=True,
-            )
 
     def on_model(self, training: Training) -> None:
         package = _PACKAGES.get(self.optimizer)
@@ -156,4 +140,4 @@ def state_bytes(optimizer: Any) -> int:
     )
 
 
-SPEC = OptimizerChoice
+SPECS = (OptimizerChoice,)

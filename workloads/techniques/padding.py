@@ -1,12 +1,4 @@
-"""Padding: samples of unlike length share a rectangle of tensors.
-
-Rows of one tensor have one length, so shorter samples are filled up, and the card works on the
-filling as on anything else. With advertisements of mixed length less than half of the positions
-are real. To waste fewer: pad only to the longest sample of the micro-batch (dynamic), let samples
-of like length meet (uniform-length), or write several samples into one row (packing), where each
-starts again at position 0 and attends to nothing but itself. A fixed length wastes most, and is
-what graph compilers like, since every step has the same shape.
-"""
+"""Padding."""
 
 from __future__ import annotations
 
@@ -24,12 +16,26 @@ from workloads.training.samples import Learnable
 
 
 class Padding(Technique):
-    """Padding and packing of samples into rows."""
+    """Padding: samples of unlike length share a rectangle of tensors.
+
+    Rows of one tensor have one length, so shorter samples are filled up, and the card works on the
+    filling as on anything else. With advertisements of mixed length less than half of the positions
+    are real. To waste fewer: pad only to the longest sample of the micro-batch (dynamic), let
+    samples of like length meet (uniform-length), or write several samples into one row (packing),
+    where each starts again at position 0 and attends to nothing but itself. A fixed length wastes
+    most, and is what graph compilers like, since every step has the same shape.
+    """
 
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "padding"
     order: ClassVar[int] = 20
     needs: ClassVar[tuple[str, ...]] = ("pack",)
+    beside: ClassVar[Any] = {
+        "length_window": ("padding", ("uniform-length",)),
+        "packed_attention": ("padding", ("packing",)),
+        "packed_length": ("packed_attention", ("apart",)),
+    }
+    capabilities: ClassVar[Any] = {"packed_attention": "dynamic_shapes"}
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",
@@ -67,20 +73,20 @@ class Padding(Technique):
     _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.packed_attention == "apart":
-            yield from self._apart_refusals(asked)
-        elif self.packed_length != "exact":
+        if self.packed_attention != "apart":
+            return
+        if asked.parameters.get("attention", "sdpa") != "sdpa":
             yield Refusal(
-                setting="packed_length",
-                reason="only packed_attention apart puts the samples of a step into one row",
-                hint="write padding: packing and packed_attention: apart, or leave it out",
+                setting="packed_attention",
+                reason="apart is PyTorch's own attention; the job asks for another one",
+                hint="leave attention out, or write packed_attention: masked",
             )
-        usual = type(self).model_fields["length_window"].default
-        if self.length_window != usual and self.padding != "uniform-length":
+        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
             yield Refusal(
-                setting="length_window",
-                reason=f"padding {self.padding} does not sort samples",
-                hint="write padding: uniform-length, or leave length_window out",
+                setting="packed_attention",
+                reason="with torch_compile every new length of a row would be compiled",
+                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
+                "masked",
             )
 
     def on_data(self, data: DataPlan) -> None:
@@ -95,33 +101,6 @@ class Padding(Technique):
                 self._one_shape(data)
         elif self.padding == "uniform-length":
             data.arrange = self._by_length
-
-    def _apart_refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.padding != "packing":
-            yield Refusal(
-                setting="packed_attention",
-                reason=f"padding {self.padding} packs nothing",
-                hint="write padding: packing, or leave packed_attention out",
-            )
-        if asked.parameters.get("attention", "sdpa") != "sdpa":
-            yield Refusal(
-                setting="packed_attention",
-                reason="apart is PyTorch's sdpa, call by call; the job asks for another attention",
-                hint="leave attention out, or write packed_attention: masked",
-            )
-        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
-            yield Refusal(
-                setting="packed_attention",
-                reason="with torch_compile every new length of a row would be compiled",
-                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
-                "masked",
-            )
-        if not asked.on.can("dynamic_shapes"):
-            yield Refusal(
-                setting="packed_attention",
-                reason=f"shapes that change with every step are compiled anew on {asked.on.title}",
-                unsupported=True,
-            )
 
     def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
         return rows.uniform_length(samples, batch, self.length_window)
@@ -160,4 +139,4 @@ def one_shape(parameters: Mapping[str, Any]) -> bool:
     return parameters.get("padding") == "fixed" or parameters.get("packed_length") == "longest"
 
 
-SPEC = Padding
+SPECS = (Padding,)

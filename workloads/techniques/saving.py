@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
@@ -47,6 +47,7 @@ class Saving(Technique):
     name: ClassVar[str] = "saving"
     title: ClassVar[str] = "checkpoints during training"
     order: ClassVar[int] = 150
+    beside: ClassVar[Any] = {"save_mode": ("save_every", ())}
 
     save_every: int = setting(
         0,
@@ -69,12 +70,6 @@ class Saving(Technique):
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
         parameters = asked.parameters
-        if self.save_mode is not None and not self.save_every:
-            yield Refusal(
-                setting="save_mode",
-                reason="nothing is saved",
-                hint="write save_every: 10, say, or leave save_mode out",
-            )
         if not self.save_every:
             return
         frozen = parameters.get("freeze_layers") or parameters.get("freeze_embeddings")

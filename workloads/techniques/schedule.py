@@ -1,26 +1,25 @@
-"""Learning-rate schedule: large steps first, small ones at the end.
-
-With *linear* the rate falls from step to step on a straight line that would reach 0 after the last
-one, which is what transformers' Trainer does unless told. A measured job has few steps of a long
-training: ``schedule_steps`` says how long the whole would be, so that its rates are those of the
-beginning.
-"""
+"""Learning-rate schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 
 
 class Schedule(Technique):
-    """Learning rate of each step."""
+    """Learning-rate schedule: large steps first, small ones at the end.
+
+    With *linear* the rate falls from step to step on a straight line that would reach 0 after the
+    last one, which is what transformers' Trainer does unless told. A measured job has few steps of
+    a long training: ``schedule_steps`` says how long the whole would be, so that its rates are
+    those of the beginning.
+    """
 
     name: ClassVar[str] = "schedule"
     title: ClassVar[str] = "learning-rate schedule"
+    beside: ClassVar[Any] = {"schedule_steps": ("learning_rate_schedule", ("linear",))}
     order: ClassVar[int] = 135  # sets the rate of the optimizer that the strategy has made
 
     learning_rate_schedule: Literal["constant", "linear"] = setting(
@@ -36,14 +35,6 @@ class Schedule(Technique):
         description="For linear: after how many steps the rate is 0. Left out: after those of the "
         "job, warm-up included.",
     )
-
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.schedule_steps is not None and self.learning_rate_schedule == "constant":
-            yield Refusal(
-                setting="schedule_steps",
-                reason="a constant learning rate has no end",
-                hint="write learning_rate_schedule: linear, or leave schedule_steps out",
-            )
 
     def rate(self, step: int, first: float, steps: int) -> float:
         """The learning rate of a step (from 0), of the first step's and the number of all."""
@@ -64,4 +55,4 @@ class Schedule(Technique):
             group["lr"] = rate
 
 
-SPEC = Schedule
+SPECS = (Schedule,)

@@ -1,14 +1,4 @@
-"""Sparsity: weights that are zero, channels that are gone, values that are shared.
-
-Pruned before the first step, a model learns to do without; with the schedule *gradual* the share
-grows from step to step, fast at first (cubic), and is whole after three quarters of the steps.
-*magnitude* zeroes the smallest weights of each layer, *2:4* two of every four inputs. Masks are
-kept through every update, in gradients and the optimizer's averages too. Training computes with the
-zeros as with any number, so neither is faster here. *channels* removes channels of the feed-forward
-parts: a smaller dense model, faster everywhere. After the last step ``cluster_bits`` gathers each
-layer's weights into few values and measures their Huffman code: prune, share, code, as in Deep
-Compression. ``save_model`` keeps what comes out.
-"""
+"""Sparsity."""
 
 from __future__ import annotations
 
@@ -18,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.base import BadConfiguration, JobDescription, Metric, Refusal, Unsupported
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.finetuning_method import ADAPTER_METHODS, method_name
 from workloads.models.targets import linear_shapes
 from workloads.parallel.layout import divides_weights
+from workloads.registry import Metric
 from workloads.settings import setting
 from workloads.techniques.base import Technique, Training
 from workloads.training import pruning
@@ -43,11 +34,24 @@ def share_at(step: int, steps: int, final: float) -> float:
 
 
 class Sparsity(Technique):
-    """Choice of the weights that go, and of how many values stay."""
+    """Sparsity: weights that are zero, channels that are gone, values that are shared.
+
+    Pruned before the first step, a model learns to do without; with the schedule *gradual* the
+    share grows from step to step, fast at first (cubic), and is whole after three quarters of the
+    steps. *magnitude* zeroes the smallest weights of each layer, *2:4* two of every four inputs.
+    Masks are kept through every update, in gradients and the optimizer's averages too. Training
+    computes with the zeros as with any number, so neither is faster here. *channels* removes
+    channels of the feed-forward parts: a smaller dense model, faster everywhere. After the last
+    step ``cluster_bits`` gathers each layer's weights into few values and measures their Huffman
+    code: prune, share, code, as in Deep Compression. ``save_model`` keeps what comes out.
+    """
 
     name: ClassVar[str] = "sparsity"
     title: ClassVar[str] = "sparsity and weight sharing"
     order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
+    beside: ClassVar[Any] = dict.fromkeys(
+        ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
+    )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="zero_share",
@@ -138,8 +142,6 @@ class Sparsity(Technique):
     # ------------------------------------------------------------ in the plan
 
     def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if self.sparsity == "none":
-            yield from self._without_sparsity()
         if self.sparsity == "none" and self.cluster_bits is None:
             return
         blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
@@ -165,15 +167,6 @@ class Sparsity(Technique):
             yield from self._two_of_four(asked)
         elif self.sparsity != "none":
             yield from self._emptied(asked)
-
-    def _without_sparsity(self) -> Iterator[Refusal]:
-        for name, usual in (("sparsity_share", None), ("sparsity_schedule", "once")):
-            if getattr(self, name) != usual:
-                yield Refusal(
-                    setting=name,
-                    reason="nothing is pruned",
-                    hint=f"write sparsity: magnitude, 2:4 or channels, or leave {name} out",
-                )
 
     def _two_of_four(self, asked: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
@@ -384,4 +377,4 @@ def _two_of_four_bytes(weight: torch.Tensor) -> int:
     return kept * weight.element_size() + kept // 4
 
 
-SPEC = Sparsity
+SPECS = (Sparsity,)
