@@ -36,7 +36,7 @@ from workloads.quantizers import learn_rounding, library_config
 from workloads.registry import find_workload, task_for
 from workloads.rules import refusals
 from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
-from workloads.training.held_out import split
+from workloads.training.reading import split
 from workloads.training.rows import padded
 from workloads.training.samples import NOT_LEARNED, TrainingSample, encode_samples
 from workloads.workloads.quantization import QuantizationParameters

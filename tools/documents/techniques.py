@@ -57,7 +57,7 @@ def markdown() -> str:
 def _section(kind: type[Technique]) -> Iterator[str]:
     title = kind.title if "." in kind.title else kind.title[0].upper() + kind.title[1:]
     yield f"## {title}"
-    summary, _, more = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    summary, _, more = (inspect.getdoc(kind) or "").partition("\n\n")
     what = summary.partition(": ")[2] or summary  # the heading has the name
     yield f"{what[0].upper()}{what[1:]}\n{more}"
     lines = ["| setting | values | default | meaning |", "|---|---|---|---|"]

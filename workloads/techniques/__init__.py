@@ -1,8 +1,8 @@
-"""Training techniques, behind the seam of ``base.py``; each file declares some in its ``SPECS``.
+"""Training techniques, behind the seam of ``base.py``; a file declares some in its ``SPECS``.
 
-To add one, write its class into a file here and name it there, or name a class of another
-installed package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md).
-Grids, their schema, the plan and fine-tuning find it.
+To add one, write its class and name it there and below, or name a class of another installed
+package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md). Grids, their
+schema, the plan and fine-tuning find it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,41 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.base import JobDescription, Refusal, WorkloadParameters
+from workloads.base import JobDescription, WorkloadParameters
 from workloads.finetuning_method import MethodParameters
-from workloads.registry import TASKS, DeclaredTogether, Metric
+from workloads.registry import TASKS, Declared, Metric
 from workloads.settings import Declaration, Value
 from workloads.techniques.base import Technique
 
 #: Every technique by name; nobody else's takes the place of one of ours.
-TECHNIQUES: DeclaredTogether[type[Technique]] = DeclaredTogether(
-    (__name__,), Technique, "nightgrid.techniques"
+TECHNIQUES: Declared[type[Technique]] = Declared(
+    {
+        "accumulation": "workloads.techniques.accumulation",
+        "adapter-products": "workloads.techniques.adapter_products",
+        "attention": "workloads.techniques.attention",
+        "autocast": "workloads.techniques.autocast",
+        "checkpointing": "workloads.techniques.checkpointing",
+        "clipping": "workloads.techniques.clipping",
+        "compilation": "workloads.techniques.compilation",
+        "compression": "workloads.techniques.compression",
+        "data-loading": "workloads.techniques.data_loading",
+        "distillation": "workloads.techniques.distillation",
+        "freezing": "workloads.techniques.freezing",
+        "fused-kernels": "workloads.techniques.fused_kernels",
+        "learned-logits": "workloads.techniques.learned_logits",
+        "matmul-backend": "workloads.techniques.matmul_backend",
+        "matmul-precision": "workloads.techniques.matmul_precision",
+        "memory-release": "workloads.techniques.memory_release",
+        "optimizers": "workloads.techniques.optimizers",
+        "padding": "workloads.techniques.padding",
+        "saving": "workloads.techniques.saving",
+        "schedule": "workloads.techniques.schedule",
+        "sparsity": "workloads.techniques.sparsity",
+        "strategy": "workloads.techniques.strategy",
+        "tokenizers": "workloads.techniques.tokenizers",
+    },
+    Technique,
+    "nightgrid.techniques",
 )
 
 
@@ -58,13 +84,6 @@ def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
         for kind in all_techniques()
         if next(iter(kind.model_fields)) in parameters
     )
-
-
-def technique_refusals(asked: JobDescription) -> Iterator[Refusal]:
-    """Objections of all techniques of a job."""
-    for technique in chosen(asked.parameters):
-        yield from technique.declared_refusals(asked)
-        yield from technique.refusals(asked)
 
 
 def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:

@@ -1,9 +1,4 @@
-"""Gradient accumulation: a batch that does not fit, in several passes.
-
-The batch of an optimizer step is cut into micro-batches whose gradients are added up. Memory for
-activations falls with their number, and short samples are padded less, since they meet fewer long
-ones. The loss is divided by the tokens of the whole batch, so nothing else changes.
-"""
+"""Gradient accumulation."""
 
 from __future__ import annotations
 
@@ -16,7 +11,12 @@ from workloads.techniques.base import DataPlan, Technique
 
 
 class GradientAccumulation(Technique):
-    """In how many passes a batch is worked off."""
+    """Gradient accumulation: a batch that does not fit, in several passes.
+
+    The batch of an optimizer step is cut into micro-batches whose gradients are added up. Memory
+    for activations falls with their number, and short samples are padded less, since they meet
+    fewer long ones. The loss is divided by the tokens of the whole batch, so nothing else changes.
+    """
 
     name: ClassVar[str] = "accumulation"
     title: ClassVar[str] = "gradient accumulation"
@@ -53,4 +53,4 @@ class GradientAccumulation(Technique):
         data.micro_batches = self.gradient_accumulation
 
 
-SPEC = GradientAccumulation
+SPECS = (GradientAccumulation,)

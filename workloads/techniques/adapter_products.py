@@ -1,11 +1,4 @@
-"""Products of adapters: each layer's by itself, or those of one input together.
-
-Query, key and value read the same input, and each has an adapter of two thin matrices. Layer by
-layer that is six thin products, three scalings and three sums beside the three frozen products; a
-thin product costs more to start than to compute. *together* makes of them one frozen product and
-two thin ones, with gradients for the adapters alone. The sums are taken in another order, else
-nothing changes.
-"""
+"""Products of adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +14,14 @@ from workloads.techniques.base import Technique, Training
 
 
 class AdapterProducts(Technique):
-    """Choice of the way in which LoRA's products are computed."""
+    """Products of adapters: each layer's by itself, or those of one input together.
+
+    Query, key and value read the same input, and each has an adapter of two thin matrices. Layer by
+    layer that is six thin products, three scalings and three sums beside the three frozen products;
+    a thin product costs more to start than to compute. *together* makes of them one frozen product
+    and two thin ones, with gradients for the adapters alone. The sums are taken in another order,
+    else nothing changes.
+    """
 
     name: ClassVar[str] = "adapter-products"
     title: ClassVar[str] = "adapter products"
@@ -66,4 +66,4 @@ class AdapterProducts(Technique):
             undo()
 
 
-SPEC = AdapterProducts
+SPECS = (AdapterProducts,)

@@ -1,10 +1,4 @@
-"""Attention implementation: the code that computes softmax(QKᵀ)V, and how much it writes out.
-
-*Eager* attention writes the whole score matrix, positions × positions for every head, which grows
-with the square of the length. *sdpa*, PyTorch's scaled_dot_product_attention, picks a kernel that
-works in tiles and keeps none of it. *flash_attention_2* (package flash-attn) and *xformers* bring
-such kernels of their own, for NVIDIA cards. All of them compute the same.
-"""
+"""Attention implementation."""
 
 from __future__ import annotations
 
@@ -18,7 +12,13 @@ from workloads.techniques.base import Loading, Technique, Training
 
 
 class Attention(Technique):
-    """Choice of the implementation of attention."""
+    """Attention implementation: the code that computes softmax(QKᵀ)V, and how much it writes out.
+
+    *Eager* attention writes the whole score matrix, positions × positions for every head, which
+    grows with the square of the length. *sdpa*, PyTorch's scaled_dot_product_attention, picks a
+    kernel that works in tiles and keeps none of it. *flash_attention_2* (package flash-attn) and
+    *xformers* bring such kernels of their own, for NVIDIA cards. All of them compute the same.
+    """
 
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention implementation"
@@ -58,4 +58,4 @@ class Attention(Technique):
         training.details["attention"] = self.attention
 
 
-SPEC = Attention
+SPECS = (Attention,)

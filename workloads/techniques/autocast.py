@@ -1,10 +1,4 @@
-"""Automatic mixed precision: weights in one format, products in a shorter one.
-
-Under autocast, matrix products run in bf16 or fp16 while weights, sums and the optimizer keep the
-job's precision. fp16 has so few exponents that small gradients vanish: the loss is scaled up
-before the backward pass, gradients are scaled down before the update, and a step whose gradients
-overflowed is left out. bf16 has the exponents of fp32 and needs none of that.
-"""
+"""Automatic mixed precision."""
 
 from __future__ import annotations
 
@@ -17,7 +11,13 @@ from workloads.techniques.base import Technique, Training
 
 
 class Autocast(Technique):
-    """The format of matrix products, when it is not that of the weights."""
+    """Automatic mixed precision: weights in one format, products in a shorter one.
+
+    Under autocast, matrix products run in bf16 or fp16 while weights, sums and the optimizer keep
+    the job's precision. fp16 has so few exponents that small gradients vanish: the loss is scaled
+    up before the backward pass, gradients are scaled down before the update, and a step whose
+    gradients overflowed is left out. bf16 has the exponents of fp32 and needs none of that.
+    """
 
     name: ClassVar[str] = "autocast"
     title: ClassVar[str] = "mixed precision"
@@ -78,4 +78,4 @@ class Autocast(Technique):
         training.backward, training.update = backward, update
 
 
-SPEC = Autocast
+SPECS = (Autocast,)

@@ -1,9 +1,4 @@
-"""Gradient checkpointing: memory for time.
-
-The backward pass needs what every layer computed on the way forward. With checkpointing only the
-inputs of layers are kept, and each layer runs forward once more when its turn comes: about a third
-more arithmetic, and memory for activations that hardly grows with depth. Gradients are the same.
-"""
+"""Gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -15,7 +10,13 @@ from workloads.techniques.base import Technique, Training
 
 
 class GradientCheckpointing(Technique):
-    """Gradient checkpointing: layers run again on the way back."""
+    """Gradient checkpointing: memory for time.
+
+    The backward pass needs what every layer computed on the way forward. With checkpointing only
+    the inputs of layers are kept, and each layer runs forward once more when its turn comes: about
+    a third more arithmetic, and memory for activations that hardly grows with depth. Gradients are
+    the same.
+    """
 
     name: ClassVar[str] = "checkpointing"
     title: ClassVar[str] = "gradient checkpointing"
@@ -39,4 +40,4 @@ class GradientCheckpointing(Technique):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-SPEC = GradientCheckpointing
+SPECS = (GradientCheckpointing,)

@@ -1,10 +1,4 @@
-"""Gradient clipping: no step goes further than the usual ones.
-
-Now and then a batch has gradients far beyond those of others, and one step in their direction
-undoes many. Clipping scales all gradients down together where the root of the sum of their squares
-is above a limit. transformers' Trainer does so at 1 unless told, and Habana's examples of DeepSpeed
-do; here nothing is clipped unless a job says so, whatever the strategy.
-"""
+"""Gradient clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +9,13 @@ from workloads.techniques.base import Technique, Training
 
 
 class GradientClipping(Technique):
-    """Limit of the norm of all gradients together."""
+    """Gradient clipping: no step goes further than the usual ones.
+
+    Now and then a batch has gradients far beyond those of others, and one step in their direction
+    undoes many. Clipping scales all gradients down together where the root of the sum of their
+    squares is above a limit. transformers' Trainer does so at 1 unless told, and Habana's examples
+    of DeepSpeed do; here nothing is clipped unless a job says so, whatever the strategy.
+    """
 
     name: ClassVar[str] = "clipping"
     title: ClassVar[str] = "gradient clipping"
@@ -51,4 +51,4 @@ class GradientClipping(Technique):
         training.details["max_gradient_norm"] = f"{norm:g}"
 
 
-SPEC = GradientClipping
+SPECS = (GradientClipping,)

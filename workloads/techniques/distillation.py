@@ -1,12 +1,4 @@
-"""Distillation: a small model learns what a large one would say, and not only what was said.
-
-A teacher's distribution over the next token tells more than the one token of the text. The student
-(method distill) learns from both: α·T²·KL + (1 − α)·cross entropy, over the positions that are
-learned. It is a checkpoint of its own (``model`` the student, ``teacher`` the other), or made from
-``model``, which then teaches: ``student_layers`` copies every n-th layer, ``student_hidden`` makes
-a narrower one with new weights. The teacher takes about a third of each step; kept on disk, its 64
-largest logits of each position are computed once.
-"""
+"""Distillation."""
 
 from __future__ import annotations
 
@@ -34,7 +26,15 @@ USUAL_ALPHA, USUAL_TEMPERATURE = 0.5, 2.0
 
 
 class Distillation(Technique):
-    """A teacher, its student, and what passes between them."""
+    """Distillation: a small model learns what a large one would say, and not only what was said.
+
+    A teacher's distribution over the next token tells more than the one token of the text. The
+    student (method distill) learns from both: α·T²·KL + (1 − α)·cross entropy, over the positions
+    that are learned. It is a checkpoint of its own (``model`` the student, ``teacher`` the other),
+    or made from ``model``, which then teaches: ``student_layers`` copies every n-th layer,
+    ``student_hidden`` makes a narrower one with new weights. The teacher takes about a third of
+    each step; kept on disk, its 64 largest logits of each position are computed once.
+    """
 
     name: ClassVar[str] = "distillation"
     title: ClassVar[str] = "distillation"
@@ -344,4 +344,4 @@ class Distillation(Technique):
                 )
 
 
-SPEC = Distillation
+SPECS = (Distillation,)

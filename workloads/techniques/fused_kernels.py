@@ -1,14 +1,4 @@
-"""Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
-
-Between its products a layer reads and writes its activations a dozen times, and keeps several of
-them for the way back. The package liger-kernel (``pip install 'nightgrid[liger]'``) brings Triton
-kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys and, with
-``logits: chunked``, of the loss, and keep less. Its own patches replace functions and classes of
-transformers, which the next job of a warm worker would meet, and know no GLM. Here the modules of
-the job's model alone are given the kernels, each after it was seen to compute the same, and lose
-them after the last step; the row says how many did. ``torch_compile`` fuses the same passes by
-itself, on other devices too.
-"""
+"""Fused kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +15,17 @@ from workloads.techniques.base import Loading, Technique, Training
 
 
 class FusedKernels(Technique):
-    """Choice of the kernels between products."""
+    """Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
+
+    Between its products a layer reads and writes its activations a dozen times, and keeps several
+    of them for the way back. The package liger-kernel (``pip install 'nightgrid[liger]'``) brings
+    Triton kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys
+    and, with ``logits: chunked``, of the loss, and keep less. Its own patches replace functions and
+    classes of transformers, which the next job of a warm worker would meet, and know no GLM. Here
+    the modules of the job's model alone are given the kernels, each after it was seen to compute
+    the same, and lose them after the last step; the row says how many did. ``torch_compile`` fuses
+    the same passes by itself, on other devices too.
+    """
 
     name: ClassVar[str] = "fused-kernels"
     title: ClassVar[str] = "fused kernels"
@@ -94,4 +94,4 @@ class FusedKernels(Technique):
             undo()
 
 
-SPEC = FusedKernels
+SPECS = (FusedKernels,)

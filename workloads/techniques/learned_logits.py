@@ -1,11 +1,4 @@
-"""Logits of learned positions: the last layer computes only what the loss looks at.
-
-The last layer of a language model is one product with the whole vocabulary, for every position,
-and the loss makes several passes over what comes out. Yet a prompt's tokens are not learned, and
-padding is not. With *learned* only the positions go through the last layer at which some sample of
-the micro-batch has something to learn; the loss is the same sum. With *chunked* those of a hundred
-positions at a time, whose part of the loss and of the gradients is computed before the next.
-"""
+"""Logits of learned positions."""
 
 from __future__ import annotations
 
@@ -22,7 +15,15 @@ from workloads.techniques.padding import one_shape
 
 
 class LearnedLogits(Technique):
-    """Choice of the positions that go through the last layer."""
+    """Logits of learned positions: the last layer computes only what the loss looks at.
+
+    The last layer of a language model is one product with the whole vocabulary, for every position,
+    and the loss makes several passes over what comes out. Yet a prompt's tokens are not learned,
+    and padding is not. With *learned* only the positions go through the last layer at which some
+    sample of the micro-batch has something to learn; the loss is the same sum. With *chunked* those
+    of a hundred positions at a time, whose part of the loss and of the gradients is computed before
+    the next.
+    """
 
     name: ClassVar[str] = "learned-logits"
     title: ClassVar[str] = "logits of learned positions"
@@ -93,4 +94,4 @@ def _innermost(model: Any) -> Any:
     return get() if get is not None else model
 
 
-SPEC = LearnedLogits
+SPECS = (LearnedLogits,)

@@ -1,12 +1,4 @@
-"""The library that multiplies fp32 matrices on a CPU.
-
-PyTorch gives them to the BLAS that it was built with, on x86 MKL, which uses half of the width of
-AMD's vectors: on a Zen 5 core 110 of 270 GFLOP/s. oneDNN, which PyTorch brings along as well, uses
-all of it (250). The switch that has PyTorch ask oneDNN is the one for products in bf16; on a
-processor that has AVX-512 but no units for those, it multiplies in fp32, in another order. What
-the switch does is tried out on the spot. It holds for all products, and those of PyTorch's
-attention over short samples become slower.
-"""
+"""The library that multiplies fp32 matrices on a CPU.."""
 
 from __future__ import annotations
 
@@ -23,7 +15,15 @@ if TYPE_CHECKING:
 
 
 class MatmulBackend(Technique):
-    """The library of fp32 matrix products on a CPU."""
+    """The library that multiplies fp32 matrices on a CPU.
+
+    PyTorch gives them to the BLAS that it was built with, on x86 MKL, which uses half of the width
+    of AMD's vectors: on a Zen 5 core 110 of 270 GFLOP/s. oneDNN, which PyTorch brings along as
+    well, uses all of it (250). The switch that has PyTorch ask oneDNN is the one for products in
+    bf16; on a processor that has AVX-512 but no units for those, it multiplies in fp32, in another
+    order. What the switch does is tried out on the spot. It holds for all products, and those of
+    PyTorch's attention over short samples become slower.
+    """
 
     name: ClassVar[str] = "matmul-backend"
     title: ClassVar[str] = "library of matrix products on CPUs"
@@ -81,4 +81,4 @@ def multiply_by_onednn(device: Device) -> str:
     return f"onednn, relative error {error:.1e}"
 
 
-SPEC = MatmulBackend
+SPECS = (MatmulBackend,)

@@ -1,11 +1,4 @@
-"""Matrix products of fp32 numbers in fewer bits than they have: TF32 and bf16 passes.
-
-Tensor cores do not multiply fp32. In TF32 they read 10 of the 23 bits of a mantissa, add up in
-fp32, and are several times faster than the units that compute exactly. PyTorch leaves this off
-unless told: *highest* is exact, *high* allows TF32 (or sums of three bf16 products), *medium*
-bf16. Weights stay fp32, so this belongs to jobs in fp32 without autocast. Whether a setting does
-anything depends on the card, so it is tried out on the spot.
-"""
+"""Matrix products of fp32 numbers in fewer bits than they have."""
 
 from __future__ import annotations
 
@@ -51,7 +44,14 @@ def refusals(asked: JobDescription, otherwise: str) -> Iterator[Refusal]:
 
 
 class MatmulPrecision(Technique):
-    """In how many bits fp32 matrix products are computed."""
+    """Matrix products of fp32 numbers in fewer bits than they have: TF32 and bf16 passes.
+
+    Tensor cores do not multiply fp32. In TF32 they read 10 of the 23 bits of a mantissa, add up in
+    fp32, and are several times faster than the units that compute exactly. PyTorch leaves this off
+    unless told: *highest* is exact, *high* allows TF32 (or sums of three bf16 products), *medium*
+    bf16. Weights stay fp32, so this belongs to jobs in fp32 without autocast. Whether a setting
+    does anything depends on the card, so it is tried out on the spot.
+    """
 
     name: ClassVar[str] = "matmul-precision"
     title: ClassVar[str] = "TF32 / matmul precision"
@@ -103,4 +103,4 @@ def error_with(precision: str, device: Device) -> float:
     return float((left @ right - exact).abs().max() / exact.abs().max())
 
 
-SPEC = MatmulPrecision
+SPECS = (MatmulPrecision,)

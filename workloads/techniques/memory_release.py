@@ -1,10 +1,4 @@
-"""Releasing memory between steps: order for time.
-
-Allocators keep what a step has freed, for the next one. Where steps differ in length, blocks of one
-step do not fit the next, and the kept memory grows until a card is full of holes. Giving it all
-back after a step costs the time of asking for it again; where memory is tight that can be the
-difference between running and not.
-"""
+"""Releasing memory between steps."""
 
 from __future__ import annotations
 
@@ -18,7 +12,13 @@ from workloads.techniques.base import Technique, Training
 
 
 class MemoryRelease(Technique):
-    """After how many steps unused memory is given back."""
+    """Releasing memory between steps: order for time.
+
+    Allocators keep what a step has freed, for the next one. Where steps differ in length, blocks of
+    one step do not fit the next, and the kept memory grows until a card is full of holes. Giving it
+    all back after a step costs the time of asking for it again; where memory is tight that can be
+    the difference between running and not.
+    """
 
     name: ClassVar[str] = "memory-release"
     title: ClassVar[str] = "memory release between steps"
@@ -48,4 +48,4 @@ class MemoryRelease(Technique):
             training.details["memory_release_s"] = f"{sum(self._seconds):.6g}"
 
 
-SPEC = MemoryRelease
+SPECS = (MemoryRelease,)

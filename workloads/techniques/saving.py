@@ -1,24 +1,4 @@
-"""Checkpoints during training: a card may die without costing the whole training.
-
-A checkpoint has everything that training needs to go on: weights, the optimizer's state, the number
-of the step, random states, losses so far. *blocking* writes it while the card waits. *async* copies
-it to host memory and lets a thread write, so that only the copy (and a writer that is still busy)
-stalls training. With *incremental*, what is frozen is written once, and then only what has been
-trained. Files are written aside, synced and renamed, and the newest is read back after the last
-step.
-
-Checkpoints stay until the job has succeeded. A later attempt on the node goes on from the newest,
-and its row says from which step (``resumed``) and the losses before (``losses_before``); its
-figures are of its own steps alone. Where fewer steps are left than warm-up and ``min_repeats`` ask
-for, it begins anew. They lie in ``checkpoints`` of the node's cache, or in
-``nightgrid-checkpoints-UID`` of the directory that NIGHTGRID_CHECKPOINTS names: where nodes share
-that, an attempt on another node goes on too; else it begins anew, and the row says so, as where an
-attempt of a node that was cut off still writes there. One takes the
-bytes of the weights and, for AdamW, twice those of what is trained: 37 GB for 6.2 billion weights
-trained whole in bf16. A gang keeps the last two (async: three), one card one, and each needs room
-for one more while it writes; a job without that room fails before its first step. What nobody goes
-on from is removed after 14 days.
-"""
+"""Checkpoints during training."""
 
 from __future__ import annotations
 
@@ -42,7 +22,27 @@ _SAVED = ("ddp", "tensor-parallel", *_BY_LIBRARY)
 
 
 class Saving(Technique):
-    """Checkpoints of training, saved as it goes."""
+    """Checkpoints during training: a card may die without costing the whole training.
+
+    A checkpoint has everything that training needs to go on: weights, the optimizer's state, the
+    number of the step, random states, losses so far. *blocking* writes it while the card waits.
+    *async* copies it to host memory and lets a thread write, so that only the copy (and a writer
+    that is still busy) stalls training. With *incremental*, what is frozen is written once, and
+    then only what has been trained. Files are written aside, synced and renamed, and the newest is
+    read back after the last step.
+
+    Checkpoints stay until the job has succeeded. A later attempt on the node goes on from the
+    newest, and its row says from which step (``resumed``) and the losses before
+    (``losses_before``); its figures are of its own steps alone. Where fewer steps are left than
+    warm-up and ``min_repeats`` ask for, it begins anew. They lie in ``checkpoints`` of the node's
+    cache, or in ``nightgrid-checkpoints-UID`` of the directory that NIGHTGRID_CHECKPOINTS names:
+    where nodes share that, an attempt on another node goes on too; else it begins anew, and the row
+    says so, as where an attempt of a node that was cut off still writes there. One takes the bytes
+    of the weights and, for AdamW, twice those of what is trained: 37 GB for 6.2 billion weights
+    trained whole in bf16. A gang keeps the last two (async: three), one card one, and each needs
+    room for one more while it writes; a job without that room fails before its first step. What
+    nobody goes on from is removed after 14 days.
+    """
 
     name: ClassVar[str] = "saving"
     title: ClassVar[str] = "checkpoints during training"
@@ -141,4 +141,4 @@ class Saving(Technique):
                 training.details |= saver.details() | {"checkpoint_read": saver.checked(training)}
 
 
-SPEC = Saving
+SPECS = (Saving,)

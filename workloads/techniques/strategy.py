@@ -1,17 +1,4 @@
-"""Strategies: several cards train one model together.
-
-DDP keeps the whole model on each card and averages gradients while they are computed. ZeRO splits
-what would be the same on all cards: the optimizer's state (1), gradients too (2), weights too (3),
-for less memory and more exchange; ZeRO 0 is DDP by DeepSpeed, to compare with. What is split can
-also lie in the host's memory (offload). FSDP2 (PyTorch's ``fully_shard``) splits all of it, as ZeRO
-3 does. Tensor parallelism splits every matrix and is bound by the links between cards. A pipeline
-cuts the layers into stages that hand micro-batches on; while it fills and drains, (p-1)/(m+p-1) of
-the cards' time is idle with p stages and m micro-batches. ``data_parallel`` × ``tensor_parallel`` ×
-``pipeline_parallel`` is the number of cards; copies of the model average their gradients.
-
-Whatever the strategy, the same samples are learned from in the same order, and at an equal global
-batch the losses are those of one card.
-"""
+"""Strategies."""
 
 from __future__ import annotations
 
@@ -46,7 +33,21 @@ _IDLE = Metric(
 
 
 class Strategy(Technique):
-    """Strategy of sharing among the cards of a gang."""
+    """Strategies: several cards train one model together.
+
+    DDP keeps the whole model on each card and averages gradients while they are computed. ZeRO
+    splits what would be the same on all cards: the optimizer's state (1), gradients too (2),
+    weights too (3), for less memory and more exchange; ZeRO 0 is DDP by DeepSpeed, to compare with.
+    What is split can also lie in the host's memory (offload). FSDP2 (PyTorch's ``fully_shard``)
+    splits all of it, as ZeRO 3 does. Tensor parallelism splits every matrix and is bound by the
+    links between cards. A pipeline cuts the layers into stages that hand micro-batches on; while it
+    fills and drains, (p-1)/(m+p-1) of the cards' time is idle with p stages and m micro-batches.
+    ``data_parallel`` × ``tensor_parallel`` × ``pipeline_parallel`` is the number of cards; copies
+    of the model average their gradients.
+
+    Whatever the strategy, the same samples are learned from in the same order, and at an equal
+    global batch the losses are those of one card.
+    """
 
     name: ClassVar[str] = "strategy"
     title: ClassVar[str] = "strategy on several cards"
@@ -293,4 +294,4 @@ def _ddp(training: Training, group: Any) -> None:
     training.around_rehearsal.append(wrapper.no_sync)
 
 
-SPEC = Strategy
+SPECS = (Strategy,)

@@ -1,9 +1,4 @@
-"""Tokenizers: fast ones are written in Rust, slow ones in Python.
-
-Both give the same ids for ordinary text. Tokenizing happens once, before training, and is timed in
-every row (``tokenization_s``). Newer checkpoints bring a fast tokenizer only, and transformers
-ignores the wish for a slow one there; here the job then says so.
-"""
+"""Tokenizers."""
 
 from __future__ import annotations
 
@@ -15,7 +10,12 @@ from workloads.techniques.base import Loading, Technique
 
 
 class TokenizerKind(Technique):
-    """Choice of the kind of tokenizer."""
+    """Tokenizers: fast ones are written in Rust, slow ones in Python.
+
+    Both give the same ids for ordinary text. Tokenizing happens once, before training, and is timed
+    in every row (``tokenization_s``). Newer checkpoints bring a fast tokenizer only, and
+    transformers ignores the wish for a slow one there; here the job then says so.
+    """
 
     name: ClassVar[str] = "tokenizers"
     title: ClassVar[str] = "fast and slow tokenizers"
@@ -49,4 +49,4 @@ class TokenizerKind(Technique):
         loading.checks.append(check)
 
 
-SPEC = TokenizerKind
+SPECS = (TokenizerKind,)

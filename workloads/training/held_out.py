@@ -12,29 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workloads.base import BadConfiguration
-from workloads.data.examples import Example
 from workloads.techniques.base import DataPlan, Objective, Training
 from workloads.training import rows
 from workloads.training.samples import Learnable
 from workloads.training.step import Steps, batch_maker
-
-
-def split(
-    examples: Sequence[Example], count: int, name: str
-) -> tuple[Sequence[Example], Sequence[Example]]:
-    """The examples that are trained on, and the last ``count`` of them, which are not.
-
-    Raises:
-        BadConfiguration: none are left to train on.
-    """
-    if count >= len(examples):
-        raise BadConfiguration(
-            f"held_out is {count:,}, and {name} has {len(examples):,} examples; at least one is "
-            "needed to train on"
-        )
-    at = len(examples) - count
-    return examples[:at], examples[at:]
 
 
 def loss(

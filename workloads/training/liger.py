@@ -11,10 +11,6 @@ from __future__ import annotations
 from importlib import metadata
 
 import torch
-from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-from liger_kernel.ops.rope import LigerRopeFunction
-from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
 from workloads.training.chunked_loss import summed
 from workloads.training.kernels import Kernels, Pair
@@ -23,48 +19,44 @@ from workloads.training.samples import NOT_LEARNED
 
 def liger() -> Kernels:
     """The kernels."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.rope import LigerRopeFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    def rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        in_place = False
+        found: torch.Tensor = LigerRMSNormFunction.apply(
+            states, weight, epsilon, 0.0, "llama", in_place
+        )
+        return found
+
+    def turn(
+        query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> Pair:
+        found = LigerRopeFunction.apply(query, key, cosines, sines)
+        return found[0], found[1]
+
+    def cross_entropy(
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        if not len(targets):
+            return summed(states, weight, bias, targets)
+        # No class weights, squared logarithms of sums, smoothing, soft caps or second results.
+        options = (None, NOT_LEARNED, 0.0, 0.0, "sum", None, False)
+        sum_in = torch.float32  # of the last layer's gradients
+        found: tuple[torch.Tensor, ...] = LigerFusedLinearCrossEntropyFunction.apply(
+            states, weight, targets, bias, *options, sum_in
+        )
+        return found[0]
+
     return Kernels(
         title=f"liger-kernel {metadata.version('liger-kernel')}",
-        rms_norm=_rms_norm,
+        rms_norm=rms_norm,
         silu_mul=LigerSiLUMulFunction.apply,
-        turn=_turn,
-        cross_entropy=_cross_entropy,
+        turn=turn,
+        cross_entropy=cross_entropy,
     )
-
-
-def _rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    in_place = False
-    found: torch.Tensor = LigerRMSNormFunction.apply(
-        states, weight, epsilon, 0.0, "llama", in_place
-    )
-    return found
-
-
-def _turn(
-    query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
-) -> Pair:
-    found = LigerRopeFunction.apply(query, key, cosines, sines)
-    return found[0], found[1]
-
-
-def _cross_entropy(
-    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-) -> torch.Tensor:
-    if not len(targets):
-        return summed(states, weight, bias, targets)
-    # Class weights, squares of the sums' logarithms, smoothing, soft caps and second results: none.
-    found: tuple[torch.Tensor, ...] = LigerFusedLinearCrossEntropyFunction.apply(
-        states,
-        weight,
-        targets,
-        bias,
-        None,
-        NOT_LEARNED,
-        0.0,
-        0.0,
-        "sum",
-        None,
-        False,
-        torch.float32,  # of the sum of the last layer's gradients
-    )
-    return found[0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from workloads.base import BadConfiguration, JobContext, Request
 from workloads.data.catalog import Dataset, load_dataset
+from workloads.data.examples import Example
 from workloads.finetuning_method import MethodParameters
 from workloads.parallel.layout import Layout
 from workloads.registry import TaskSpec
-from workloads.training import held_out
 from workloads.training.samples import Encoded, Learnable, SampleFormat
 
 
@@ -36,7 +36,7 @@ def read_samples(
     """The samples to train on, and those that are held out."""
     dataset = load_dataset(request.dataset, method.reading())
     count = max(method.samples, request.batch_size * layout.data_size)
-    examples, held = held_out.split(dataset.examples, method.held_out, request.dataset)
+    examples, held = split(dataset.examples, method.held_out, request.dataset)
     encode = task.function("encode")
     began = context.clock()
     encoded: Encoded = encode(examples, count, form)
@@ -55,3 +55,20 @@ def read_samples(
         held_out=encode(held, len(held), form).samples if held else (),
         dataset=dataset,
     )
+
+
+def split(
+    examples: Sequence[Example], count: int, name: str
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """The examples that are trained on, and the last ``count`` of them, which are not.
+
+    Raises:
+        BadConfiguration: none are left to train on.
+    """
+    if count >= len(examples):
+        raise BadConfiguration(
+            f"held_out is {count:,}, and {name} has {len(examples):,} examples; at least one is "
+            "needed to train on"
+        )
+    at = len(examples) - count
+    return examples[:at], examples[at:]
