@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import Unsupported
 from workloads.cache import cache_root
-from workloads.workloads.quantization import INT4_GROUP, QuantizationParameters
 
 if TYPE_CHECKING:
     import torch
+
+    from workloads.workloads.quantization import QuantizationParameters
+
+#: Weights that share one scale: of int4, unless a job says otherwise, and of NF4.
+INT4_GROUP, NF4_BLOCK = 32, 64
 
 #: The library's own, unless a job says otherwise.
 AUTO_ROUND_ITERS = 200
