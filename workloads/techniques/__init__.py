@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.base import JobDescription, WorkloadParameters
+from workloads.base import JobDescription, Refusal, WorkloadParameters
 from workloads.finetuning_method import MethodParameters
 from workloads.registry import TASKS, Declared, Metric
 from workloads.settings import Declaration, Value
@@ -84,6 +84,13 @@ def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
         for kind in all_techniques()
         if next(iter(kind.model_fields)) in parameters
     )
+
+
+def technique_refusals(job: JobDescription) -> Iterator[Refusal]:
+    """Objections of all techniques of a job."""
+    for technique in chosen(job.parameters):
+        yield from technique.declared_refusals(job)
+        yield from technique.refusals(job)
 
 
 def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from workloads.base import DatasetParameters, JobDescription, Refusal, WorkloadError
+from workloads.base import JobDescription, Refusal, WorkloadError
+from workloads.data.rules import DatasetParameters
 from workloads.finetuning_method import SAVE_MODEL
 from workloads.models.known_config import known_config
 from workloads.models.model_rules import is_protected, saving_refusals
