@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.base import JobDescription, Refusal, WorkloadParameters
+from workloads.base import JobDescription, Metric, Refusal, WorkloadParameters
 from workloads.finetuning_method import MethodParameters
-from workloads.registry import TASKS, Declared, Metric
+from workloads.registry import TASKS, Declared
 from workloads.settings import Declaration, Value
 from workloads.techniques.base import Technique
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from workloads.base import JobDescription, Refusal, WorkloadError
+from workloads.base import SAMPLES, JobDescription, Metric, Refusal, WorkloadError
 from workloads.data.rules import DatasetParameters
 from workloads.finetuning_method import SAVE_MODEL
 from workloads.models.known_config import known_config
@@ -13,7 +13,7 @@ from workloads.models.model_rules import is_protected, saving_refusals
 from workloads.models.random_weights import PREFIX
 from workloads.models.targets import linear_shapes
 from workloads.quantizers import INT4_GROUP, NF4_BLOCK
-from workloads.registry import SAMPLES, Metric, WorkloadSpec
+from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 
 #: What the libraries of other methods lack here.
