@@ -167,8 +167,7 @@ def _products() -> str:
 
     from workloads.base import Unsupported
     from workloads.devices import device_for
-    from workloads.techniques.matmul_backend import multiply_by_onednn
-    from workloads.techniques.matmul_precision import in_force
+    from workloads.training.techniques.precision import in_force, multiply_by_onednn
 
     device, left, right = device_for("cpu"), torch.randn(1024, 512), torch.randn(512, 512)
 
@@ -199,7 +198,7 @@ def _compare(
     """Turns of all contenders, and facts of the samples."""
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples
 
     count = setting.sized(comparison.samples, 4 * comparison.batch, 2 * comparison.batch)
     count = min(count, comparison.samples)

@@ -69,8 +69,8 @@ def _write_chunks(file: Path, steps: int) -> None:
 
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.chunks import draw, encode
-    from workloads.training.samples import SampleFormat
+    from workloads.training.data import SampleFormat
+    from workloads.training.masking import draw, encode
 
     source = open_model(MODEL)
     form = SampleFormat(

@@ -75,9 +75,9 @@ def make(directory: Path, sizes: tuple[int, int, int], share: float) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from workloads.compression import pruning
     from workloads.models.loading import open_model
     from workloads.models.saved import copy_tokenizer
-    from workloads.training import pruning
 
     source = open_model("tiny-chatglm3")
     config = AutoConfig.from_pretrained(source.path)

@@ -246,7 +246,9 @@ class Request:
     #: the note of what the job saves under a name; "": no run is known.
     saved_by: str = ""
     attempt: int = 1  # number of this try at the job
-    took: str = ""  # savings of what it takes by name (``workloads/products.py``), for its row
+    took: str = (
+        ""  # savings of what it takes by name (``workloads/models/products.py``), for its row
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,202 @@
-"""Fine-tuning: how many samples a second a model learns from, by method and technique.
+"""Rules of fine-tuning jobs: which make sense, and which run on a device. Pure, without torch.
 
-A step takes a batch forward, its gradients backward, and lets the optimizer change what is trained;
-that is about three times the arithmetic of the forward pass alone, and memory for weights,
-gradients, the optimizer's averages and every layer's activations. Cards are short of the latter, so
-methods train less (adapters), store less (4 bits), and techniques trade arithmetic for memory.
-
-An engine trains: Nightgrid's own loop (``training/loop.py``), or a library's trainer. Every
-optimizer step is one timed sample of the row, whichever it is.
+The plan asks before anything starts, and the job asks again, so that nothing runs which the plan
+would have refused. Each technique adds what it knows of itself (``techniques/``); here stands what
+methods, precisions and adapters have to do with each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from workloads.base import (
+    SAMPLES,
     BadConfiguration,
     JobContext,
     JobDescription,
+    Refusal,
     Request,
     Result,
     Workload,
     require,
 )
 from workloads.engines import engine_function
-from workloads.registry import find_workload
+from workloads.models import targets
+from workloads.models.known_config import known_config, positions_of
+from workloads.models.model_rules import saving_refusals, too_long
+from workloads.precision import quantized, support
+from workloads.registry import WorkloadSpec, find_workload
 from workloads.rules import refusals
+from workloads.training.methods import ADAPTER_METHODS, MethodParameters, method_of
+from workloads.training.pairs import Seq2SeqParameters, source_length, target_length
+from workloads.training.parallel.layout import model_parallel_size
+from workloads.training.techniques import (
+    technique_metrics,
+    technique_notes,
+    technique_refusals,
+    with_techniques,
+)
+
+#: Precisions in which weights can be trained, or stand under an adapter, as they are.
+TRAINED_IN = ("fp32", "fp16", "bf16")
+
+
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+    """All that speaks against a job, beside its engine and its model."""
+    method = method_of(asked.parameters)
+    found = [
+        *_precision(asked, method),
+        *_quantization(asked, method),
+        *_adapter(asked, method),
+        *_saving(asked, method),
+        *_lengths(asked),
+    ]
+    return (*found, *technique_refusals(asked))
+
+
+def _precision(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+    precision = asked.precision
+    if quantized(precision):
+        base = (
+            "4-bit base is method qlora"
+            if precision == "int4"
+            else f"{precision} base is not built"
+        )
+        hint = "write precision: bf16 and method: qlora" if precision == "int4" else ""
+        yield Refusal(
+            setting="precision",
+            reason=f"weights in {precision} have no gradients; an adapter over a {base}",
+            hint=hint,
+            unsupported=True,
+        )
+    elif precision == "fp16" and method.method not in ADAPTER_METHODS:
+        yield half_weights(f"method {method.method}")
+
+
+def half_weights(who: str) -> Refusal:
+    """An objection to updating fp16 weights."""
+    return Refusal(
+        setting="precision",
+        reason=f"{who} would update fp16 weights, whose small changes become 0; loss scaling wants "
+        "fp32 weights",
+        hint="write precision: fp32 and autocast: fp16",
+    )
+
+
+def _quantization(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+    if method.method == "qlora":
+        nf4 = support("int4", asked.device)
+        if not nf4.supported:
+            yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
+
+
+def _adapter(asked: JobDescription, method: MethodParameters) -> Iterable[Refusal]:
+    found = []
+    if method.method not in ADAPTER_METHODS:
+        for name in ("rank", "alpha", "targets", "save_adapter"):
+            if getattr(method, name) is not None:
+                reason = f"method {method.method} has no adapter"
+                hint = f"leave {name} out, or choose one of {', '.join(ADAPTER_METHODS)}"
+                found.append(Refusal(setting=name, reason=reason, hint=hint))
+        return found
+    if method.method == "vera" and method.alpha is not None:
+        reason = "vera scales by vectors that it learns and has no alpha"
+        found.append(Refusal(setting="alpha", reason=reason, hint="leave alpha out"))
+    if method.targets is not None:
+        found += _targets(asked, method.targets)
+    return found
+
+
+def _saving(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+    """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
+    if method.save_model is None:
+        return
+    yield from saving_refusals(asked.model, method.save_model)
+    if method.method in ADAPTER_METHODS:
+        yield Refusal(
+            setting="save_model",
+            reason=f"method {method.method} trains an adapter over a model that stays as it is",
+            hint="write save_adapter, or method: full",
+        )
+    elif method.method == "qat":
+        yield Refusal(
+            setting="save_model",
+            reason="method qat ends in int4 weights, which this version keeps in no checkpoint",
+            hint="train with method: full and quantise in a job of workload: quantization",
+        )
+    if model_parallel_size(asked.parameters, asked.cards) > 1:
+        yield Refusal(
+            setting="save_model",
+            reason="each card holds a part of the model, and this version puts none together",
+            hint="write strategy: ddp",
+            unsupported=True,
+        )
+
+
+def _lengths(asked: JobDescription) -> Iterator[Refusal]:
+    """Samples longer than the model has positions."""
+    config = known_config(asked.model) or {}
+    if (positions := positions_of(config)) is None:
+        return
+    given = asked.parameters
+    if config.get("is_encoder_decoder"):
+        yield from too_long("max_source_length", source_length(given), positions)
+        yield from too_long("max_target_length", target_length(given), positions)
+    else:
+        yield from too_long("max_length", int(given["max_length"]), positions)
+
+
+def _targets(asked: JobDescription, wanted: str) -> Iterator[Refusal]:
+    there = targets.linear_names(asked.model)
+    if there is None:
+        return  # the job itself will look
+    try:
+        targets.choose(wanted, there)
+    except BadConfiguration as error:
+        reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
+        yield Refusal(setting="targets", reason=reason, hint=hint)
+
+
+# Fine-tuning, by a method and with techniques.
+#
+# Its parameters are those of the method and of ``workloads.training.techniques``, so the
+# settings of a technique that is found there are settings of grids at once.
+
+TASKS = ("causal-lm", "seq2seq-lm")
+
+
+class _Parameters(Seq2SeqParameters, MethodParameters):
+    """Fine-tuning of a language model, by a method and with techniques."""
+
+
+FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASKS)
+
+SPEC = WorkloadSpec(
+    name="finetuning",
+    function="workloads.finetuning:run",
+    also_called=("training", "train", "sft", "lora", "qlora"),
+    parameters=FinetuningParameters,
+    summary="Fine-tuning of a language model by method and technique: samples/s, loss.",
+    ability="train",
+    tasks=TASKS,
+    throughput=SAMPLES,
+    metrics=technique_metrics(TASKS),
+    refuse=refuse,
+    notes=technique_notes,
+)
+
+
+# Fine-tuning: how many samples a second a model learns from, by method and technique.
+#
+# A step takes a batch forward, its gradients backward, and lets the optimizer change what is
+# trained; that is about three times the arithmetic of the forward pass alone, and memory for
+# weights, gradients, the optimizer's averages and every layer's activations. Cards are short of the
+# latter, so methods train less (adapters), store less (4 bits), and techniques trade arithmetic for
+# memory.
+#
+# An engine trains: Nightgrid's own loop (``training/loop.py``), or a library's trainer. Every
+# optimizer step is one timed sample of the row, whichever it is.
 
 
 def run(request: Request, context: JobContext) -> Result:

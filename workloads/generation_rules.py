@@ -9,7 +9,7 @@ from workloads.base import JobDescription, Refusal
 from workloads.generation.rules import batching_refusals
 from workloads.models.known_config import known_config, vocabulary_size
 from workloads.models.model_rules import quantised_refusals
-from workloads.parallel.tensor_rules import generation_refusals
+from workloads.training.parallel.layout import generation_refusals
 
 
 def refuse(asked: JobDescription) -> tuple[Refusal, ...]:

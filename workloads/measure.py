@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from workloads.base import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
-from workloads.compilations import Compilations
+from workloads.compilation import Compilations
 from workloads.confidence import mean_interval
 from workloads.steadiness import Step, drift
 from workloads.warmup import Warmth, WarmupPlan, rehearse

@@ -36,8 +36,8 @@ from workloads.engines.base import GenerationEngine
 from workloads.models.layouts import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
-from workloads.seq2seq_settings import SourceParameters
 from workloads.training.adapters import find_adapter
+from workloads.training.pairs import SourceParameters
 from workloads.workloads.quality_reference import QualityReferenceParameters
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ def engines_for(ability: str | None) -> tuple[str, ...]:
 #     arrange        (samples, global batch) -> positions of each batch's samples; else in order
 #     draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
 #     generator      (request, positions, parts) -> GenerationEngine of transformers' generate
-#     flops          (model, samples) -> operations of a training step, per token
+#     layer_share    (samples) -> (name of a layer -> share of the tokens that it works on)
 #
 # Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
 #
@@ -397,12 +397,12 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
 #: Every workload that a grid may name.
 WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
     {
-        "finetuning": "workloads.workloads.finetuning",
+        "finetuning": "workloads.finetuning",
         "fp8-calibration": "workloads.workloads.fp8_calibration",
         "onnx-calibration": "workloads.workloads.onnx_calibration",
-        "pretraining": "workloads.workloads.pretraining",
+        "pretraining": "workloads.pretraining",
         "quality-reference": "workloads.workloads.quality_reference",
-        "quantization": "workloads.workloads.quantization",
+        "quantization": "workloads.quantization",
         "text-encoding": "workloads.workloads.text_encoding",
         "text-generation": "workloads.workloads.text_generation",
         "text-to-image": "workloads.workloads.text_to_image",

@@ -36,8 +36,8 @@ from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
 from workloads.measure import Observation, instruments_of, measure
 from workloads.one_pass import check_length
-from workloads.parallel.layout import Layout
 from workloads.profiling import Profile, profiled
+from workloads.training.parallel.layout import Layout
 from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 

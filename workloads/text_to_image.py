@@ -149,7 +149,7 @@ def _set_products(precision: str, context: JobContext) -> dict[str, str]:
     torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch allows it unless told
     if precision == "highest":
         return {}
-    from workloads.techniques.matmul_precision import in_force
+    from workloads.training.techniques.precision import in_force
 
     return {"matmul_precision": in_force(precision, context.device)}
 

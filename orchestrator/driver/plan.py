@@ -56,7 +56,7 @@ def plan_grid(
     """
     from orchestrator.planning.planner import make_plan
     from orchestrator.results.identity import ids_at
-    from workloads.products import saving_of
+    from workloads.models.products import saving_of
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
@@ -202,7 +202,7 @@ def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) ->
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
     from orchestrator.results.identity import ids_at
-    from workloads.products import saving_of
+    from workloads.models.products import saving_of
 
     history = history_of(store)
     retry_failed, force = options.retry_failed, options.force

@@ -25,7 +25,7 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.settings import FIELDS
 from workloads import registry
 from workloads.engines import ENGINES
-from workloads.saving import Saving
+from workloads.models.products import Saving
 from workloads.settings import declarations
 
 if TYPE_CHECKING:

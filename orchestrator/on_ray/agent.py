@@ -49,7 +49,7 @@ from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
-from workloads.compiled_code import compiled_directory
+from workloads.compilation import compiled_directory
 from workloads.devices import DeviceSpec, device_class
 from workloads.devices.monitoring.release import idle_memory_bytes
 from workloads.devices.monitoring.telemetry import CardTelemetry

@@ -25,9 +25,9 @@ from orchestrator.planning.engine_choice import differences, software_of, with_e
 from orchestrator.planning.forecast import Startup, duration
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
+from workloads.models.products import Saving
 from workloads.precision import support
 from workloads.registry import find_workload
-from workloads.saving import Saving
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid

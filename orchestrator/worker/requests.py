@@ -85,7 +85,7 @@ def request_of(attempt: Attempt) -> Request:
 def _taken(job: Job) -> Iterator[str]:
     """Savings of what a job takes by name: a model that is saved anew is another."""
     from orchestrator.grid.dependencies import things, took
-    from workloads.products import saving_of
+    from workloads.models.products import saving_of
 
     for _, _, thing in things([job], "consumes"):
         if saved := saving_of(*thing).identity:

@@ -54,7 +54,7 @@ from orchestrator.analysis.rankings import hold_contests
 from orchestrator.analysis.selection import settings_of
 from orchestrator.core.labels import labels_of
 from orchestrator.results.store import Store
-from workloads.techniques import all_techniques
+from workloads.training.techniques import all_techniques
 rows = Store.existing(Path("results"), "after").measurements()
 labels = {job_id: str(label) for job_id, label in labels_of(rows).items()}
 order = [kind.name for kind in all_techniques()]

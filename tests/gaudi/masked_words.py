@@ -22,7 +22,7 @@ from generation_cases import Worker
 from workloads import finetuning
 from workloads.base import MeasureSettings, Request, Result
 from workloads.collective import Rendezvous, joined
-from workloads.compilations import of_torch
+from workloads.compilation import of_torch
 from workloads.devices import device_for
 from workloads.engines.gaudi import library
 

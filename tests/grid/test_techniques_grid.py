@@ -11,8 +11,8 @@ from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
-from workloads.techniques import all_techniques
-from workloads.techniques.strategy import Strategy
+from workloads.training.techniques import all_techniques
+from workloads.training.techniques.strategy import Strategy
 
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "techniques.yaml"
 

@@ -20,7 +20,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.results.metrics_of_samples import metrics_of
 from workloads.base import Sample
 from workloads.confidence import ratio_interval
-from workloads.parallel.layout import model_parallel_size, pipeline_size
+from workloads.training.parallel.layout import model_parallel_size, pipeline_size
 
 HEAD = "name: g\ndefaults: {workload: finetuning, model: tiny-chatglm3}\nexperiments:\n"
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "chatglm3-finetune.yaml"

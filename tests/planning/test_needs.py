@@ -25,7 +25,7 @@ from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
-from workloads.saving import Saving
+from workloads.models.products import Saving
 
 SAVER = job("saver", workload="finetuning", parameters=(("save_adapter", "advert"),))
 USER = job("user", parameters=(("adapter", "advert"),))

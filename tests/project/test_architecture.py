@@ -185,7 +185,7 @@ def test_help_loads_nothing_heavy() -> None:
 #: What a plan of text generation has no use for, beside the large packages; each costs its start.
 UNPLANNED = (
     *("numpy", "rich", "asyncio", "html"),
-    *("workloads.techniques", "orchestrator.worker", "orchestrator.on_ray"),
+    *("workloads.training.techniques", "orchestrator.worker", "orchestrator.on_ray"),
 )
 
 

@@ -11,7 +11,7 @@ from workloads.registry import find_workload
 from workloads.rules import refusals
 
 if TYPE_CHECKING:
-    from workloads.techniques.base import Training
+    from workloads.training.technique import Training
 
 MODEL = "tiny-chatglm3"
 #: A small job of pretraining; its rate is one at which three steps change the loss.
@@ -89,8 +89,8 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
 
     from workloads.devices import device_for
     from workloads.registry import TASKS
-    from workloads.techniques.base import Training
     from workloads.training.losses import next_token_loss
+    from workloads.training.technique import Training
 
     def update() -> None:
         training.optimizer.step()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, linear, sigmoid, silu
 
-from workloads.training.kernels import Kernels, rms_normed, turned_halves
+from workloads.training.fused_kernels import Kernels, rms_normed, turned_halves
 
 
 def small(kind: str, seed: int = 0, **changes: Any) -> Any:

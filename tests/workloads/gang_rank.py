@@ -34,7 +34,7 @@ from workloads import finetuning, text_generation
 from workloads.base import JobContext, MeasureSettings, Request
 from workloads.collective import Rendezvous, joined
 from workloads.devices import device_for
-from workloads.training import saver
+from workloads.training import checkpoints
 
 
 def measured(settings: dict[str, Any], rank: int, world_size: int, collective: Any) -> Any:
@@ -76,7 +76,7 @@ def asked(settings: dict[str, Any]) -> Request:
 def dies(rank: int, world_size: int, port: int, case: dict[str, Any]) -> None:
     """Run a case until its step ``dies_at`` is being saved, and be killed with signal 9: rank 0
     when it has written its part, the others in the middle of theirs."""
-    write = saver.write_state
+    write = checkpoints.write_state
 
     def killed(state: Any, target: Path) -> None:
         if state.get("step") == case["dies_at"] and rank:
@@ -86,7 +86,7 @@ def dies(rank: int, world_size: int, port: int, case: dict[str, Any]) -> None:
         if state.get("step") == case["dies_at"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    saver.write_state = killed
+    checkpoints.write_state = killed
     meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
     with joined(
         rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu")
@@ -125,9 +125,8 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
 
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from workloads.parallel.layout import Layout, make_groups
-    from workloads.parallel.norm import total_norm
-    from workloads.parallel.tensor import split
+    from workloads.training.parallel.layout import Layout, make_groups
+    from workloads.training.parallel.tensor import split, total_norm
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -229,8 +228,8 @@ def preload() -> None:
         "transformers",
         "peft",
         "torch.nn.parallel",
-        "workloads.parallel.tensor",
-        "workloads.parallel.pipeline",
+        "workloads.training.parallel.tensor",
+        "workloads.training.parallel.pipeline",
     ]
     if importlib.util.find_spec("deepspeed") is not None:
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -17,10 +17,8 @@ import torch
 from fused_cases import distance, passed, small
 from peft import LoraConfig, get_peft_model
 
-from workloads.training.chunked_loss import summed
-from workloads.training.fused import fuse
-from workloads.training.kernels import Kernels
-from workloads.training.liger import liger
+from workloads.training.fused_kernels import Kernels, fuse, liger
+from workloads.training.losses import summed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Of 16 bits the interpreter, which computes with numpy, has this one only.

@@ -16,8 +16,9 @@ from generation_cases import Worker, request
 
 from workloads import text_generation
 from workloads.base import BadConfiguration, DataMissing
-from workloads.training import adapters, chatglm3_lora
-from workloads.training.chatglm3_lora import Lora
+from workloads.training import adapters
+from workloads.training import adapters as chatglm3_lora
+from workloads.training.adapters import Lora
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
 import chatglm3_reference as reference

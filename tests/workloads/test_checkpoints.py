@@ -22,17 +22,23 @@ from generation_cases import Worker
 from workloads import finetuning
 from workloads.base import MeasureSettings
 from workloads.cache import try_lock
-from workloads.compilations import Compilations
+from workloads.compilation import Compilations
+from workloads.compression.pruning import Pruned
 from workloads.devices.cpu import CpuDevice
-from workloads.parallel.layout import Layout
-from workloads.techniques.base import Training
-from workloads.techniques.saving import Saving
-from workloads.techniques.sparsity import Pruned
 from workloads.training import checkpoints as on_disk
-from workloads.training import resuming
-from workloads.training.checkpoints import KEPT_DAYS, VARIABLE, Checkpoints
-from workloads.training.resuming import restore, resume
-from workloads.training.saver import Saver, read_newest
+from workloads.training import checkpoints as resuming
+from workloads.training.checkpoints import (
+    KEPT_DAYS,
+    VARIABLE,
+    Checkpoints,
+    Saver,
+    read_newest,
+    restore,
+    resume,
+)
+from workloads.training.parallel.layout import Layout
+from workloads.training.technique import Training
+from workloads.training.techniques.saving import Saving
 
 NAME = "run-job"
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.devices import device_for
-from workloads.parallel.deepspeed_config import deepspeed_config
 from workloads.registry import TASKS
-from workloads.techniques.autocast import Autocast
-from workloads.techniques.base import Training
-from workloads.techniques.clipping import GradientClipping
-from workloads.techniques.schedule import Schedule
+from workloads.training.parallel.deepspeed import deepspeed_config
+from workloads.training.technique import Training
+from workloads.training.techniques.optimization import GradientClipping, Schedule
+from workloads.training.techniques.precision import Autocast
 
 
 def training(weights: torch.nn.Module, rate: float = 1.0) -> Training:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from workloads import compiled_code
+from workloads import compilation
 from workloads.base import BadConfiguration
-from workloads.compilations import Compilations
-from workloads.compiled_code import compiled_directory, size_mib
+from workloads.compilation import Compilations, compiled_directory, size_mib
 from workloads.devices import device_class
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(compiled_code.DIRECTORY, str(tmp_path / "compiled"))
+    monkeypatch.setenv(compilation.DIRECTORY, str(tmp_path / "compiled"))
     return tmp_path / "compiled"
 
 
@@ -50,7 +49,7 @@ def test_a_disk_that_takes_nothing_costs_the_cache_alone(
 ) -> None:
     """No directory, no error; nor is there one where nothing is compiled."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv(compiled_code.DIRECTORY, str(tmp_path / "file"))
+    monkeypatch.setenv(compilation.DIRECTORY, str(tmp_path / "file"))
     assert compiled_directory("plugin") is None
     assert compiled_directory("") is None and device_class("cpu").compiler() == ""
 
@@ -58,9 +57,9 @@ def test_a_disk_that_takes_nothing_costs_the_cache_alone(
 def test_the_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """In MiB; anything but a whole number above 0 is refused by name."""
     assert size_mib() == 8192
-    monkeypatch.setenv(compiled_code.SIZE, "100")
+    monkeypatch.setenv(compilation.SIZE, "100")
     assert size_mib() == 100
-    monkeypatch.setenv(compiled_code.SIZE, "0")
+    monkeypatch.setenv(compilation.SIZE, "0")
     with pytest.raises(BadConfiguration, match="NIGHTGRID_COMPILED_MIB='0'"):
         size_mib()
 

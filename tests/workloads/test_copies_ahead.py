@@ -15,9 +15,9 @@ from generation_cases import Worker
 from workloads.devices import device_for
 from workloads.devices.base import Copies, SideCopies
 from workloads.devices.cpu import CpuDevice
-from workloads.techniques.base import Inputs, StepBatch
-from workloads.techniques.data_loading import DataLoading, ahead
 from workloads.training import loop
+from workloads.training.technique import Inputs, StepBatch
+from workloads.training.techniques.batches import DataLoading, ahead
 
 
 class _Late:

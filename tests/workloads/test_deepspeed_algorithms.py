@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _TWO_JOBS = """
 import sys, torch
 from workloads.isolation import ProcessState
-from workloads.parallel.deepspeed_engine import use_its_algorithms
+from workloads.training.parallel.deepspeed import use_its_algorithms
 clean, used = ProcessState.now(), []
 for job in range(2):
     clean.restore()

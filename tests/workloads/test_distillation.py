@@ -9,10 +9,10 @@ import pytest
 import torch
 from finetuning_cases import asked, losses, refuse, train, trained, training_of
 
+from workloads.compression import teaching
+from workloads.compression import teaching as students
+from workloads.compression.distillation import Distillation, Taught
 from workloads.models.loading import load_causal_model, open_model
-from workloads.techniques.distillation import Distillation
-from workloads.training import students, teaching
-from workloads.training.taught import Taught
 
 SMALL: dict[str, Any] = {
     "method": "distill",
@@ -61,10 +61,9 @@ def test_training_learns_from_what_plain_torch_computes() -> None:
     """The first step's loss is α·T²·KL + (1 − α)·cross entropy of the untrained student, by models
     that are loaded here and a batch that is padded here."""
     from workloads.data.catalog import load_dataset
-    from workloads.finetuning_method import method_of
     from workloads.models.loading import load_tokenizer
-    from workloads.training.rows import padded
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples, padded
+    from workloads.training.methods import method_of
 
     result = trained(**SMALL, distillation_alpha=0.7, temperature=3.0)
     source = open_model("tiny-chatglm3")

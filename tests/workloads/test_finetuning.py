@@ -76,9 +76,9 @@ def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
     import torch
 
     from workloads.devices import device_for
-    from workloads.finetuning_method import method_for
     from workloads.models.loading import load_causal_model, open_model
     from workloads.training import methods
+    from workloads.training.methods import method_for
     from workloads.weights import stored_bytes
 
     held = {}
@@ -129,7 +129,7 @@ def test_padding_is_computed_but_not_counted(lora: Result) -> None:
     """Real tokens are those of the samples, computed ones fill the rectangle of the batch."""
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples
 
     source = open_model("tiny-chatglm3")
     samples = encode_samples(
@@ -152,7 +152,7 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
 
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples
 
     lines = [
         json.dumps({"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)}) for n in range(9)
@@ -192,7 +192,7 @@ def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
 
     from workloads.data.catalog import load_examples
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples
 
     source = open_model("tiny-chatglm3")
     examples = load_examples("advertisegen-synthetic")
@@ -212,7 +212,7 @@ def test_samples_end_as_the_model_should(cache: Path) -> None:
     """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
     from workloads.data.catalog import load_examples
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
-    from workloads.training.samples import encode_samples
+    from workloads.training.data import encode_samples
 
     source = open_model("tiny-chatglm3")
     tokenizer = load_tokenizer(source)

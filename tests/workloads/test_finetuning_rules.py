@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from workloads.base import BadConfiguration
 from workloads.engines import engine_refusals
-from workloads.finetuning_method import ADAPTER_METHODS
 from workloads.models import targets
 from workloads.registry import find_workload
+from workloads.training.methods import ADAPTER_METHODS
 
 METHODS = ("full", "lora", "vera", "dora", "qlora", "qat", "qat-lora")
 
@@ -153,7 +153,7 @@ def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
         "from finetuning_cases import asked\n"
-        "from workloads.finetuning_rules import refuse\n"
+        "from workloads.finetuning import refuse\n"
         "assert refuse(asked(targets='nothing'))\n"
         "heavy = {'torch', 'transformers', 'peft', 'ray'} & set(sys.modules)\n"
         "sys.exit(','.join(heavy) or 0)"

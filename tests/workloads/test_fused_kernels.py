@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import types
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ from peft import LoraConfig, get_peft_model
 
 from workloads.base import Unsupported
 from workloads.devices.cpu import CpuDevice
-from workloads.techniques.base import Loading
-from workloads.techniques.fused_kernels import FusedKernels
-from workloads.training.fused import GATES, NORMS, TURNS, fuse
-from workloads.training.shared_inputs import put_together
+from workloads.training import fused_kernels
+from workloads.training.adapter_products import put_together
+from workloads.training.fused_kernels import GATES, NORMS, TURNS, fuse
+from workloads.training.technique import Loading
+from workloads.training.techniques.kernels import FusedKernels
 
 #: Relative, in float32: sums in another order.
 SAME = 1e-4
@@ -31,9 +31,7 @@ GPT2 = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has the package, as far as the technique can tell."""
-    module: Any = types.ModuleType("workloads.training.liger")
-    module.liger = in_place_of_liger
-    monkeypatch.setitem(sys.modules, "workloads.training.liger", module)
+    monkeypatch.setattr(fused_kernels, "liger", in_place_of_liger)
     find = importlib.util.find_spec
     packages = ("liger_kernel", "triton")
     monkeypatch.setattr(

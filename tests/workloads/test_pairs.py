@@ -16,8 +16,8 @@ from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import parse_grid
 from workloads.base import BadConfiguration, Unsupported
 from workloads.data.articles import article_examples
+from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.pairs import Pair, collate, encode
-from workloads.training.samples import NOT_LEARNED, SampleFormat
 
 WRITING = {"model": "tiny-t5", "source_prefix": "summarize: ", "max_source_length": 48}
 ARTICLES = "cnn-dailymail-synthetic"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import Unsupported
-from workloads.parallel.pipeline_rules import idle_share
-from workloads.techniques import technique_notes
+from workloads.training.parallel.layout import idle_share
+from workloads.training.techniques import technique_notes
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
     """Granite scales what it embeds, and would scale it again in every stage."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from workloads.parallel.stages import checked, stages_of
+    from workloads.training.parallel.pipeline import checked, stages_of
 
     sizes = {
         "vocab_size": 32,
@@ -196,13 +196,13 @@ def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
 
 
 def _cut(training: Any) -> None:
-    from workloads.parallel.pipeline import cut
+    from workloads.training.parallel.pipeline import cut
 
     cut(training, None, schedule="1f1b", chunks=1, length=8)  # type: ignore[arg-type]
 
 
 def _shard(training: Any) -> None:
-    from workloads.parallel.fully_sharded import shard
+    from workloads.training.parallel.fully_sharded import shard
 
     shard(training)
 

@@ -24,10 +24,10 @@ from workloads.models import tiny_bert
 from workloads.models.catalog import MINILM, find_model
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.masked_lm import load_masked_model, usable_positions
-from workloads.parallel.layout import Layout
 from workloads.registry import TASKS
-from workloads.training.chunks import Chunk, cut, encode, masked
-from workloads.training.samples import NOT_LEARNED, SampleFormat
+from workloads.training.data import NOT_LEARNED, SampleFormat
+from workloads.training.masking import Chunk, cut, encode, masked
+from workloads.training.parallel.layout import Layout
 from workloads.training.step import batch_maker, plan_data
 
 MASK, VOCABULARY = 4, 4096

@@ -14,8 +14,8 @@ from finetuning_cases import losses, train, training_of
 from generation_cases import Worker, write_dataset
 
 from workloads.profiling import Operator, figures
+from workloads.training.loop import profile_steps
 from workloads.training.step import Steps
-from workloads.training.watching import profile_steps
 
 STEPS: dict[str, Any] = {
     "method": "full",

@@ -16,7 +16,7 @@ from generation_cases import request as generation
 
 from workloads import quantization, text_generation
 from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
-from workloads.bias_correction import correct_biases, mean_outputs
+from workloads.compression.quantization import correct_biases, mean_outputs
 from workloads.devices import device_for
 from workloads.models.checkpoint_files import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model

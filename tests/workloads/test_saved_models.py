@@ -36,7 +36,7 @@ def test_a_saved_model_is_the_trained_one_and_generates(
         trained.extend(parameter.detach().clone() for parameter in model.parameters())
         return save(model, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("workloads.training.remains.save_trained", watching)
+    monkeypatch.setattr("workloads.training.loop.save_trained", watching)
     result = train(method="full", steps=1, samples=4, save_model="tuned", learning_rate=0.1)
     assert result.details["saved_model"] == str(shared / "tuned")
     origin = json.loads((shared / "tuned" / saved.ORIGIN).read_text())

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from workloads.models.products import Saving, saving_of
 from workloads.models.saved import ATTEMPT, ORIGIN, SAVED_BY
-from workloads.products import saving_of
-from workloads.saving import Saving
 
 
 def save(root: Path, name: str, saved_by: str, attempt: int) -> None:

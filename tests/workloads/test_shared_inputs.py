@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 
 from workloads.base import Unsupported
-from workloads.training.shared_inputs import Together, put_together
+from workloads.training.adapter_products import Together, put_together
 
 WIDTH = 6
 

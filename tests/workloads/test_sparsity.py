@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from workloads import text_generation
 from workloads.base import BadConfiguration, Refusal
+from workloads.compression import pruning, sharing
+from workloads.compression.pruning import Pruned, Sparsity, share_at
 from workloads.devices import device_for
 from workloads.generation import sparse, transformers_engine
 from workloads.models.loading import load_causal_model, open_model
 from workloads.registry import find_workload
-from workloads.techniques.sparsity import Pruned, Sparsity, share_at
-from workloads.training import pruning, weight_sharing
 
 PLAIN: dict[str, Any] = {
     "method": "full",
@@ -92,12 +92,12 @@ def test_the_gradual_share_grows_to_its_end(steps: int, final: float) -> None:
 def test_a_code_reads_back_and_is_within_a_bit_of_the_entropy(seen: list[int], skew: int) -> None:
     """Whatever the counts, one symbol alone too; no symbol's code begins another's."""
     symbols = np.array(seen + [seen[0]] * 700 * skew, np.int32)
-    coded = weight_sharing.encode(symbols, 41)
-    np.testing.assert_array_equal(weight_sharing.decode(coded), symbols)
+    coded = sharing.encode(symbols, 41)
+    np.testing.assert_array_equal(sharing.decode(coded), symbols)
     counts = np.bincount(symbols)
     bits = float((coded.lengths[: counts.size] * counts).sum()) / symbols.size
-    assert weight_sharing.entropy_bits(counts) <= bits + 1e-9
-    assert bits <= weight_sharing.entropy_bits(counts) + 1
+    assert sharing.entropy_bits(counts) <= bits + 1e-9
+    assert bits <= sharing.entropy_bits(counts) + 1
     assert len(coded.data) == -(-round(bits * symbols.size) // 8)
     used = coded.lengths[coded.lengths > 0].astype(float)
     assert (2.0**-used).sum() == (1 if used.size > 1 else 0.5)  # Kraft: complete
@@ -107,7 +107,7 @@ def test_shared_values_are_means_of_their_weights_and_zeros_stay() -> None:
     """k-means has settled: each weight has the nearest value, each value is its weights' mean."""
     weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     weights[:, :20] = 0
-    found = weight_sharing.share(weights, 3)
+    found = sharing.share(weights, 3)
     assert found.values.size == 9
     flat = weights.ravel()
     np.testing.assert_array_equal(found.symbols == 0, flat == 0)
@@ -122,7 +122,7 @@ def test_shared_values_are_means_of_their_weights_and_zeros_stay() -> None:
 
 
 def _layers(name: str) -> dict[str, torch.nn.Linear]:
-    return pruning.layers(load_causal_model(open_model(name), dtype=torch.float32))
+    return pruning.prunable_layers(load_causal_model(open_model(name), dtype=torch.float32))
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(
     dense = transformers_engine.load(job, device_for("cpu"))
     took = sum(
         layer.weight.numel() * 2
-        for layer in pruning.layers(dense.model).values()
+        for layer in pruning.prunable_layers(dense.model).values()
         if not (layer.out_features % 32 or layer.in_features % 64)
     )
     assert took
@@ -245,7 +245,7 @@ def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     assert {part.channels for part in pruning.feed_forwards(model)} == {left}
     metrics = result.metrics
     assert metrics["layer_bytes_after"] == sum(
-        layer.weight.numel() * 4 for layer in pruning.layers(model).values()
+        layer.weight.numel() * 4 for layer in pruning.prunable_layers(model).values()
     )
     assert metrics["layer_bytes_after"] < metrics["layer_bytes_before"]
     if schedule == "once":
@@ -300,7 +300,7 @@ def test_two_of_four_names_the_layer_that_it_does_not_divide(
 ) -> None:
     """By the shapes in the checkpoint's files, before anything is loaded."""
     monkeypatch.setattr(
-        "workloads.techniques.sparsity.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
+        "workloads.compression.pruning.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
     )
     found = refuse(asked(method="full", precision="fp32", sparsity="2:4"))
     assert _refused(found, "sparsity", "the 30 inputs of layers.3.wide")

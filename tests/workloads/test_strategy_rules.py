@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import JobDescription, Unsupported
-from workloads.parallel.deepspeed_config import deepspeed_config
-from workloads.parallel.deepspeed_engine import announce
-from workloads.parallel.layout import Layout
-from workloads.parallel.tensor_rules import generation_refusals
+from workloads.training.parallel.deepspeed import announce, deepspeed_config
+from workloads.training.parallel.layout import Layout, generation_refusals
 
 
 @pytest.mark.parametrize(

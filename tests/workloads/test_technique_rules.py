@@ -11,10 +11,10 @@ from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
 from tools.documents.techniques import markdown
-from workloads import techniques
 from workloads.registry import Declared, find_workload
-from workloads.techniques import all_techniques
-from workloads.techniques.base import Technique
+from workloads.training import techniques
+from workloads.training.technique import Technique
+from workloads.training.techniques import all_techniques
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
 FP32 = {"precision": "fp32"}
@@ -187,7 +187,7 @@ def test_the_document_has_every_setting_and_limit() -> None:
 
 SETTING = """\
 from workloads.settings import setting
-from workloads.techniques.base import Technique
+from workloads.training.technique import Technique
 class Twice(Technique):
     name = "twice"
     title = "twice"

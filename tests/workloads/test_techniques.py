@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.base import Result, Unsupported
-from workloads.techniques import all_techniques, chosen
-from workloads.training import rows
-from workloads.training.samples import NOT_LEARNED, TrainingSample, cut
+from workloads.training import data
+from workloads.training.data import NOT_LEARNED, TrainingSample, cut
+from workloads.training.techniques import all_techniques, chosen
 
 pytestmark = pytest.mark.slow  # each compares training jobs
 
@@ -108,7 +108,7 @@ def test_freezing_trains_the_upper_part_only(full: Result) -> None:
 
 def test_frozen_weights_do_not_change() -> None:
     """After a large step the frozen layers are bit for bit what they were, the others not."""
-    from workloads.techniques.freezing import Freezing
+    from workloads.training.techniques.memory import Freezing
 
     model = _random_model("llama")
     training = training_of(model, "SGD", 0.1)
@@ -147,7 +147,7 @@ def test_loss_scaling_leaves_the_update_as_it_is() -> None:
     without; an overflowed one is left out."""
     import torch
 
-    from workloads.techniques.autocast import Autocast
+    from workloads.training.techniques.precision import Autocast
 
     plain, scaled = (training_of(_random_model("llama"), "SGD", 0.1) for _ in range(2))
     Autocast(autocast="fp16").on_optimizer(scaled)
@@ -176,9 +176,9 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
     from workloads.devices import device_for
 
     for kind in ("glm", "llama", "qwen2", "gpt2"):
-        rows.check_packing(_random_model(kind), device_for("cpu"))
+        data.check_packing(_random_model(kind), device_for("cpu"))
     with pytest.raises(Unsupported, match="lets packed samples attend to each other"):
-        rows.check_packing(_random_model("bloom"), device_for("cpu"))
+        data.check_packing(_random_model("bloom"), device_for("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
 )
 def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, ...]) -> None:
     """The adapter sits on the attention's inputs of every layer, and a step changes it."""
-    from workloads.finetuning_method import method_of
     from workloads.training import methods
+    from workloads.training.methods import method_of
 
     model = _random_model(kind)
     applied = methods.apply(model, method_of(_defaults()), "fp32", "cpu")
@@ -232,7 +232,7 @@ SAMPLES = st.lists(
 def test_packing_keeps_every_sample_whole(samples: list[TrainingSample], capacity: int) -> None:
     """Read back by their positions, the rows hold each sample once, with its labels, and no row
     is longer than it may be."""
-    packed = rows.packed(samples, 0, capacity)
+    packed = data.packed(samples, 0, capacity)
     assert packed.attention_mask is None and packed.position_ids is not None
     assert packed.input_ids.shape[1] <= capacity
     found = []
@@ -266,8 +266,7 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
     positions is learned and whatever is done with the loss."""
     import torch
 
-    from workloads.training.chunked_loss import ChunkedLoss
-    from workloads.training.losses import next_token_loss
+    from workloads.training.losses import ChunkedLoss, next_token_loss
 
     torch.manual_seed(seed)
     head = torch.nn.Linear(6, 11, bias=biased)
@@ -289,7 +288,7 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), capacity=st.integers(30, 90))
 def test_first_fit_wastes_less_than_half(lengths: list[int], capacity: int) -> None:
     """Every length is in one bin, none overflows, and at most one bin is half empty."""
-    bins = rows.first_fit(lengths, capacity)
+    bins = data.first_fit(lengths, capacity)
     assert sorted(index for held in bins for index in held) == list(range(len(lengths)))
     sums = [sum(lengths[index] for index in held) for held in bins]
     assert max(sums) <= capacity
@@ -302,8 +301,8 @@ def test_batches_cover_the_data(samples: list[TrainingSample], batch: int, windo
     """In both orders each batch is full and each sample is in a pass once, or twice where the
     last batch is filled up."""
     for batches in (
-        rows.in_order(samples, batch),
-        rows.uniform_length(samples, batch, window),
+        data.in_order(samples, batch),
+        data.uniform_length(samples, batch, window),
     ):
         assert all(len(one) == batch for one in batches)
         assert {index for one in batches for index in one} == set(range(len(samples)))

@@ -26,24 +26,17 @@ from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
 from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.registry import TASKS
-from workloads.techniques.attention import Attention
-from workloads.techniques.autocast import Autocast
-from workloads.techniques.base import DataPlan, Inputs, Loading, StepBatch, Training
-from workloads.techniques.compilation import Compilation, compiled_graphs
-from workloads.techniques.data_loading import DataLoading
-from workloads.techniques.freezing import Freezing
-from workloads.techniques.matmul_backend import MatmulBackend
-from workloads.techniques.matmul_precision import MatmulPrecision
-from workloads.techniques.memory_release import MemoryRelease
-from workloads.techniques.optimizers import OptimizerChoice, state_bytes
-from workloads.techniques.padding import Padding
-from workloads.techniques.saving import Saving
-from workloads.techniques.tokenizers import TokenizerKind
-from workloads.training import saver as saver_module
-from workloads.training.checkpoints import Checkpoints
-from workloads.training.rows import in_order
-from workloads.training.samples import SampleFormat
-from workloads.training.saver import Saver, on_host, read_newest
+from workloads.training import checkpoints as saver_module
+from workloads.training.checkpoints import Checkpoints, Saver, on_host, read_newest
+from workloads.training.data import SampleFormat, in_order
+from workloads.training.technique import DataPlan, Inputs, Loading, StepBatch, Training
+from workloads.training.techniques.batches import DataLoading, Padding, TokenizerKind
+from workloads.training.techniques.compilation import Compilation, compiled_graphs
+from workloads.training.techniques.kernels import Attention
+from workloads.training.techniques.memory import Freezing, MemoryRelease
+from workloads.training.techniques.optimization import OptimizerChoice, state_bytes
+from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
+from workloads.training.techniques.saving import Saving
 from workloads.weights import stored_bytes
 from workloads.xformers_attention import register_xformers, xformers_attention
 

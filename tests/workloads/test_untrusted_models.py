@@ -17,8 +17,8 @@ from workloads.devices import device_for
 from workloads.generation.transformers_engine import load as load_engine
 from workloads.models import remote_code
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.techniques.base import Loading
-from workloads.training.base_model import load_base
+from workloads.training.loop import load_base
+from workloads.training.technique import Loading
 
 #: A model of a class that only its own file defines.
 OWN_CODE = """\
@@ -102,8 +102,7 @@ def test_a_training_checkpoint_that_would_run_code_is_refused(tmp_path: Path) ->
     """The same for weights and optimizer state that training itself saved."""
     import torch
 
-    from workloads.training.checkpoints import Checkpoints
-    from workloads.training.saver import read_newest
+    from workloads.training.checkpoints import Checkpoints, read_newest
 
     mark = tmp_path / "mark"
     torch.save({"step": 1, "optimizer": Evil(mark)}, tmp_path / "step-00000001.rank-0.pt")

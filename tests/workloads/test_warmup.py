@@ -17,7 +17,7 @@ from test_measure import Bench, Meeting, rates
 
 from workloads.base import MeasureSettings, Result, Sample
 from workloads.collective import OneCard
-from workloads.compilations import Compilations, of_torch
+from workloads.compilation import Compilations, of_torch
 from workloads.measure import Measured, Observation, measure
 from workloads.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
 

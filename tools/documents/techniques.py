@@ -16,10 +16,9 @@ from pydantic.fields import FieldInfo
 from workloads.base import JobDescription, Refusal
 from workloads.devices import DEVICES
 from workloads.engines import default_engine
-from workloads.finetuning_rules import refuse
-from workloads.techniques import TECHNIQUES
-from workloads.techniques.base import Technique
-from workloads.workloads.finetuning import FinetuningParameters
+from workloads.finetuning import FinetuningParameters, refuse
+from workloads.training.technique import Technique
+from workloads.training.techniques import TECHNIQUES
 
 #: Values to ask about where a setting has no list of them, and what has to be set beside some.
 _TRIED: dict[str, tuple[Any, ...]] = {"save_every": (10,), "data_workers": (2,)}
@@ -36,8 +35,8 @@ def markdown() -> str:
     """The whole document."""
     parts = [
         "# Training techniques",
-        "Generated from `workloads/techniques/` by `python -m tools.documents.techniques`; do "
-        "not edit.",
+        "Generated from `workloads/training/techniques/` by "
+        "`python -m tools.documents.techniques`; do not edit.",
         "Every technique is one or more settings of `workload: finetuning`, and any of them may "
         "stand under `axes:` or `include:` of an experiment. Unless told otherwise a technique "
         "changes how something is computed and not what is learned: the losses stay those of the "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from workloads.base import CardFaulty, CollectiveFailed, CompileFailed, OutOfMemory, WorkloadError
-from workloads.compilations import Compilations, of_torch
+from workloads.compilation import Compilations, of_torch
 from workloads.devices import DeviceSpec, Texts
 
 if TYPE_CHECKING:

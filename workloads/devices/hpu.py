@@ -27,8 +27,7 @@ from workloads.base import (
     supported,
     unsupported,
 )
-from workloads.compilations import Compilations
-from workloads.compiled_code import size_mib
+from workloads.compilation import Compilations, size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
 from workloads.devices.base import Device, command_output, installed_version
 from workloads.devices.monitoring import gaudi_server

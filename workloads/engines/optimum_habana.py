@@ -63,9 +63,9 @@ def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
     """The library's own trainers run LoRA and full training as they are, on several cards by DDP;
     Nightgrid's loop does all else."""
     from workloads.engines import default_engine
-    from workloads.finetuning_method import method_of
-    from workloads.finetuning_rules import refuse
-    from workloads.techniques import all_techniques
+    from workloads.finetuning import refuse
+    from workloads.training.methods import method_of
+    from workloads.training.techniques import all_techniques
 
     def refusal(setting: str, reason: str) -> Refusal:
         reason = f"with the engine {SPEC.name} this version trains {reason}"

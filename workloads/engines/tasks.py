@@ -7,9 +7,9 @@ from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
 from workloads.images.metrics import METRICS as IMAGE_METRICS
 from workloads.models import protection
 from workloads.registry import TaskSpec
-from workloads.seq2seq_rules import refuse as seq2seq_refusals
-from workloads.seq2seq_settings import Seq2SeqParameters
-from workloads.training_metrics import LOSSES
+from workloads.training.methods import LOSSES
+from workloads.training.pairs import Seq2SeqParameters
+from workloads.training.pairs import refuse as seq2seq_refusals
 
 # Causal language models: each token is predicted from those before it.
 
@@ -20,13 +20,13 @@ CAUSAL_LM = TaskSpec(
     model_types=frozenset({"chatglm", "glm", "gpt2", "gpt_neox", "llama", "mistral", "qwen2"}),
     functions={
         "load": "workloads.models.loading:load_causal_model",
-        "encode": "workloads.training.samples:encode",
-        "collate": "workloads.training.rows:collate",
+        "encode": "workloads.training.data:encode",
+        "collate": "workloads.training.data:collate",
         "loss": "workloads.training.losses:next_token_loss",
         "aligned": "workloads.training.losses:aligned_next_tokens",
         "positions": "workloads.training.losses:next_token_positions",
-        "pack": "workloads.training.rows:pack",
-        "check_packing": "workloads.training.rows:check_packing",
+        "pack": "workloads.training.data:pack",
+        "check_packing": "workloads.training.data:check_packing",
     },
     forward={"use_cache": False},
     metrics=(
@@ -104,10 +104,10 @@ MASKED_LM = TaskSpec(
     functions={
         "load": "workloads.models.masked_lm:load_masked_model",
         "make": "workloads.models.masked_lm:make_masked_model",
-        "encode": "workloads.training.chunks:encode",
-        "arrange": "workloads.training.chunks:arrange",
-        "draw": "workloads.training.chunks:draw",
-        "collate": "workloads.training.chunks:collate",
+        "encode": "workloads.training.masking:encode",
+        "arrange": "workloads.training.masking:arrange",
+        "draw": "workloads.training.masking:draw",
+        "collate": "workloads.training.masking:collate",
         "loss": "workloads.training.losses:target_loss",
     },
     metrics=LOSSES,
@@ -128,7 +128,7 @@ SEQ2SEQ_LM = TaskSpec(
         "loss": "workloads.training.losses:target_loss",
         "aligned": "workloads.training.losses:aligned_targets",
         "generator": "workloads.generation.encoder_decoder:generator",
-        "flops": "workloads.training.pairs:flops",
+        "layer_share": "workloads.training.pairs:layer_share",
     },
     metrics=(*LOSSES, *ENCODER_METRICS, *protection.METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),

@@ -21,8 +21,7 @@ from workloads.data.examples import Example, Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.generation.transformers_engine import Batch, TransformersEngine
-from workloads.seq2seq_settings import TARGET_TOKENS, source_length
-from workloads.training.pairs import begin_token_id, source_text
+from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
 
 
 def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: str) -> Batch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from workloads.base import BadConfiguration
-from workloads.training import pruning
+from workloads.compression import pruning
 
 #: Sizes that the kernels want to divide a matrix's rows and columns, in 16 bits.
 _ROWS, _COLUMNS = 32, 64
@@ -25,7 +25,7 @@ def use_kernels(model: Any) -> str:
     import torch
     from torch.sparse import to_sparse_semi_structured
 
-    layers = pruning.layers(model)
+    layers = pruning.prunable_layers(model)
     for name, layer in layers.items():
         if not is_two_of_four(layer.weight):
             raise BadConfiguration(

@@ -234,8 +234,8 @@ def _split(model: Any, tensor: int) -> str:
     """Keep this rank's part of every matrix; what was done."""
     import torch.distributed as dist
 
-    from workloads.parallel.layout import Layout, make_groups
-    from workloads.parallel.tensor import split
+    from workloads.training.parallel.layout import Layout, make_groups
+    from workloads.training.parallel.tensor import split
 
     layout = Layout(rank=dist.get_rank(), world_size=dist.get_world_size(), tensor=tensor)
     return split(model, layout, make_groups(layout))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from workloads import attention_packages
 from workloads.base import JobDescription, Refusal
 from workloads.images.facts import PipelineFacts, facts_of
-from workloads.techniques import matmul_precision
+from workloads.training.techniques import precision
 
 #: An image has so many pixels on a side for each of a latent's, at least.
 SIDE_MULTIPLE = 8
@@ -22,7 +22,7 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
         *_of_sizes(asked),
         *_of_batches(asked),
         *attention_packages.refusals(asked),
-        *matmul_precision.refusals(asked, "write precision: bf16 and leave matmul_precision out"),
+        *precision.refusals(asked, "write precision: bf16 and leave matmul_precision out"),
         *of_model,
     )
 

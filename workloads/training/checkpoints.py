@@ -19,13 +19,17 @@ import os
 import re
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.base import BadConfiguration
 from workloads.cache import cache_root, try_lock
 from workloads.owned_directory import abandoned_directories, make_owned_directory
+from workloads.training.technique import Training
 
 #: A directory that has the folder of checkpoints, instead of the node's cache.
 VARIABLE = "NIGHTGRID_CHECKPOINTS"
@@ -244,3 +248,271 @@ def _remove_old(root: Path, used: Path) -> None:
                     shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # removed by another job in the same moment, or not to be read
             continue
+
+
+# One rank's checkpoints, written as training goes, and read back.
+#
+# Of ranks that hold the same weights only the first writes them; what each has of its own (random
+# states, losses) it writes itself. Weights and optimizer that a library divides among ranks are
+# written by that library, before the ranks' own files say that the step is whole.
+
+
+class Saver:
+    """Writes one rank's checkpoints, the newest over the ones before."""
+
+    def __init__(self, checkpoints: Checkpoints, mode: str) -> None:
+        self.checkpoints = checkpoints
+        self.saved = 0
+        self._mode = mode
+        self._stalls: list[float] = []  # seconds, of each
+        self._writer: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+
+    def require_room(self, training: Training) -> None:
+        """
+        Raises:
+            OSError: the disk has no room for a checkpoint beside those that are kept.
+        """
+        if training.layout.data_rank:
+            return  # it writes next to nothing
+        trained, frozen = weights_of(training.model)
+        weights = _bytes([*trained.values(), *frozen.values()])
+        # AdamW's two averages, the most that our optimizers keep; parts of ZeRO are about as much.
+        once = weights + 2 * _bytes(training.trainable())
+        there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
+        self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
+
+    def save(self, training: Training, step: int) -> None:
+        """Save, and count the time until training may go on.
+
+        Raises:
+            OSError: it cannot be written, or the one before could not.
+        """
+        began = time.perf_counter()
+        self.wait()
+        checkpoints = self.checkpoints
+        state = {
+            "step": step,
+            "random": training.device.random_state(),
+            "losses": [sum(float(loss) for loss in parts) for parts in training.losses],
+            "stateful": {name: each.state_dict() for name, each in training.stateful.items()},
+        }
+        if training.divided is not None:
+            training.divided.save(checkpoints.divided(step))
+        elif not training.layout.data_rank:  # other data-parallel ranks hold the same
+            trained, frozen = weights_of(training.model)
+            state |= {"trained": trained, "optimizer": training.optimizer.state_dict()}
+            if self._mode != "incremental":
+                state["frozen"] = frozen
+            elif not self.saved:
+                write_state({"frozen": frozen}, checkpoints.frozen)
+        checkpoints.require_room(_bytes(state))
+        if self._mode == "async":
+            self._write_later(on_host(state), step)
+        else:
+            self._replace(state, step)
+        self.saved += 1
+        self._stalls.append(time.perf_counter() - began)
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            OSError: the last could not be written.
+        """
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failures:
+            raise self._failures.pop()
+
+    def details(self) -> dict[str, str]:
+        """For the row."""
+        newest = self.checkpoints.steps()[-1]
+        return {
+            "checkpoints": f"{self.saved} {self._mode}",
+            "checkpoint_stall_s": f"{sum(self._stalls):.6g}",
+            "checkpoint_bytes": str(self.checkpoints.bytes_of(newest)),
+        }
+
+    def checked(self, training: Training) -> str:
+        """Read the newest checkpoint and describe it; what is frozen must be as in the model.
+
+        Raises:
+            BadConfiguration: it is not.
+        """
+        import torch
+
+        state = read_newest(self.checkpoints)
+        if training.divided is not None or training.layout.data_rank:
+            return f"step {state['step']}"
+        told = f"step {state['step']}, {len(state['weights'])} tensors"
+        trained, frozen = weights_of(training.model)
+        if state["weights"].keys() != trained.keys() | frozen.keys():
+            raise BadConfiguration(
+                "the checkpoint that was read back has other weights than the model"
+            )
+        for name, tensor in {**trained, **frozen}.items():
+            read = state["weights"][name]
+            same = torch.equal(read, tensor.cpu()) if name in frozen else read.shape == tensor.shape
+            if not same:
+                raise BadConfiguration(f"the checkpoint that was read back has another {name}")
+        return told
+
+    def _write_later(self, state: dict[str, Any], step: int) -> None:
+        def write() -> None:
+            try:
+                self._replace(state, step)
+            except BaseException as error:  # raised again where training waits
+                self._failures.append(error)
+
+        self._writer = threading.Thread(target=write, name="checkpoint-writer")
+        self._writer.start()
+
+    def _replace(self, state: dict[str, Any], step: int) -> None:
+        write_state(state, self.checkpoints.path(step))
+        self.checkpoints.keep_last(step)
+
+
+def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
+    """A checkpoint, the newest unless told: ``step``, ``weights`` by name, and the ``optimizer``'s
+    state, as far as this rank has written them.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    steps = checkpoints.steps() if step is None else [step]
+    if not steps:
+        raise FileNotFoundError(f"no checkpoint in {checkpoints.directory}")
+    state = read_state(checkpoints.path(steps[-1]))
+    if "trained" in state and "frozen" not in state:
+        state |= read_state(checkpoints.frozen)
+    return {
+        "step": state["step"],
+        "weights": {**state.get("frozen", {}), **state.get("trained", {})},
+        "optimizer": state.get("optimizer"),
+    }
+
+
+def weights_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's tensors by name: those that are trained, by each name that they have, and all
+    others."""
+    named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
+    learning = {name for name, parameter in named if parameter.requires_grad}
+    trained: dict[str, Any] = {}
+    frozen: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        (trained if name in learning else frozen)[name] = tensor
+    return trained, frozen
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of all tensors in nested lists and dictionaries."""
+    import torch
+
+    from workloads.weights import stored_bytes
+
+    if isinstance(value, torch.Tensor):
+        return stored_bytes(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def on_host(value: Any) -> Any:
+    """A copy, all tensors in host memory."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "__tensor_flatten__"):  # e.g. 8-bit state: not all of them have a copy
+            names, rest = value.__tensor_flatten__()
+            parts = {name: on_host(getattr(value, name)) for name in names}
+            kind: Any = type(value)
+            return kind.__tensor_unflatten__(parts, rest, value.size(), value.stride())
+        detached = value.detach()
+        return detached.clone() if detached.device.type == "cpu" else detached.cpu()
+    if isinstance(value, dict):
+        return {key: on_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_host(item) for item in value)
+    return value
+
+
+# Going on from the checkpoint that an earlier attempt at the same job has left on this node.
+#
+# All ranks go on from the same step or none does. The steps of the attempt before are not this
+# one's: none of them is timed or counted here, and only their losses are told in the row.
+
+
+def resume(training: Training, checkpoints: Checkpoints) -> None:
+    """Go on from the newest step that all ranks have, if it can be read; say so in the row."""
+    writer = checkpoints.of_rank(training.layout.tensor_rank)
+    steps = {*checkpoints.steps()} & {*writer.steps()}
+    common = set.intersection(*training.gather(steps))
+    step = max(common, default=None)
+    state: dict[str, Any] = {}
+    if training.begins_anew:
+        problem = training.begins_anew
+    elif checkpoints.held:
+        problem = f"another attempt still writes to {checkpoints.held}"
+    elif step is None:
+        problem = f"no checkpoint in {checkpoints.directory}"
+    elif training.steps - (step + 1) < training.least_steps:
+        problem = (
+            f"the checkpoint is of step {step + 1} of {training.steps}, and a row needs "
+            f"{training.least_steps} more, warm-up included"
+        )
+    else:
+        state, problem = _read(training, checkpoints, writer, step)
+    problem = next(filter(None, training.gather(problem)), "")
+    if step is None or problem:
+        if step is not None or checkpoints.held or training.attempt > 1:
+            training.details["resumed"] = f"no, began with step 0: {problem}"
+        return
+    _restore(training, checkpoints, state, step)
+    training.details["resumed"] = f"from step {training.first_step} of {training.steps}"
+    training.details["losses_before"] = " ".join(f"{sum(each):.6g}" for each in training.losses)
+
+
+def _read(
+    training: Training, checkpoints: Checkpoints, writer: Checkpoints, step: int
+) -> tuple[dict[str, Any], str]:
+    """The state that this rank goes on from, and a reason where it cannot."""
+    try:
+        state = read_newest(writer, step) | {"own": read_state(checkpoints.path(step))}
+    except Exception as error:  # torch raises many kinds for a file that is damaged
+        return {}, f"the checkpoint of step {step + 1} cannot be read: {error}"
+    trained, frozen = weights_of(training.model)
+    shapes = {name: tensor.shape for name, tensor in {**trained, **frozen}.items()}
+    read = {name: tensor.shape for name, tensor in state["weights"].items()}
+    if training.divided is None and read != shapes:
+        return {}, f"the checkpoint of step {step + 1} is of another model"
+    return state, ""
+
+
+def _restore(
+    training: Training, checkpoints: Checkpoints, state: dict[str, Any], step: int
+) -> None:
+    own = state["own"]
+    if training.divided is not None:
+        training.divided.load(checkpoints.divided(step))
+        state = {}
+    restore(training, state, own["stateful"])
+    training.first_step = step + 1
+    training.losses = [(loss,) for loss in own["losses"]]
+    training.random_state = own["random"]
+
+
+def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any]) -> None:
+    """Put weights and optimizer back to a state, where there is one, and what else remembers."""
+    import torch
+
+    if state:
+        with torch.no_grad():
+            for name, tensor in training.model.state_dict().items():
+                # Others (quantised and frozen) were loaded from the model as they were.
+                if name in state["weights"] and type(tensor) is torch.Tensor:
+                    tensor.copy_(state["weights"][name])
+        training.optimizer.load_state_dict(state["optimizer"])
+    for name, each in training.stateful.items():
+        each.load_state_dict(stateful[name])

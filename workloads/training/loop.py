@@ -10,18 +10,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from workloads.base import BadConfiguration, JobContext, Request, Result
+from workloads import precision as precisions
+from workloads import registry, weights
+from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
 from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
-from workloads.finetuning_method import MethodParameters, method_for
 from workloads.measure import Measured, instruments_of, measure
-from workloads.parallel.layout import Layout, pipeline_size, tensor_size
-from workloads.profiling import Profile
-from workloads.techniques import chosen
-from workloads.techniques.base import (
+from workloads.models.loading import (
+    ModelSource,
+    load_config,
+    load_tokenizer,
+    open_model,
+)
+from workloads.models.saved import origin_by, save_trained
+from workloads.profiling import Profile, profiled
+from workloads.registry import TaskSpec
+from workloads.training import adapters, methods
+from workloads.training import step as held_out
+from workloads.training.checkpoints import on_host, restore, weights_of
+from workloads.training.data import ReadSamples, SampleFormat, read_samples
+from workloads.training.methods import MethodParameters, method_for
+from workloads.training.parallel.layout import Layout, pipeline_size, tensor_size
+from workloads.training.step import Steps, batch_maker, flops_per_token, plan_data
+from workloads.training.technique import (
     DataPlan,
     Loading,
     StepBatch,
@@ -29,15 +45,174 @@ from workloads.techniques.base import (
     Training,
     positions,
 )
-from workloads.techniques.optimizers import state_bytes
-from workloads.training import held_out, methods, remains
-from workloads.training.base_model import BaseModel, load_base
-from workloads.training.flops import flops_per_token
-from workloads.training.reading import ReadSamples, read_samples
-from workloads.training.step import Steps, batch_maker, plan_data
-from workloads.training.watching import profile_steps
+from workloads.training.techniques import chosen
+from workloads.training.techniques.optimization import state_bytes
 from workloads.warmup import WarmupPlan, repeated_if_compiled
 from workloads.weights import held_bytes
+
+# The model that is trained, as loaded: weights, tokenizer, and what the loop needs to know.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """A model on its card, before any method."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    pad_token_id: int
+    context_length: int | None
+    task: TaskSpec
+
+    def format(self, parameters: Mapping[str, Any]) -> SampleFormat:
+        """The way in which a job's examples become its samples."""
+        return SampleFormat(
+            tokenizer=self.tokenizer,
+            source=self.source,
+            config=self.model.config,
+            parameters=parameters,
+            pad_token_id=self.pad_token_id,
+            context_length=self.context_length,
+        )
+
+
+def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
+    """Load a model in ``precision`` with the arguments that method and techniques want.
+
+    Raises:
+        DataMissing: it is not there, or incomplete.
+        BadConfiguration: the workload takes no such model.
+        Unsupported: this card cannot do the precision, or the model not the attention.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    device = loading.device
+    lacking = device.lacks(precision)
+    if lacking:
+        raise Unsupported(f"{precision}: {lacking}")
+    source = loading.source = open_model(name, weights=not loading.fresh, protected=True)
+    task = registry.task_for(workload, source.entry)
+    weights.check_shapes(load_config(source), precision, device.name)
+    tokenizer = load_tokenizer(source, **loading.tokenizer_arguments)
+    if loading.fresh:
+        model = task.function("make")(source, len(tokenizer), **loading.model_arguments)
+    else:
+        model = task.function("load")(source, **loading.model_arguments)
+    if "device_map" not in loading.model_arguments:
+        model.to(device.torch_device)
+    precisions.finish_loading(model, precision, device.name)
+    for check in loading.checks:
+        check(model, tokenizer)
+    for change in loading.changes:
+        model = change(model, tokenizer, task)
+    if new := getattr(model, "new_weights", ()):
+        loading.details["new_weights"] = ", ".join(new)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return BaseModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        pad_token_id=pad if isinstance(pad, int) else 0,
+        context_length=getattr(model.config, "max_position_embeddings", None),
+        task=task,
+    )
+
+
+# The remains of a training: a verdict on its losses, and the weights that are kept.
+
+
+def losses(
+    samples: Sequence[Sample],
+    first_loss: float,
+    gather: Callable[[Any], list[Any]],
+    my_loss_after: float,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The loss on the first batch before and after training, and what is wrong with losses.
+
+    Each rank has its part of that batch; the mean of their losses is that of the whole batch.
+    """
+    pairs = gather((first_loss, my_loss_after))
+    before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    found = {"first_batch_loss_before": before, "first_batch_loss_after": after}
+    strange = [s.repeat for s in samples if s.loss is None or not math.isfinite(s.loss)]
+    if strange:
+        first = "before anything was learned" if strange[0] == 0 else f"first at step {strange[0]}"
+        text = f"the loss is no number in {len(strange)} of {len(samples)} steps, {first}"
+        return found, {"loss_flag": text}
+    if not after < before:
+        text = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
+        return found, {"loss_flag": text}
+    return found, {}
+
+
+def finish(
+    request: Request,
+    context: JobContext,
+    method: MethodParameters,
+    training: Training,
+    source: ModelSource,
+    steps: Steps,
+    make: Any,
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Keep what remains of the trained model: an adapter or the whole model under its name, or
+    converted weights and the loss that they have."""
+    details: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    origin = {
+        **origin_by(request),
+        "method": method.method,
+        "precision": request.precision,
+        "dataset": request.dataset,
+        "steps": method.steps,
+        **training.origin,
+    }
+    if method.save_adapter:
+        with training.gathered():
+            if context.rank == 0:
+                where = adapters.save_adapter(training.model, method.save_adapter, origin)
+                details["saved_adapter"] = str(where)
+        context.collective.barrier()  # ranks end together, and with them the gang
+    if method.save_model:
+        with training.gathered():
+            if context.rank == 0:
+                where = save_trained(training.model, source, method.save_model, origin)
+                details["saved_model"] = str(where)
+        context.collective.barrier()
+    if method.method.startswith("qat"):
+        training.wrapper = None
+        training.model, details["converted"] = methods.converted(training.model)
+        metrics["converted_loss"] = steps.evaluate(make(0))
+    return details, metrics
+
+
+# A profile of training, of which nothing remains: what follows sees the model as it was timed.
+
+
+def profile_steps(training: Training, steps: Steps, batch: StepBatch) -> Profile:
+    """Watch optimizer steps on a batch, then put back weights, optimizer, random numbers and what
+    else remembers them. What a library divides among cards cannot be put back: there, passes
+    forward and backward are watched."""
+    random = training.device.random_state()
+    try:
+        return _watched(training, steps, batch)
+    finally:
+        training.device.restore_random_state(random)
+
+
+def _watched(training: Training, steps: Steps, batch: StepBatch) -> Profile:
+    if training.divided is not None:
+        seen = profiled(lambda: steps.rehearse(batch), training.device)
+        told = {"profile": f"{seen.details['profile']}, without the optimizer's update"}
+        return dataclasses.replace(seen, details={**seen.details, **told})
+    trained, _ = weights_of(training.model)
+    before = on_host({"weights": trained, "optimizer": training.optimizer.state_dict()})
+    remembered = on_host({name: each.state_dict() for name, each in training.stateful.items()})
+    try:
+        return profiled(lambda: steps.untimed(batch), training.device)
+    finally:
+        restore(training, before, remembered)
+
 
 _evicting = itertools.count()
 
@@ -147,7 +322,7 @@ def _run(request: Request, context: JobContext, taken: _Pass) -> Result:
         **profile.details,
         "host_memory_peak": host_memory.method,
     }
-    metrics, flag = remains.losses(
+    metrics, flag = losses(
         measured.samples,
         sum(training.losses[0]),
         context.collective.gather,
@@ -161,7 +336,7 @@ def _run(request: Request, context: JobContext, taken: _Pass) -> Result:
             metrics["held_out_loss"] = training.held_out_loss()
             for name, objective in training.held_out_metrics.items():
                 metrics[name] = training.held_out_loss(objective)
-        kept, converted = remains.finish(
+        kept, converted = finish(
             request, context, method, training, loaded.base.source, steps, make
         )
         details |= kept

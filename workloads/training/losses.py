@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from workloads.training.samples import NOT_LEARNED
+import torch
+from torch.nn.functional import linear, log_softmax
+
+from workloads.base import Unsupported
+from workloads.training.data import NOT_LEARNED
 
 if TYPE_CHECKING:
     import torch
@@ -76,3 +81,126 @@ def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
         labels: [rows, positions], not shifted; -100 where nothing is learned.
     """
     return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
+
+
+# Cross entropy of next tokens, from the states below the last layer, in chunks of positions.
+#
+# Logits of all learned positions are the largest tensor of a step, and the loss makes several of
+# that size. Here a chunk's logits become its part of the loss and of the gradients at once, so that
+# only one chunk's exist, and stay in a processor's cache while they are used.
+
+#: Positions of a chunk; a product with so many rows is as fast as one with all of them.
+CHUNK = 128
+
+
+class _Summed(torch.autograd.Function):
+    """The summed cross entropy of states [positions, width] under a last layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute loss and gradients, which ``backward`` only has to scale."""
+        wanted = ctx.needs_input_grad[:3]
+        inputs = (states, weight, bias)
+        # In float32: a loss scale comes later, and 16 bits would have lost what it is to save.
+        gradients = [
+            torch.zeros_like(one, dtype=torch.float32) if one is not None and asked else None
+            for one, asked in zip(inputs, wanted, strict=True)
+        ]
+        of_states, of_weight, of_bias = gradients
+        summed = torch.zeros((), dtype=torch.float32, device=states.device)
+        for start in range(0, len(states), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            logits = linear(states[chunk], weight, bias).float()
+            target = targets[chunk, None]
+            logarithms = log_softmax(logits, 1)
+            summed -= logarithms.gather(1, target).sum()
+            if not any(wanted):
+                continue
+            probabilities = logarithms.exp_()
+            minus_one = probabilities.new_full(target.shape, -1.0)
+            difference = probabilities.scatter_add_(1, target, minus_one).to(weight.dtype)
+            if of_states is not None:
+                of_states[chunk] = difference @ weight
+            if of_weight is not None:
+                of_weight += difference.T @ states[chunk]
+            if of_bias is not None:
+                of_bias += difference.sum(0)
+        ctx.dtypes = [None if one is None else one.dtype for one in inputs]
+        ctx.gradients = gradients
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale what ``forward`` has found."""
+        scaled = [
+            None if one is None else (one * outer[0]).to(dtype)
+            for one, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None)
+
+
+def summed(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """The summed cross entropy of states [positions, width] under a last layer, for targets
+    [positions]."""
+    found: torch.Tensor = _Summed.apply(states, weight, bias, targets)
+    return found
+
+
+def without_last_layer(model: Any, device: str) -> ChunkedLoss:
+    """Leave the last layer out of a model's forward pass; the loss that takes what is below it.
+
+    Raises:
+        Unsupported: the last layer is not a plain product, or its logits are changed afterwards.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or type(head.weight) is not torch.nn.Parameter:
+        kind = type(head).__name__
+        raise Unsupported(f"logits chunked: the last layer is no plain product, but a {kind}")
+    ids = torch.tensor([[3, 4, 5, 6]], device=device)
+    was_training = model.training
+    model.eval()  # dropout would make a difference of its own
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+        head.forward = torch.nn.Identity().forward  # type: ignore[method-assign]
+        states = model(input_ids=ids, use_cache=False).logits
+    model.train(was_training)
+    if not torch.equal(linear(states, head.weight, head.bias), logits):
+        del head.forward
+        raise Unsupported(
+            f"logits chunked: {type(model).__name__} changes the logits that its last layer "
+            "gives; write logits: learned"
+        )
+    return ChunkedLoss(head)
+
+
+class ChunkedLoss:
+    """The loss of states that a last layer would make logits of."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        self._head = head
+        #: As ``summed``; a kernel may take its place.
+        self.cross_entropy: Callable[..., torch.Tensor] = summed
+
+    def __call__(
+        self, states: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Cross entropy of each next token, summed over the labelled ones.
+
+        Args:
+            states: [rows, positions, width], where others get logits.
+            labels: [rows, positions], not shifted.
+            kept: not used; the states are of all positions.
+        """
+        targets = labels[:, 1:]
+        learned = targets != NOT_LEARNED
+        return self.cross_entropy(
+            states[:, :-1][learned], self._head.weight, self._head.bias, targets[learned]
+        )

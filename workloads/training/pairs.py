@@ -1,27 +1,148 @@
-"""Samples of sequence-to-sequence models: a source that is read, a target that is learned.
+"""Settings of sequence-to-sequence models: how a text becomes what the encoder reads.
 
-The encoder reads the source, with its prefix, in both directions. The decoder is given the target
-one place later, behind the token that a text begins with, and learns the target at each place. A
-batch pads both sides on the right; padding carries no label, so it is never learned
-(``--ignore_pad_token_for_loss True`` of transformers' script; the published T5 run had False).
+Fine-tuning and text generation have them beside their own; with a model of another kind the plan
+refuses them (``TaskSpec.settings``). Their values are those of transformers' own example script,
+``run_summarization.py``: an article is cut at 1,024 tokens, its summary at 128.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import BadConfiguration, Unsupported
-from workloads.seq2seq_settings import source_length, target_length
-from workloads.training.flops import train_flops_per_token
-from workloads.training.samples import NOT_LEARNED, Encoded, SampleFormat
+from workloads.base import (
+    BadConfiguration,
+    JobDescription,
+    Refusal,
+    Unsupported,
+    WorkloadParameters,
+)
+from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.settings import setting
+from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
+from workloads.training.parallel.layout import model_parallel_size
 
 if TYPE_CHECKING:
     import torch
 
     from workloads.data.examples import Example
-    from workloads.techniques.base import Inputs
+    from workloads.training.technique import Inputs
+
+#: Most tokens of a source and of a target, unless told.
+SOURCE_TOKENS, TARGET_TOKENS = 1024, 128
+
+
+class SourceParameters(WorkloadParameters):
+    """Settings of what the encoder reads."""
+
+    source_prefix: str = setting(
+        "",
+        role="work",
+        loads=True,
+        description="Text before every source, such as `summarize: ` (the blank at its end "
+        "counts), which T5's own checkpoints want. For sequence-to-sequence models.",
+    )
+    max_source_length: int | None = setting(
+        None,
+        role="work",
+        loads=True,
+        length=True,
+        ge=2,
+        description="Most tokens of a source; a longer one is cut at its end. For "
+        f"sequence-to-sequence models. Left out: {SOURCE_TOKENS}.",
+    )
+
+
+class Seq2SeqParameters(SourceParameters):
+    """Settings of pairs of texts that a model learns from."""
+
+    max_target_length: int | None = setting(
+        None,
+        role="work",
+        length=True,
+        ge=2,
+        description="Most tokens of a target (a summary); a longer one is cut at its end. For "
+        f"sequence-to-sequence models. Left out: {TARGET_TOKENS}.",
+    )
+
+
+def source_length(parameters: Mapping[str, Any]) -> int:
+    """Most tokens of a source."""
+    return int(parameters.get("max_source_length") or SOURCE_TOKENS)
+
+
+def target_length(parameters: Mapping[str, Any]) -> int:
+    """Most tokens of a target."""
+    return int(parameters.get("max_target_length") or TARGET_TOKENS)
+
+
+# Rules of jobs with sequence-to-sequence models. Pure, without torch: the plan asks.
+
+#: Families whose feed-forward layers overflow in fp16.
+_OVERFLOWING = frozenset({"t5", "mt5", "umt5", "longt5"})
+
+#: Values of techniques for which samples have to be one row of tokens.
+_OF_ONE_ROW = {
+    ("padding", "packing"): "packs a source and its target into no row",
+    **dict.fromkeys(
+        [("logits", "learned"), ("logits", "chunked")],
+        "computes the logits of all positions of a target, and learns them all",
+    ),
+    ("batching", "continuous"): "generates in static batches",
+}
+
+
+def refuse(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
+    """Objections to a job with such a model."""
+    yield from _fp16(asked, kind)
+    if asked.parameters.get("max_length", 512) != 512:
+        yield Refusal(
+            setting="max_length",
+            reason="a sequence-to-sequence model has a length of the source and one of the target",
+            hint="write max_source_length and max_target_length",
+        )
+    for (name, value), reason in _OF_ONE_ROW.items():
+        if asked.parameters.get(name) == value:
+            yield Refusal(
+                setting=name,
+                reason=f"this version {reason} (sequence-to-sequence models)",
+                hint=f"leave {name} out",
+                unsupported=True,
+            )
+    if model_parallel_size(asked.parameters, asked.cards) > 1:
+        whole = asked.parameters.get("strategy") in ("tensor-parallel", "pipeline")
+        yield Refusal(
+            setting="strategy" if whole else "tensor_parallel",
+            reason="this version splits decoder-only models over cards",
+            hint="strategy ddp, fsdp2 and zero0 to zero3 train sequence-to-sequence models on many "
+            "cards",
+            unsupported=True,
+        )
+
+
+def _fp16(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
+    if kind.model_type not in _OVERFLOWING:
+        return
+    for name, value in (
+        ("precision", asked.precision),
+        ("autocast", asked.parameters.get("autocast")),
+    ):
+        if value == "fp16":
+            yield Refusal(
+                setting=name,
+                reason="T5's feed-forward layers overflow in fp16",
+                hint=f"write {name}: bf16",
+                unsupported=True,
+            )
+
+
+# Samples of sequence-to-sequence models: a source that is read, a target that is learned.
+#
+# The encoder reads the source, with its prefix, in both directions. The decoder is given the target
+# one place later, behind the token that a text begins with, and learns the target at each place. A
+# batch pads both sides on the right; padding carries no label, so it is never learned
+# (``--ignore_pad_token_for_loss True`` of transformers' script; the published T5 run had False).
 
 #: T5's own checkpoints were trained with a prefix for each task.
 PREFIXED = ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")
@@ -122,7 +243,7 @@ def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) ->
     """One pair a row, both sides padded to the longest, or to all there may be if ``fixed``."""
     import torch
 
-    from workloads.techniques.base import Inputs
+    from workloads.training.technique import Inputs
 
     source, target = source_length(form.parameters), target_length(form.parameters)
     if not fixed:
@@ -142,9 +263,9 @@ def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) ->
     )
 
 
-def flops(model: Any, samples: Sequence[Pair]) -> float:
-    """Operations of a training step for each token, both sides counted: layers of the encoder, and
-    those that read its output, work on sources, all others on targets."""
+def layer_share(samples: Sequence[Pair]) -> Callable[[str], float]:
+    """A layer's name -> the share of the tokens that it works on: layers of the encoder, and those
+    that read its output, work on sources, all others on targets."""
     source = sum(len(sample.source) for sample in samples)
     target = sum(len(sample.target) for sample in samples)
     share = source / (source + target)
@@ -153,4 +274,4 @@ def flops(model: Any, samples: Sequence[Pair]) -> float:
         of_source = "encoder." in f"{name}." and ".decoder." not in f".{name}."
         return share if of_source or any(part in name for part in _CROSS) else 1 - share
 
-    return train_flops_per_token(model, of_layer)
+    return of_layer

@@ -8,28 +8,25 @@ cards changes how it is computed, and not what is learned.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.measure import Observation
-from workloads.parallel.layout import Layout
-from workloads.techniques.base import (
-    DataPlan,
-    Inputs,
-    Objective,
-    StepBatch,
-    Technique,
-    Training,
-)
-from workloads.training import rows
-from workloads.training.samples import Learnable, SampleFormat
+from workloads.training import data as rows
+from workloads.training.data import Learnable, SampleFormat
+from workloads.training.parallel.layout import Layout
+from workloads.training.technique import DataPlan, Inputs, Objective, StepBatch, Technique, Training
+from workloads.weights import logical_count
 
 if TYPE_CHECKING:
     import torch
 
     from workloads.devices.base import Device
     from workloads.registry import TaskSpec
+    from workloads.training.data import Learnable
 
 
 def plan_data(
@@ -219,3 +216,81 @@ def _sum(times: Sequence[float | None]) -> float | None:
     """None where there are none, or one is not known."""
     known = [time for time in times if time is not None]
     return sum(known) if known and len(known) == len(times) else None
+
+
+# Quality beside speed in fine-tuning: the loss on answers that the model was not trained on.
+#
+# A technique, a method or a precision may change what is learned. The loss on the first batch,
+# which was learned from, says little of that; the loss on examples that are held out does. They are
+# the last of the dataset, so that jobs that hold out equally many are held against the same
+# answers.
+
+
+def loss(
+    steps: Steps,
+    training: Training,
+    data: DataPlan,
+    samples: Sequence[Learnable],
+    gather: Callable[[Any], list[Any]],
+    objective: Objective | None = None,
+) -> float:
+    """Mean loss of the learned tokens of these samples, as the model is now, without dropout.
+    It is the task's unless an objective is given, whatever is trained by.
+
+    They are read in batches of training's size, in their order; the last one is filled from the
+    first samples. Every rank computes its part.
+    """
+    in_order = dataclasses.replace(data, arrange=rows.in_order)
+    make = batch_maker(in_order, samples, training.layout.data_rank)
+    batches = -(-len(samples) // (data.batch_size * data.cards))
+    summed = tokens = 0.0
+    compiled = training.model._compiled_call_impl
+    training.model.eval()
+    training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+    try:
+        for number in range(batches):
+            step = make(number)
+            mean = steps.evaluate(step, objective or training.plain_loss)
+            summed += mean * step.loss_tokens
+            tokens += step.loss_tokens
+    finally:
+        training.model._compiled_call_impl = compiled
+        training.model.train()
+    each = gather(summed / tokens)
+    return math.fsum(each) / len(each)
+
+
+# Floating-point operations of training, for the share of a card's peak that is used (MFU).
+#
+# A linear layer of n weights takes 2n operations a token forward, 2n more for the gradient of its
+# inputs, and 2n for that of its weights if they learn. Layers below everything that learns need no
+# backward pass. Left out by convention: attention's own products, norms, activations, the
+# embedding, and what gradient checkpointing computes again.
+
+
+def flops_per_token(task: TaskSpec, model: Any, samples: Sequence[Learnable]) -> float:
+    """Operations of one training step for each token of these samples."""
+    if "layer_share" in task.functions:
+        return train_flops_per_token(model, task.function("layer_share")(samples))
+    return train_flops_per_token(model)
+
+
+def train_flops_per_token(model: Any, share: Callable[[str], float] = lambda name: 1.0) -> float:
+    """Operations of one training step for each token, from the layers of a model as it is.
+
+    ``share`` is that of the tokens which pass a layer, by the layer's name.
+    """
+    import torch
+
+    total = 0.0
+    learning_below = False
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        learns = any(parameter.requires_grad for parameter in own)
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":
+            weights = logical_count(module.weight)
+            backward_through = learning_below or learns
+            passes = 1 + backward_through + module.weight.requires_grad
+            total += 2 * weights * passes * share(name)
+        learning_below = learning_below or learns
+    return total

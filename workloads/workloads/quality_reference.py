@@ -5,8 +5,8 @@ from __future__ import annotations
 from workloads.base import TOKENS
 from workloads.data.rules import DatasetParameters
 from workloads.registry import WorkloadSpec
-from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
+from workloads.training.pairs import SourceParameters
 
 
 class QualityReferenceParameters(SourceParameters, DatasetParameters):

@@ -10,8 +10,8 @@ from workloads.generation_rules import refuse
 from workloads.profiling import PROFILE
 from workloads.quality_metrics import METRICS
 from workloads.registry import WorkloadSpec
-from workloads.seq2seq_settings import SourceParameters
 from workloads.settings import setting
+from workloads.training.pairs import SourceParameters
 
 
 class TextGenerationParameters(SourceParameters, DatasetParameters):

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from workloads.settings import setting
-from workloads.techniques.base import Technique, Training
+from workloads.training.technique import Technique, Training
 
 
 class SignOfGradients(Technique):

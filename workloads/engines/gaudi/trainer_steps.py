@@ -15,11 +15,10 @@ import torch
 from transformers import TrainerCallback
 
 from workloads.base import JobContext, MeasureSettings, Sample
-from workloads.compilations import Compilations
+from workloads.compilation import Compilations
 from workloads.registry import TaskSpec
-from workloads.techniques.base import Inputs
-from workloads.training.rows import in_order
-from workloads.training.samples import Learnable, SampleFormat
+from workloads.training.data import Learnable, SampleFormat, in_order
+from workloads.training.technique import Inputs
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice

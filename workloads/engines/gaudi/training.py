@@ -32,13 +32,13 @@ from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_by
 from workloads.engines.gaudi import generation, library
 from workloads.engines.gaudi.trainer_steps import First, Rows, Steps, stacked
 from workloads.engines.optimum_habana import SPEC
-from workloads.finetuning_method import MethodParameters, method_for
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.saved import origin_by
 from workloads.registry import TaskSpec, task_for
 from workloads.training import adapters, methods
-from workloads.training.flops import flops_per_token
-from workloads.training.samples import Encoded, SampleFormat
+from workloads.training.data import Encoded, SampleFormat
+from workloads.training.methods import MethodParameters, method_for
+from workloads.training.step import flops_per_token
 from workloads.warmup import repeated_if_compiled
 
 if TYPE_CHECKING:

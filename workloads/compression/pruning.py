@@ -1,0 +1,550 @@
+"""Sparsity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.models.targets import linear_shapes
+from workloads.registry import Metric
+from workloads.settings import setting
+from workloads.training.methods import ADAPTER_METHODS, method_name
+from workloads.training.parallel.layout import divides_weights
+from workloads.training.technique import Technique, Training
+
+if TYPE_CHECKING:
+    import torch
+
+# Pruning: weights of a model that become zero, and channels that go for good.
+#
+# Three patterns. *Magnitude* zeroes the smallest weights of each layer, wherever they are. *2:4*
+# zeroes the two smallest of every four inputs, the pattern that sparse tensor cores read.
+# *Channels* removes whole channels between the matrices of a feed-forward part: rows of those that
+# go in, columns of the one that comes out; what is left is a smaller dense model. A layer's weights
+# are judged among themselves, so that a share means the same in all layers.
+
+#: Inputs that share a pattern of 2:4, and how many of them stay.
+GROUP, KEPT = 4, 2
+
+#: The matrices of a feed-forward part as architectures spell them: those in, the one out.
+FEED_FORWARD = (
+    (("gate_up_proj",), "down_proj"),
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("wi_0", "wi_1"), "wo"),
+    (("wi",), "wo"),
+    (("dense_h_to_4h",), "dense_4h_to_h"),
+    (("fc1",), "fc2"),
+)
+#: What a configuration calls the channels in between.
+_WIDTHS = ("intermediate_size", "d_ff", "ffn_hidden_size", "ffn_dim", "n_inner")
+#: Kernels are fast on whole vectors: channels that stay are a multiple of so many.
+VECTOR = 8
+
+
+def prunable_layers(model: Any) -> dict[str, torch.nn.Linear]:
+    """The linear layers that are pruned, by name: all but the output layer.
+
+    Raises:
+        BadConfiguration: the model has none.
+    """
+    import torch
+
+    output = model.get_output_embeddings()
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not output
+    }
+    if not found:
+        raise BadConfiguration(f"sparsity: {type(model).__name__} has no linear layers to prune")
+    return found
+
+
+def magnitude_mask(weight: torch.Tensor, share: float) -> torch.Tensor:
+    """True where a weight stays: the smallest ``share`` of them goes, counted to the weight."""
+    import torch
+
+    order = weight.detach().abs().flatten().argsort(stable=True)
+    mask = torch.ones_like(order, dtype=torch.bool)
+    mask[order[: round(share * order.numel())]] = False
+    return mask.view_as(weight)
+
+
+def two_of_four_mask(weight: torch.Tensor) -> torch.Tensor:
+    """True at the two largest weights of every four inputs."""
+    import torch
+
+    groups = weight.detach().abs().view(weight.shape[0], -1, GROUP)
+    mask = torch.zeros_like(groups, dtype=torch.bool)
+    mask.scatter_(2, groups.topk(KEPT, dim=2).indices, True)
+    return mask.view_as(weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """The matrices on both sides of a layer's inner channels."""
+
+    name: str
+    into: tuple[torch.nn.Linear, ...]  # their rows are channels, once or twice over (fused)
+    out: torch.nn.Linear  # its columns are channels
+
+    @property
+    def channels(self) -> int:
+        """Number of inner channels."""
+        return self.out.in_features
+
+    def rows(self, matrix: torch.nn.Linear, kept: torch.Tensor) -> torch.Tensor:
+        """The rows of a matrix in which channels lie, each part of a fused one in turn."""
+        import torch
+
+        parts = matrix.out_features // self.channels
+        return torch.cat([kept + part * self.channels for part in range(parts)])
+
+    def largest(self, count: int) -> torch.Tensor:
+        """The channels with the largest norm of all their weights, ascending."""
+        scores = self.out.weight.detach().float().square().sum(0)
+        for matrix in self.into:
+            each = matrix.weight.detach().float().square().sum(1)
+            scores = scores + each.view(-1, self.channels).sum(0)
+        return scores.topk(count).indices.sort().values
+
+    def masks(self, count: int) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
+        """Each matrix with a mask that leaves the largest channels."""
+        import torch
+
+        kept = self.largest(count)
+        for matrix in self.into:
+            mask = torch.zeros_like(matrix.weight, dtype=torch.bool)
+            mask[self.rows(matrix, kept)] = True
+            yield matrix, mask
+        mask = torch.zeros_like(self.out.weight, dtype=torch.bool)
+        mask[:, kept] = True
+        yield self.out, mask
+
+    def shrink(self, count: int) -> None:
+        """Remove all but the largest channels."""
+        kept = self.largest(count)
+        for matrix in self.into:
+            rows = self.rows(matrix, kept)
+            _replace(matrix, "weight", matrix.weight[rows])
+            if matrix.bias is not None:
+                _replace(matrix, "bias", matrix.bias[rows])
+            matrix.out_features = len(rows)
+        _replace(self.out, "weight", self.out.weight[:, kept])
+        self.out.in_features = count
+
+
+def _replace(layer: torch.nn.Linear, name: str, values: torch.Tensor) -> None:
+    import torch
+
+    learns = getattr(layer, name).requires_grad
+    new = torch.nn.Parameter(values.detach().clone().contiguous(), requires_grad=learns)
+    setattr(layer, name, new)
+
+
+def feed_forwards(model: Any) -> list[FeedForward]:
+    """The feed-forward parts of a model, whose channels can be removed.
+
+    Raises:
+        Unsupported: it has none that are known, or of unlike widths, which no configuration says.
+    """
+    found = []
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        for into, out in FEED_FORWARD:
+            if out in children and all(each in children for each in into):
+                matrices = tuple(children[each] for each in into)
+                found.append(FeedForward(name=name, into=matrices, out=children[out]))
+                break
+    widths = {part.channels for part in found}
+    if len(widths) != 1 or _width_name(model.config, min(widths)) is None:
+        raise Unsupported(
+            f"sparsity channels: {type(model).__name__} has "
+            + (f"feed-forward parts of {len(widths)} widths" if widths else "no known feed-forward")
+            + "; write sparsity: magnitude"
+        )
+    return found
+
+
+def _width_name(config: Any, width: int) -> str | None:
+    return next((name for name in _WIDTHS if getattr(config, name, None) == width), None)
+
+
+def channels_left(channels: int, share: float) -> int:
+    """The channels that stay of so many: a multiple of 8 where there were such; 0: none would."""
+    left = channels * (1 - share)
+    unit = VECTOR if channels % VECTOR == 0 else 1
+    return round(left / unit) * unit
+
+
+def remove_channels(model: Any, count: int) -> None:
+    """Leave the ``count`` largest channels of each feed-forward part; the configuration says so."""
+    parts = feed_forwards(model)
+    name = _width_name(model.config, parts[0].channels)
+    for part in parts:
+        part.shrink(count)
+    setattr(model.config, str(name), count)
+
+
+#: The share that is pruned where none is said; 2:4 has no other.
+USUAL_SHARE = 0.5
+#: Part of the steps after which the gradual schedule has pruned all it will.
+_FULL_AFTER = 0.75
+
+
+def share_at(step: int, steps: int, final: float) -> float:
+    """Share that is pruned after a step (from 0) of so many: cubic, as Zhu and Gupta's."""
+    whole = max(1, round(steps * _FULL_AFTER))
+    done = min((step + 1) / whole, 1.0)
+    return final * (1 - (1 - done) ** 3)
+
+
+class Sparsity(Technique):
+    """Sparsity: weights that are zero, channels that are gone, values that are shared.
+
+    Pruned before the first step, a model learns to do without; with the schedule *gradual* the
+    share grows from step to step, fast at first (cubic), and is whole after three quarters of the
+    steps. *magnitude* zeroes the smallest weights of each layer, *2:4* two of every four inputs.
+    Masks are kept through every update, in gradients and the optimizer's averages too. Training
+    computes with the zeros as with any number, so neither is faster here. *channels* removes
+    channels of the feed-forward parts: a smaller dense model, faster everywhere. After the last
+    step ``cluster_bits`` gathers each layer's weights into few values and measures their Huffman
+    code: prune, share, code, as in Deep Compression. ``save_model`` keeps what comes out.
+    """
+
+    name: ClassVar[str] = "sparsity"
+    title: ClassVar[str] = "sparsity and weight sharing"
+    order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
+    beside: ClassVar[Any] = dict.fromkeys(
+        ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
+    )
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="zero_share",
+            title="zeros",
+            description="Share of zeros in the pruned layers as they are, counted.",
+        ),
+        Metric(
+            name="layer_bytes_before",
+            title="layers before",
+            unit="bytes",
+            description="Bytes of the linear layers before anything was pruned.",
+        ),
+        Metric(
+            name="layer_bytes_after",
+            title="layers after",
+            unit="bytes",
+            description="Bytes of the linear layers as files can have them: dense, of fewer "
+            "channels, in the layout of 2:4, or coded.",
+            better="lower",
+        ),
+        Metric(
+            name="dense_loss",
+            title="held-out loss when dense",
+            description="Held-out loss before anything is pruned or learned.",
+        ),
+        Metric(
+            name="pruned_loss",
+            title="held-out loss when pruned",
+            description="Held-out loss after pruning at once, before anything is learned.",
+            better="lower",
+        ),
+        Metric(
+            name="unshared_loss",
+            title="held-out loss before sharing",
+            description="Held-out loss after the last step, before weights share values.",
+            better="lower",
+        ),
+        Metric(
+            name="entropy_bits",
+            title="entropy",
+            unit="bits/weight",
+            description="Entropy of the shared values' numbers: no code of single ones is shorter.",
+        ),
+        Metric(
+            name="coded_bits",
+            title="Huffman code",
+            unit="bits/weight",
+            description="Bits a weight of the Huffman code, which was written and read back.",
+            better="lower",
+        ),
+    )
+
+    sparsity: Literal["none", "magnitude", "2:4", "channels"] = setting(
+        "none",
+        role="work",
+        description="Weights that become zero (method full): magnitude zeroes the smallest of each "
+        "layer, 2:4 two of every four inputs; channels removes channels of the feed-forward parts.",
+    )
+    sparsity_share: float | None = setting(
+        None,
+        role="work",
+        gt=0,
+        lt=1,
+        description="Share that is pruned, of weights (magnitude) or of channels. Left out: 0.5.",
+    )
+    sparsity_schedule: Literal["once", "gradual"] = setting(
+        "once",
+        role="work",
+        description="once prunes before the first step; gradual more with every step, until three "
+        "quarters of them are done.",
+    )
+    cluster_bits: int | None = setting(
+        None,
+        role="work",
+        ge=1,
+        le=8,
+        description="After the last step each layer's weights that are not zero share 2 to the "
+        "power of so many values (k-means); the row has the size of their Huffman code.",
+    )
+
+    _state: list[Pruned] = PrivateAttr(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """The share that is pruned in the end."""
+        return USUAL_SHARE if self.sparsity_share is None else self.sparsity_share
+
+    # ------------------------------------------------------------ in the plan
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.sparsity == "none" and self.cluster_bits is None:
+            return
+        blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
+        method = method_name(asked.parameters)
+        if method in ADAPTER_METHODS or method == "qat":
+            why = (
+                "trains an adapter over a base that is frozen"
+                if method in ADAPTER_METHODS
+                else "rounds weights in a way of its own"
+            )
+            yield Refusal(
+                setting=blamed, reason=f"method {method} {why}", hint="write method: full"
+            )
+        if divides_weights(asked.parameters, asked.cards):
+            yield Refusal(
+                setting=blamed,
+                reason="each card holds a part of every matrix, and this version judges weights "
+                "and channels of whole ones",
+                hint="write strategy: ddp",
+                unsupported=True,
+            )
+        if self.sparsity == "2:4":
+            yield from self._two_of_four(asked)
+        elif self.sparsity != "none":
+            yield from self._emptied(asked)
+
+    def _two_of_four(self, asked: JobDescription) -> Iterator[Refusal]:
+        if self.sparsity_share not in (None, USUAL_SHARE):
+            yield Refusal(
+                setting="sparsity_share",
+                reason="2:4 zeroes one half",
+                hint="leave it out, or write sparsity: magnitude",
+            )
+        if self.sparsity_schedule != "once":
+            yield Refusal(
+                setting="sparsity_schedule",
+                reason="2:4 is two of every four from the first step on",
+                hint="write sparsity_schedule: once, or sparsity: magnitude",
+            )
+        for name, (_, inputs) in (linear_shapes(asked.model) or {}).items():
+            if inputs % GROUP:
+                yield Refusal(
+                    setting="sparsity",
+                    reason=f"the {inputs} inputs of {name} are no multiple of {GROUP}",
+                    hint="write sparsity: magnitude",
+                )
+                return
+
+    def _emptied(self, asked: JobDescription) -> Iterator[Refusal]:
+        """A share that leaves nothing of a layer."""
+        outs = {out for _, out in FEED_FORWARD}
+        for name, (outputs, inputs) in (linear_shapes(asked.model) or {}).items():
+            if self.sparsity == "magnitude":
+                count, what = outputs * inputs, "weights"
+                left = count - round(self.share * count)
+            elif name.rsplit(".", 1)[-1] in outs:
+                count, what = inputs, "channels"
+                left = channels_left(count, self.share)
+            else:
+                continue
+            if left < 1:
+                yield Refusal(
+                    setting="sparsity_share",
+                    reason=f"a share of {self.share:g} leaves none of the {count:,} {what} of "
+                    f"{name}",
+                    hint="write a smaller share",
+                )
+                return
+
+    # ------------------------------------------------------------ in training
+
+    @property
+    def in_training(self) -> list[Pruned]:
+        """The masks of the model that this job trains, once it has one."""
+        return self._state
+
+    def on_model(self, training: Training) -> None:
+        if self.sparsity == "none" and self.cluster_bits is None:
+            return
+        layers = prunable_layers(training.model)
+        state = Pruned(bytes_before=_bytes(layers.values()), layers=layers)
+        self._state.append(state)
+        if self.sparsity_schedule == "gradual":
+            training.stateful["masks"] = state
+        training.metrics["layer_bytes_before"] = float(state.bytes_before)
+        _note_loss(training, "dense_loss")
+        if self.sparsity == "none":
+            return
+        if self.sparsity_schedule == "once":
+            self._prune(training, state, self.share)
+            _note_loss(training, "pruned_loss")
+        training.before_update.append(state.mask_gradients)
+
+    def after_step(self, training: Training, step: int) -> None:
+        for state in self._state:
+            if self.sparsity_schedule == "gradual":
+                share = share_at(step, training.steps, self.share)
+                if share > state.share:
+                    self._prune(training, state, share)
+            state.mask_weights()
+
+    def after_steps(self, training: Training) -> None:
+        for state in self._state:
+            if self.sparsity == "channels" and state.masks:
+                training.wrapper = None  # holds the matrices of before
+                state.masks.clear()
+                remove_channels(training.model, self._channels(training.model))
+            layers = prunable_layers(training.model)
+            after = _bytes(layers.values())
+            if self.sparsity == "2:4":
+                after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
+            if self.cluster_bits is not None:
+                after = self._share(training, layers, self.cluster_bits)
+            training.metrics["layer_bytes_after"] = float(after)
+            zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
+            total = sum(layer.weight.numel() for layer in layers.values())
+            training.metrics["zero_share"] = zeros / total
+            told = self._told(zeros / total, len(layers))
+            training.details["sparsity"] = training.origin["sparsity"] = told
+
+    def _prune(self, training: Training, state: Pruned, share: float) -> None:
+        """Set the masks for a share, or remove channels where that is done at once."""
+        import torch
+
+        state.share = share
+        if self.sparsity == "channels" and self.sparsity_schedule == "once":
+            remove_channels(training.model, self._channels(training.model, share))
+            return
+        if self.sparsity == "channels":
+            for part in feed_forwards(training.model):
+                count = channels_left(part.channels, share)
+                state.masks |= {layer.weight: mask for layer, mask in part.masks(count)}
+        else:
+            for name, layer in prunable_layers(training.model).items():
+                if self.sparsity == "2:4" and layer.in_features % GROUP:
+                    raise Unsupported(
+                        f"sparsity 2:4: the {layer.in_features} inputs of {name} are no multiple "
+                        f"of {GROUP}"
+                    )
+                state.masks[layer.weight] = (
+                    two_of_four_mask(layer.weight)
+                    if self.sparsity == "2:4"
+                    else magnitude_mask(layer.weight, share)
+                )
+                if not bool(torch.any(state.masks[layer.weight])):
+                    raise BadConfiguration(f"sparsity_share {share:g} empties {name}")
+        state.mask_weights()
+        if training.optimizer is not None:
+            state.mask_averages(training.optimizer)
+
+    def _channels(self, model: Any, share: float | None = None) -> int:
+        channels = feed_forwards(model)[0].channels
+        count = channels_left(channels, self.share if share is None else share)
+        if count < 1:
+            raise BadConfiguration(f"sparsity_share {self.share:g} leaves none of {channels}")
+        return count
+
+    def _share(self, training: Training, layers: dict[str, Any], bits: int) -> int:
+        from workloads.compression.sharing import share_layers
+
+        _note_loss(training, "unshared_loss")
+        sizes = share_layers(layers, bits)
+        training.metrics["entropy_bits"] = sizes.entropy_bits
+        training.metrics["coded_bits"] = sizes.coded_bits
+        return sizes.coded_bytes
+
+    def _told(self, zeros: float, layers: int) -> str:
+        if self.sparsity == "channels":
+            told = f"channels: {self.share:.0%} asked for, a smaller dense model"
+        elif self.sparsity == "none":
+            told = "none"
+        else:
+            told = (
+                f"{self.sparsity}: {zeros:.2%} zeros in {layers} layers, sparse in value, dense "
+                "arithmetic"
+            )
+        return told + (f"; values of {self.cluster_bits} bits" if self.cluster_bits else "")
+
+
+@dataclass(slots=True, kw_only=True)
+class Pruned:
+    """Masks of a model in training."""
+
+    bytes_before: int
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 0.0
+    masks: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        masks = {name: self.masks.get(layer.weight) for name, layer in self.layers.items()}
+        return {"share": self.share, "masks": masks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.share = state["share"]
+        for name, mask in state["masks"].items():
+            if mask is not None:
+                weight = self.layers[name].weight
+                self.masks[weight] = mask.to(weight.device)
+
+    def mask_gradients(self) -> None:
+        for parameter, mask in self.masks.items():
+            if parameter.grad is not None:
+                parameter.grad.mul_(mask)
+
+    def mask_weights(self) -> None:
+        for parameter, mask in self.masks.items():
+            parameter.data.mul_(mask)
+
+    def mask_averages(self, optimizer: Any) -> None:
+        """The optimizer's averages, where they are plain numbers of a weight each."""
+        import torch
+
+        for parameter, mask in self.masks.items():
+            for value in getattr(optimizer, "state", {}).get(parameter, {}).values():
+                plain = type(value) is torch.Tensor and value.shape == parameter.shape
+                if plain and value.is_floating_point():
+                    value.mul_(mask)
+
+
+def _note_loss(training: Training, name: str) -> None:
+    measure: Callable[[], float] | None = training.held_out_loss
+    if measure is not None:
+        training.metrics[name] = measure()
+
+
+def _bytes(layers: Iterable[Any]) -> int:
+    return sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+
+
+def _two_of_four_bytes(weight: torch.Tensor) -> int:
+    """Half of the values, and two bits for the place of each."""
+    kept = weight.numel() // 2
+    return kept * weight.element_size() + kept // 4
+
+
+SPECS = (Sparsity,)

@@ -1,0 +1,269 @@
+"""Rules of pretraining jobs, by what the files of a model and a corpus say. No torch.
+
+The plan asks before anything starts, and the job asks again. What the files here do not tell (a
+model on a hub, a corpus that only a node has), the job finds when it encodes the corpus.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, WorkloadError
+from workloads.data.catalog import Reading, find_dataset, load_examples
+from workloads.data.examples import text_of
+from workloads.finetuning import TRAINED_IN, half_weights
+from workloads.models.catalog import MADE, find_model
+from workloads.models.checkpoint_files import weight_files
+from workloads.models.masked_lm import config_of, mask_token, usable_positions
+from workloads.registry import WorkloadSpec
+from workloads.settings import setting
+from workloads.training.methods import TrainingParameters
+from workloads.training.parallel.layout import model_parallel_size, pipeline_size
+from workloads.training.techniques import technique_refusals, with_techniques
+
+#: A corpus of so many bytes for each token that is wanted surely has them: it is not read in a
+#: plan. English text has four or five.
+_BYTES_PER_TOKEN = 16
+
+
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+    """All that speaks against a job, beside its engine and the kind of its model."""
+    found = [*_precision(asked), *_model(asked), *_chunks(asked)]
+    return (*found, *technique_refusals(asked))
+
+
+def _precision(asked: JobDescription) -> Iterator[Refusal]:
+    if asked.precision not in TRAINED_IN:
+        yield Refusal(
+            setting="precision",
+            reason=f"weights in {asked.precision} have no gradients",
+            hint="write precision: fp32 with autocast: bf16, or precision: bf16",
+            unsupported=True,
+        )
+    elif asked.precision == "fp16":
+        yield half_weights("pretraining")
+
+
+def _model(asked: JobDescription) -> Iterator[Refusal]:
+    """Weights that are not there, too few positions, no token to mask with."""
+    directory, config = _files(asked.model)
+    if directory is not None and asked.parameters["initial_weights"] == "checkpoint":
+        try:
+            weight_files(directory)
+        except WorkloadError as error:
+            yield Refusal(
+                setting="initial_weights", reason=str(error), hint="write initial_weights: fresh"
+            )
+    room = usable_positions(config) if config is not None else None
+    length = asked.parameters["max_length"]
+    if room is not None and length > room:
+        yield Refusal(
+            setting="max_length",
+            reason=f"chunks of {length} tokens, and {asked.model} was made for {room} positions",
+            hint=f"write max_length: {room}, or less",
+        )
+    if pipeline_size(asked.parameters, asked.cards) > 1:
+        yield Refusal(
+            setting="strategy",
+            reason="this version cuts decoders into stages, and masked words are predicted by an "
+            "encoder",
+            hint="write strategy: ddp or fsdp2",
+            unsupported=True,
+        )
+    if directory is not None and mask_token(directory) == "":
+        yield Refusal(
+            setting="model",
+            reason=f"the tokenizer in {directory} has no mask token, which masked words are shown "
+            "as",
+            hint="take the tokenizer of a masked language model, such as BERT's",
+        )
+
+
+def _chunks(asked: JobDescription) -> Iterator[Refusal]:
+    """Less text than the cards take in one step."""
+    if not isinstance(asked.batch_size, int):
+        return  # it is searched for; a batch that is too large ends its trial
+    wanted = asked.batch_size * asked.cards // model_parallel_size(asked.parameters, asked.cards)
+    length = asked.parameters["max_length"]
+    there = _counted(asked, wanted)
+    if there is not None and there < wanted:
+        yield Refusal(
+            setting="dataset",
+            reason=f"{asked.dataset} makes {there} chunks of {length} tokens, and one batch on "
+            f"{asked.cards} card{'s' if asked.cards > 1 else ''} takes {wanted}",
+            hint="take more text, a smaller batch_size or a smaller max_length",
+        )
+
+
+def _files(model: str) -> tuple[Path | None, Any]:
+    """The directory of a model and its configuration, as far as they are here."""
+    if model in MADE:
+        made = importlib.import_module(MADE[model])
+        return None, made.config() if hasattr(made, "config") else None
+    try:
+        directory = Path(find_model(model, weights=False).location)
+    except (WorkloadError, OSError):
+        return None, None  # whoever looks for the model says so
+    return (directory, config_of(directory)) if directory.is_dir() else (None, None)
+
+
+class _Corpus:
+    """Tokens of a corpus, counted no further than somebody has asked."""
+
+    def __init__(self, tokenizer: Any, texts: Iterator[str]) -> None:
+        self._tokenizer, self._texts = tokenizer, texts
+        self._tokens = 0
+
+    def tokens(self, wanted: int) -> int:
+        """Number of tokens, or one that is not below ``wanted``."""
+        while self._tokens < wanted and (text := next(self._texts, None)) is not None:
+            self._tokens += len(self._tokenizer.encode(text).ids)
+        return self._tokens
+
+
+def _counted(asked: JobDescription, wanted: int) -> int | None:
+    """Number of chunks of a job's corpus, or one that is not below ``wanted``; None where it cannot
+    be told here, or is surely enough."""
+    parameters, dataset = asked.parameters, asked.dataset
+    reading = Reading(columns=str(parameters["columns"]), split=str(parameters["split"]))
+    length = int(parameters["max_length"])
+    try:
+        entry = find_dataset(dataset)
+        if entry.kind == "hub" or (
+            entry.path is not None and _bytes(entry.path) > wanted * length * _BYTES_PER_TOKEN
+        ):
+            return None
+        corpus = _corpus(asked.model, dataset, reading, _changed_at(dataset))
+    except (WorkloadError, OSError):
+        return None  # whoever reads it says so
+    return None if corpus is None else corpus.tokens(wanted * length) // length
+
+
+@lru_cache(maxsize=16)  # jobs of a grid share a corpus
+def _corpus(model: str, dataset: str, reading: Reading, _changed_at_ns: int) -> _Corpus | None:
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
+        return None
+    return _Corpus(tokenizer, map(text_of, load_examples(dataset, reading)))
+
+
+def _tokenizer(model: str) -> Any:
+    """The tokenizer of a model in Rust; None where its file is not here."""
+    if model in MADE:
+        make = getattr(importlib.import_module(MADE[model]), "tokenizer", None)
+        return make() if make is not None else None
+    directory, _ = _files(model)
+    if directory is None or not (directory / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # the library raises no other class
+        return None
+
+
+def _bytes(path: Path) -> int:
+    files = [each for each in path.iterdir() if each.is_file()] if path.is_dir() else [path]
+    return sum(each.stat().st_size for each in files)
+
+
+def _changed_at(name: str) -> int:
+    try:
+        return os.stat(os.path.expanduser(name)).st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+# Pretraining: a masked language model learns the words of a corpus, from fresh weights or on.
+#
+# Its parameters are put together from those of all training, its own, and those of the techniques
+# that can do something for its models: chunks of one length leave nothing to be padded or packed.
+
+TASKS = ("masked-lm",)
+
+
+class CorpusParameters(TrainingParameters):
+    """Settings of what is learned from a corpus, and what is begun with."""
+
+    initial_weights: Literal["fresh", "checkpoint"] = setting(
+        "fresh",
+        role="work",
+        loads=True,
+        description="fresh draws the weights of the model's configuration, whether or not it has "
+        "any; checkpoint goes on with those it has.",
+    )
+    masked_share: float = setting(
+        0.15,
+        role="work",
+        gt=0,
+        lt=1,
+        description="Probability with which a token is masked and learned: 80 % of them are shown "
+        "as the mask token, 10 % as any token, 10 % as they are, drawn anew in every step.",
+    )
+
+
+PretrainingParameters = with_techniques(
+    "PretrainingParameters",
+    CorpusParameters,
+    TASKS,
+    {"learning_rate_schedule": "linear", "max_gradient_norm": 1.0},
+)
+
+
+def _steps_per_s(timed: Timed) -> float | None:
+    """Optimizer steps over their time; a step is as slow as the slowest rank."""
+    slowest: dict[tuple[int, int], float] = {}
+    for sample in timed.samples:
+        step = (sample.repeat, sample.batch)
+        slowest[step] = max(slowest.get(step, 0.0), sample.wall_s)
+    took_s = sum(slowest.values())
+    return len(slowest) / took_s if took_s > 0 else None
+
+
+def _hours(steps: int) -> Metric:
+    """The time that so many steps take."""
+
+    def figure(timed: Timed) -> float | None:
+        rate = _steps_per_s(timed)
+        return steps / rate / 3600 if rate else None
+
+    return Metric(
+        name=f"hours_for_{steps}_steps",
+        title=f"{steps:,} steps",
+        unit="h",
+        description=f"Time for {steps:,} steps at the rate that was measured, as others trained.",
+        better="lower",
+        figure=figure,
+    )
+
+
+SPEC = WorkloadSpec(
+    name="pretraining",
+    function="workloads.finetuning:run",
+    parameters=PretrainingParameters,
+    summary="Pretraining of a masked language model on chunks of a corpus: samples/s, loss.",
+    ability="train",
+    tasks=TASKS,
+    dataset="english-corpus-synthetic",
+    fresh_weights=True,
+    throughput=SAMPLES,
+    metrics=(
+        Metric(
+            name="steps_per_s",
+            title="steps",
+            unit="steps/s",
+            description="Optimizer steps over their time.",
+            better="higher",
+            figure=_steps_per_s,
+        ),
+        _hours(65_000),
+        _hours(20_000),
+    ),
+    refuse=refuse,
+)

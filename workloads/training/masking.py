@@ -1,0 +1,157 @@
+"""Chunks of a corpus with masked tokens: what a masked language model is trained on.
+
+All texts are put one after the other, each as the tokenizer begins and ends it, and cut into chunks
+of one length, whatever ends within them; what is left over at the end is dropped. In every step
+each token of a chunk but special ones is masked with the same chance, and only masked tokens are
+learned: 80 % of them are replaced by the mask token, 10 % by any token of the vocabulary, and 10 %
+stay, so that the model has to know every token from its neighbours. Masks are drawn anew for each
+step (dynamic masking), for the whole global batch at once from the number of the step, so they are
+the same on any number of cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from workloads.base import BadConfiguration
+from workloads.data.examples import text_of
+from workloads.models.masked_lm import usable_positions
+from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
+
+if TYPE_CHECKING:
+    from workloads.data.examples import Example
+    from workloads.training.technique import Inputs
+
+#: Of the masked tokens: how many become the mask token, and how many any token.
+REPLACED, RANDOM = 0.8, 0.1
+_SEED = 42
+_TEXTS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Tokens of one chunk, and which of them a tokenizer puts around texts; the masks of a step,
+    where it has met one."""
+
+    ids: NDArray[numpy.int64]
+    special: NDArray[numpy.bool_]
+    labels: NDArray[numpy.int64] | None = None  # -100 where nothing is learned; None: not masked
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens."""
+        return len(self.ids)
+
+    @property
+    def learned_tokens(self) -> int:
+        """Number of masked positions."""
+        return 0 if self.labels is None else int((self.labels != NOT_LEARNED).sum())
+
+
+def cut(ids: Sequence[int], special: Sequence[bool], length: int) -> list[Chunk]:
+    """Whole chunks of a row of tokens; the rest is dropped."""
+    whole = len(ids) // length
+    table = numpy.asarray(ids[: whole * length], numpy.int64).reshape(whole, length)
+    marks = numpy.asarray(special[: whole * length], numpy.bool_).reshape(whole, length)
+    return [Chunk(*both) for both in zip(table, marks, strict=True)]
+
+
+def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
+    """The first ``count`` chunks of a corpus, or as many as there are.
+
+    Raises:
+        BadConfiguration: the model has fewer positions than a chunk has tokens, or its tokenizer
+            no mask token.
+    """
+    room = usable_positions(form.config.to_dict())
+    if room is not None and form.max_length > room:
+        raise BadConfiguration(
+            f"max_length is {form.max_length}, the model was made for {room} positions"
+        )
+    if form.tokenizer.mask_token_id is None:
+        raise BadConfiguration("the tokenizer has no mask token, which masked words are shown as")
+    ids: list[int] = []
+    special: list[bool] = []
+    texts = 0
+    for some in _encoded(examples, form.tokenizer):
+        if len(ids) >= count * form.max_length:
+            break
+        ids += some[0]
+        special += some[1]
+        texts += 1
+    chunks = cut(ids, special, form.max_length)[:count]
+    share = f"{form.parameters['masked_share']:.3g}"
+    details = {
+        "learned": f"masked tokens, each with probability {share}, anew in every step",
+        "chunks": f"{len(chunks)} of {form.max_length} tokens, from {texts} texts",
+    }
+    return Encoded(samples=chunks, details=details)
+
+
+def _encoded(examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:
+    """The tokens of each text, and which of them the tokenizer has put around it."""
+    for start in range(0, len(examples), _TEXTS_AT_ONCE):
+        texts = [text_of(example) for example in examples[start : start + _TEXTS_AT_ONCE]]
+        found = tokenizer(texts, return_special_tokens_mask=True, verbose=False)
+        yield from zip(found["input_ids"], found["special_tokens_mask"], strict=True)
+
+
+def arrange(chunks: Sequence[Chunk], batch: int) -> list[list[int]]:
+    """Global batches in the order of the corpus; an incomplete last one is dropped, so that each
+    chunk is met once before any is met again.
+
+    Raises:
+        BadConfiguration: there is less than one batch.
+    """
+    whole = len(chunks) // batch
+    if not whole:
+        raise BadConfiguration(
+            f"the dataset makes {len(chunks)} chunks, and one batch on all cards takes {batch}; "
+            "take more text, a smaller batch_size or a smaller max_length"
+        )
+    return [list(range(start * batch, (start + 1) * batch)) for start in range(whole)]
+
+
+def draw(chunks: Sequence[Chunk], form: SampleFormat, step: int) -> list[Chunk]:
+    """A global batch as one step meets it."""
+    tokenizer = form.tokenizer
+    share = float(form.parameters["masked_share"])
+    return masked(chunks, share, int(tokenizer.mask_token_id), len(tokenizer), step)
+
+
+def masked(
+    chunks: Sequence[Chunk], share: float, mask_id: int, vocabulary: int, step: int
+) -> list[Chunk]:
+    """Chunks of one length with masks that are a function of their place and the step."""
+    ids = numpy.stack([chunk.ids for chunk in chunks])
+    special = numpy.stack([chunk.special for chunk in chunks])
+    random = numpy.random.Generator(numpy.random.PCG64(numpy.random.SeedSequence([_SEED, step])))
+    number = random.random(ids.shape, dtype=numpy.float32)  # decides a token's fate in one draw
+    number[special] = 1.0
+    learned = number < share
+    labels = numpy.where(learned, ids, NOT_LEARNED)
+    shown = numpy.where(number < share * REPLACED, mask_id, ids)
+    anything = learned & (number >= share * REPLACED) & (number < share * (REPLACED + RANDOM))
+    shown[anything] = random.integers(vocabulary, size=int(anything.sum()))
+    return [Chunk(*each) for each in zip(shown, special, labels, strict=True)]
+
+
+def collate(chunks: Sequence[Chunk], form: SampleFormat, fixed: bool = False) -> Inputs:
+    """One chunk a row. All have one length, so nothing is padded and nothing has to be hidden."""
+    import torch
+
+    from workloads.training.technique import Inputs
+
+    labels = [
+        numpy.full_like(chunk.ids, NOT_LEARNED) if chunk.labels is None else chunk.labels
+        for chunk in chunks
+    ]
+    return Inputs(
+        input_ids=torch.from_numpy(numpy.stack([chunk.ids for chunk in chunks])),
+        labels=torch.from_numpy(numpy.stack(labels)),
+    )

@@ -1,0 +1,243 @@
+"""DeepSpeed's configuration, generated from a job: a pure function, its result kept in the row.
+
+Nothing is left to ``auto`` or to a file, so that a row says with what it was measured. The
+optimizer is torch's AdamW everywhere: DeepSpeed's own kernels are compiled where they are first
+used, which needs a compiler on every node and would be timed with the job.
+
+On Gaudi (HabanaAI's fork) gradients are neither kept contiguous nor exchanged while they are
+computed, ZeRO 2 sums them instead of scattering, and ZeRO 3 gathers weights when a model is saved.
+Gradients are clipped where a job says so, as by any strategy; Habana's examples clip to 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.base import BadConfiguration, Unsupported
+from workloads.cache import flush_tree
+from workloads.devices import device_spec
+from workloads.training.parallel.exchange import Stamped
+from workloads.training.parallel.layout import Groups, Layout
+from workloads.training.technique import Training
+
+#: Most gradients (elements) that are exchanged at once: DeepSpeed's default, for which it allocates
+#: 2 GB in fp32 however small a model is.
+BUCKET = 500_000_000
+
+#: Parameters that are smaller than this (elements) stay whole on every card in ZeRO 3; DeepSpeed's
+#: default would keep all of a small model.
+PERSISTENCE_THRESHOLD = 1000
+
+
+def deepspeed_config(
+    *,
+    stage: int,
+    device: str,
+    precision: str,
+    batch_size: int,
+    micro_batches: int,
+    data_size: int,
+    trained: int,
+    learning_rate: float,
+    max_gradient_norm: float | None = None,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+) -> dict[str, Any]:
+    """The configuration of one job.
+
+    Args:
+        stage: of ZeRO, 0 to 3.
+        device: by its name; what DeepSpeed can do there differs.
+        precision: of the job; bf16 keeps a master copy of what is trained in fp32.
+        batch_size: samples of one card in one optimizer step.
+        micro_batches: passes in which a card works them off.
+        data_size: cards that share a batch.
+        trained: number of parameters that learn; no bucket is larger.
+        learning_rate: of AdamW, without weight decay.
+        max_gradient_norm: to which gradients are clipped; None: they are not.
+        offload_optimizer: keep optimizer state, and update, on the host.
+        offload_parameters: keep weights on the host between uses.
+    """
+    spec = device_spec(device)
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": spec.can("contiguous_gradients"),
+        "overlap_comm": spec.can("overlapped_exchange") and stage > 1,
+    }
+    if stage:
+        zero["reduce_bucket_size"] = min(BUCKET, trained)
+    if stage in (1, 2):
+        zero["allgather_bucket_size"] = min(BUCKET, trained)
+    if stage == 2:
+        zero["reduce_scatter"] = spec.can("reduce_scatter")
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        zero["stage3_param_persistence_threshold"] = PERSISTENCE_THRESHOLD
+    on_host = {"device": "cpu", "pin_memory": spec.can("pinned_offload")}
+    if offload_optimizer:
+        zero["offload_optimizer"] = on_host
+    if offload_parameters:
+        zero["offload_param"] = on_host
+    return {
+        "train_batch_size": batch_size * data_size,
+        "train_micro_batch_size_per_gpu": batch_size // micro_batches,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": max_gradient_norm or 0.0,
+        "steps_per_print": 1_000_000_000,
+        "bf16": {"enabled": precision == "bf16"},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": learning_rate, "weight_decay": 0.0, "torch_adam": True},
+        },
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+    }
+
+
+# DeepSpeed around a model in training: started from a generated configuration, and checked.
+#
+# Two things go wrong silently. A process that DeepSpeed takes for the only one trains on everything
+# that it is given and succeeds, so the world size is compared. And on a machine without a compiler,
+# or without patience, it would build kernels at start: none is needed here.
+
+
+def announce(device: str) -> None:
+    """Tell DeepSpeed, before its import, on what it runs (undone after the job).
+
+    Raises:
+        Unsupported: it is not installed.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise Unsupported(
+            "strategies zero0 to zero3 need the package 'deepspeed', which is not installed here; "
+            "install it with: pip install 'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
+        )
+    os.environ["DS_ACCELERATOR"] = device
+    # Of the cards that this process sees, which is one.
+    os.environ["LOCAL_RANK"] = "0"
+
+
+#: DeepSpeed's choice of torch's algorithms, once it is imported.
+_deterministic: list[bool] = []
+
+
+def use_its_algorithms() -> bool:
+    """Put DeepSpeed's choice of torch's algorithms in force for this job; whether they are the
+    deterministic ones.
+
+    On Gaudi they are. DeepSpeed says so once in a process, when it is imported, and a worker puts
+    torch back after each job: without this the first job would compute otherwise than the next.
+    """
+    import torch
+
+    if not _deterministic:
+        importlib.import_module("deepspeed").accelerator.get_accelerator()
+        _deterministic.append(torch.are_deterministic_algorithms_enabled())
+    torch.use_deterministic_algorithms(_deterministic[0])
+    return _deterministic[0]
+
+
+class _Ranks:
+    """Groups of ranks by the names of Megatron, by which DeepSpeed asks for them."""
+
+    def __init__(self, layout: Layout, groups: Groups) -> None:
+        for name, rank, size, group in (
+            ("model", layout.tensor_rank, layout.tensor, groups.tensor),
+            ("data", layout.data_rank, layout.data_size, groups.data),
+        ):
+            answers = {"rank": rank, "world_size": size, "group": group}
+            for what, answer in answers.items():
+                setattr(self, f"get_{name}_parallel_{what}", lambda answer=answer: answer)
+
+
+class _Divided:
+    """The parts of a training that DeepSpeed has divided among the ranks."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's part; all ranks are here."""
+        self._engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
+        flush_tree(directory)
+
+    def load(self, directory: Path) -> None:
+        """Read every rank's part back; all ranks are here.
+
+        Raises:
+            BadConfiguration: DeepSpeed has found nothing that it takes for its own.
+        """
+        found, _ = self._engine.load_checkpoint(str(directory.parent), tag=directory.name)
+        if found is None:
+            raise BadConfiguration(f"DeepSpeed reads no checkpoint in {directory}")
+
+
+def start(training: Training, config: Mapping[str, Any], groups: Groups | None = None) -> None:
+    """Hand model and optimizer over to DeepSpeed.
+
+    Args:
+        groups: of a model whose matrices are split; None: every rank has a whole copy.
+
+    Raises:
+        BadConfiguration: it does not see the gang as it is.
+    """
+    deterministic = use_its_algorithms()
+    deepspeed = importlib.import_module("deepspeed")
+    with contextlib.suppress(AttributeError, KeyError):
+        # Shared memory between processes of a CPU: would be compiled, and gloo does as well.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend=training.device.collective_backend,
+        auto_mpi_discovery=False,
+        verbose=False,
+        dist_init_required=False,
+    )
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=training.model,
+        model_parameters=training.trainable(),
+        config=dict(config),
+        mpu=None if groups is None else _Ranks(training.layout, groups),
+        dist_init_required=False,
+    )
+    kept = importlib.import_module("deepspeed.utils.groups")
+    training.ending.callback(setattr, kept, "mpu", None)  # else the next job would have them too
+    if int(engine.world_size) != training.cards:
+        raise BadConfiguration(
+            f"DeepSpeed sees {engine.world_size} processes where there are {training.cards}"
+        )
+    stage = int(config["zero_optimization"]["stage"])
+    if int(engine.zero_optimization_stage()) != stage:
+        raise BadConfiguration(
+            f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
+        )
+    training.wrapper, training.optimizer = engine, optimizer
+    training.divided = _Divided(engine)
+    exchange = Stamped(training.device)
+    training.ending.enter_context(
+        exchange.watch(importlib.import_module("deepspeed.comm.comm").cdb)
+    )
+    training.exchanges.append(exchange)
+    # Losses are divided by the tokens of the whole step already.
+    training.backward = lambda loss: engine.backward(loss, scale_wrt_gas=False)
+    training.update = engine.step
+
+    @contextlib.contextmanager
+    def micro_batch(last: bool) -> Iterator[None]:
+        yield
+        if not last:
+            engine.step()  # counts; the update comes with the last one
+
+    training.around_micro_batch.append(micro_batch)
+    if stage == 3:
+        parameters = training.trainable()
+        training.gathered = lambda: deepspeed.zero.GatheredParameters(parameters)
+    training.details["deepspeed_config"] = json.dumps(config, sort_keys=True)
+    training.details["deterministic_algorithms"] = str(deterministic).lower()
+    training.details["deepspeed"] = str(deepspeed.__version__)

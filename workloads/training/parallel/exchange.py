@@ -1,0 +1,163 @@
+"""Time that a card waits for others: the part of communication that computing does not hide.
+
+Each way of exchange has its own clock. Collectives that are called in the order of the work are
+stamped before and after (``Stamped``); on an accelerator the stamps lie in the card's own queue, so
+nothing waits for them. DDP exchanges gradients beside the backward pass and keeps books about it
+(``Overlapped``). The seconds are a part of the forward, backward or optimizer's time, not one more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from workloads.base import Unsupported
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+
+#: DeepSpeed's collectives: they are methods of its one backend, by these names.
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+)
+
+
+class Exchange(Protocol):
+    """One way in which the cards of a gang exchange what they computed."""
+
+    def begin_step(self) -> None:
+        """Forget what came before."""
+
+    def waited_s(self) -> float | None:
+        """Seconds since ``begin_step`` that this card waited, after ``synchronize``; None where
+        the card cannot tell."""
+
+
+class Stamped:
+    """Collectives between two stamps each."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pairs: list[tuple[Any, Any]] = []
+        self._depth = 0
+
+    def begin_step(self) -> None:
+        """Forget what came before."""
+        self._pairs.clear()
+
+    def waited_s(self) -> float | None:
+        """Seconds between the stamps."""
+        return self._device.seconds_in(self._pairs)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around a collective; one that is made of others counts once."""
+        self._depth += 1
+        began = self._device.stamp() if self._depth == 1 else None
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._pairs.append((began, self._device.stamp()))
+
+    def watch(self, backend: Any) -> contextlib.ExitStack:
+        """Stamp every collective of DeepSpeed's backend until the returned stack is closed."""
+        ending = contextlib.ExitStack()
+        for name in _COLLECTIVES:
+            if hasattr(backend, name):
+                setattr(backend, name, self._stamped(getattr(backend, name)))
+                ending.callback(delattr, backend, name)  # the class's own is there again
+        return ending
+
+    def _stamped(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.timed():
+                handle = collective(*args, **kwargs)
+            return handle if handle is None else _Handle(handle, self)
+
+        return call
+
+
+class _Handle:
+    """A collective under way, of which only the waiting counts."""
+
+    def __init__(self, handle: Any, stamped: Stamped) -> None:
+        self._handle = handle
+        self._stamped = stamped
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        with self._stamped.timed():
+            return self._handle.wait(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+class Overlapped:
+    """DDP's own account of its last exchange of gradients."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+        wrapper._set_ddp_runtime_logging_sample_rate(1)  # else one step in a hundred
+
+    def begin_step(self) -> None:
+        """The account is of the last backward pass anyway."""
+
+    def waited_s(self) -> float | None:
+        """Communication less what ran beside it."""
+        self._wrapper.logger.set_runtime_stats_and_log()
+        account = self._wrapper._get_ddp_logging_data()
+        nanoseconds = [
+            account.get(name)
+            for name in ("backward_comm_time", "backward_compute_comm_overlap_time")
+        ]
+        whole, hidden = (float(value or 0) for value in nanoseconds)
+        # It keeps no books on devices for which torch has no timer.
+        return max(0.0, whole - hidden) / 1e9 if whole else None
+
+
+# Parts of torch that strategies need and that older releases lack: refused by name.
+
+#: The release that strategies are tested with, which has all that they need.
+_TESTED = "2.13"
+
+
+def require(strategy: str, *names: str) -> None:
+    """Make sure that this torch has what a strategy uses.
+
+    Args:
+        strategy: as the job names it.
+        names: ``module:attribute``; for a parameter, ``module:function(parameter)``.
+
+    Raises:
+        Unsupported: something is missing.
+    """
+    import torch
+
+    if missing := [name.replace(":", ".") for name in names if not _has(name)]:
+        raise Unsupported(
+            f"strategy {strategy}: torch {torch.__version__} has no {' and no '.join(missing)}, "
+            f"which torch {_TESTED} has; install that or a newer one, or choose another strategy"
+        )
+
+
+def _has(name: str) -> bool:
+    name, _, parameter = name.rstrip(")").partition("(")
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return not parameter or parameter in inspect.signature(found).parameters

@@ -1,0 +1,133 @@
+"""FSDP2: every weight in as many parts as there are cards, gathered layer by layer when needed.
+
+PyTorch's ``fully_shard`` computes what ZeRO 3 computes, without another library. Each layer is
+gathered before its forward and its backward pass and given back after it, so that a card never
+holds more than its parts and two layers or so; gradients are scattered as soon as a layer has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from workloads.base import Unsupported
+from workloads.training.parallel.exchange import Stamped, require
+from workloads.training.technique import Training
+
+_NEEDED = "torch.distributed.fsdp:FSDPModule", "torch.distributed.fsdp:fully_shard"
+_COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+_NEEDED_FOR_STAMPS = (
+    f"{_COLLECTIVES}:DefaultAllGather",
+    f"{_COLLECTIVES}:DefaultReduceScatter",
+    "torch.distributed.fsdp:FSDPModule.set_custom_all_gather",
+    "torch.distributed.fsdp:FSDPModule.set_custom_reduce_scatter",
+)
+
+
+def shard(training: Training) -> None:
+    """Divide a model that is whole on every card, in place.
+
+    Raises:
+        Unsupported: nobody says where its layers begin, or torch lacks a part that this needs.
+    """
+    stamped = not training.device.spec.can("overlapped_exchange")
+    require("fsdp2", *_NEEDED, *(_NEEDED_FOR_STAMPS if stamped else ()))
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    model: Any = training.model
+    mesh = init_device_mesh(training.device.spec.torch_type, (training.cards,))
+    layers = _layers(model)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if stamped:
+        exchange = Stamped(training.device)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                _stamp(module, exchange)
+        training.exchanges.append(exchange)  # else stamps would count what computing hides
+
+    @contextlib.contextmanager
+    def micro_batch(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last)
+        yield
+
+    @contextlib.contextmanager
+    def rehearsal() -> Iterator[None]:
+        model.set_requires_gradient_sync(True)  # else gradients of nothing are kept, unsharded
+        yield
+
+    training.around_micro_batch.append(micro_batch)
+    training.around_rehearsal.append(rehearsal)
+    training.gathered = lambda: _gathered(model)
+    training.details["fsdp2"] = f"{len(layers)} layers and the rest over {training.cards} cards"
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """The modules that transformers never divides between cards, which are a model's layers."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kinds = set(getattr(inner, "_no_split_modules", None) or ())
+    held = Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+    found = [
+        module
+        for module in model.modules()
+        if type(module).__name__ in kinds
+        and all(held[id(parameter)] == 1 for parameter in module.parameters())  # none is tied
+    ]
+    if not found:
+        raise Unsupported(
+            f"strategy fsdp2: transformers does not name the layers of {type(inner).__name__}"
+        )
+    return found
+
+
+def _stamp(module: Any, exchange: Stamped) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    class Gather(collectives.DefaultAllGather):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            with exchange.timed():
+                return super().__call__(*args, **kwargs)
+
+    class Scatter(collectives.DefaultReduceScatter):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            with exchange.timed():
+                return super().__call__(*args, **kwargs)
+
+    module.set_custom_all_gather(Gather())
+    module.set_custom_reduce_scatter(Scatter())
+
+
+@contextlib.contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """Whole weights in the place of this card's parts, for saving; all ranks together."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the last pass left some gathered, for a backward pass
+    parts: list[tuple[nn.Module, str, Any]] = []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                parts.append((module, name, parameter))
+    whole: dict[int, nn.Parameter] = {}  # tied weights stay tied
+    for module, name, part in parts:
+        if id(part) not in whole:
+            whole[id(part)] = nn.Parameter(part.full_tensor().detach(), part.requires_grad)
+        module._parameters[name] = whole[id(part)]
+    try:
+        yield
+    finally:
+        for module, name, part in parts:
+            module._parameters[name] = part

@@ -1,0 +1,467 @@
+"""Roles of ranks: the ranks of a gang as a table, data × pipeline × tensor. Pure, no torch.
+
+Ranks that split matrices talk to each other in every layer, so they are neighbours; the stages of a
+pipeline come next, copies of the model last. With eight ranks, ``tensor`` 2 and ``pipeline`` 2,
+ranks 0 and 1 hold the first layers, ranks 2 and 3 the others, and ranks 4 to 7 are a second copy
+that works on another part of the batch. Gradients are averaged between ranks 0 and 4, which hold
+the same half of the same matrices, between 1 and 5, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.base import JobDescription, Refusal, WorkloadError
+from workloads.models.chatglm3 import from_original_config, is_original
+from workloads.models.known_config import known_config
+from workloads.precision import quantized
+from workloads.training.methods import method_name
+
+#: Strategies that leave a card a part of each weight between its uses, by DeepSpeed or by torch.
+_SHARDED = ("zero3", "fsdp2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One rank's place in its gang."""
+
+    rank: int
+    world_size: int
+    tensor: int = 1  # ranks that split each matrix among them
+    pipeline: int = 1  # stages of layers; divides ``world_size`` together with ``tensor``
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that hold one copy of the model together, and share a part of the batch."""
+        return self.tensor * self.pipeline
+
+    @property
+    def data_rank(self) -> int:
+        """Index of the part of each batch that this rank works on."""
+        return self.rank // self.model_parallel
+
+    @property
+    def data_size(self) -> int:
+        """Into how many parts each batch is split."""
+        return self.world_size // self.model_parallel
+
+    @property
+    def tensor_rank(self) -> int:
+        """Index of the part of each matrix that this rank holds."""
+        return self.rank % self.tensor
+
+    @property
+    def stage(self) -> int:
+        """Index of this rank's stage of the pipeline."""
+        return self.rank // self.tensor % self.pipeline
+
+    @property
+    def counts(self) -> bool:
+        """True if this rank counts its samples: of those that share a batch, only the first."""
+        return self.rank % self.model_parallel == 0
+
+    def tensor_groups(self) -> list[list[int]]:
+        """The ranks that split matrices among them."""
+        return [
+            list(range(first, first + self.tensor))
+            for first in range(0, self.world_size, self.tensor)
+        ]
+
+    def pipeline_groups(self) -> list[list[int]]:
+        """The ranks that hold the same part of the matrices of all layers together, by stage."""
+        return [
+            list(range(first + part, first + self.model_parallel, self.tensor))
+            for first in range(0, self.world_size, self.model_parallel)
+            for part in range(self.tensor)
+        ]
+
+    def data_groups(self) -> list[list[int]]:
+        """The ranks that hold the same part of the model."""
+        return [
+            list(range(part, self.world_size, self.model_parallel))
+            for part in range(self.model_parallel)
+        ]
+
+
+def tensor_size(parameters: Mapping[str, Any], cards: int) -> int:
+    """Number of cards that split each matrix, by a job's parameters."""
+    if parameters.get("strategy") == "tensor-parallel":
+        return cards
+    return int(parameters.get("tensor_parallel") or 1)
+
+
+def pipeline_size(parameters: Mapping[str, Any], cards: int) -> int:
+    """Number of stages that the layers are cut into: all cards that nothing else claims."""
+    if parameters.get("strategy") != "pipeline":
+        return 1
+    others = tensor_size(parameters, cards) * int(parameters.get("data_parallel") or 1)
+    return int(parameters.get("pipeline_parallel") or max(cards // others, 1))
+
+
+def model_parallel_size(parameters: Mapping[str, Any], cards: int) -> int:
+    """Number of cards that hold one copy of the model together."""
+    return tensor_size(parameters, cards) * pipeline_size(parameters, cards)
+
+
+def divides_weights(parameters: Mapping[str, Any], cards: int) -> bool:
+    """Tell if a card holds a part of the weights only."""
+    sharded = cards > 1 and parameters.get("strategy") in _SHARDED
+    return sharded or model_parallel_size(parameters, cards) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Process groups of torch.distributed for this rank; None: all ranks, or nobody else."""
+
+    tensor: Any
+    pipeline: Any
+    data: Any
+
+
+def make_groups(layout: Layout) -> Groups:
+    """Form the groups; all ranks must call this together."""
+    import torch.distributed as dist
+
+    def mine(groups: list[list[int]]) -> Any:
+        if len(groups) == 1 or len(groups[0]) == 1:  # everybody, or nobody else
+            return None
+        made = [dist.new_group(ranks) for ranks in groups]  # every rank makes every group
+        return next(g for g, ranks in zip(made, groups, strict=True) if layout.rank in ranks)
+
+    return Groups(
+        tensor=mine(layout.tensor_groups()),
+        pipeline=mine(layout.pipeline_groups()),
+        data=mine(layout.data_groups()),
+    )
+
+
+# Rules of splitting a model over cards: which models, how many, which settings. Pure, no torch.
+#
+# Attention is split by heads, so the number of cards has to divide the heads, and with grouped
+# queries the key/value heads too: ChatGLM3 has two of those, so two cards are its limit.
+
+#: What has to be divided, by its name in a model's config.
+_SIZES = {
+    "num_attention_heads": "attention heads",
+    "num_key_value_heads": "key/value heads",
+    "intermediate_size": "channels between the layers of an MLP",
+}
+
+
+def split_problem(config: Mapping[str, Any], cards: int) -> str:
+    """Reason why a model cannot be split over so many cards; empty when it can."""
+    for name, meaning in _SIZES.items():
+        size = config.get(name)
+        if isinstance(size, int) and size % cards:
+            return f"the model's {size} {meaning} cannot be split over {cards} cards"
+    return ""
+
+
+def model_config(name: str) -> Mapping[str, Any] | None:
+    """A model's config.json by name; None where it cannot be had without loading anything."""
+    read = known_config(name)
+    try:
+        return from_original_config(read) if read and is_original(read) else read
+    except WorkloadError:
+        return None
+
+
+def tensor_refusals(asked: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
+    """Objections to splitting matrices over ``tensor`` of the job's cards.
+
+    ``setting`` is the parameter that asks for it.
+    """
+    if asked.cards % tensor:
+        divisors = [n for n in range(1, asked.cards + 1) if asked.cards % n == 0]
+        yield Refusal(
+            setting=setting,
+            reason=f"{asked.cards} cards cannot be divided into groups of {tensor}",
+            hint=f"{asked.cards} cards can be in groups of {', '.join(map(str, divisors))}",
+        )
+        return
+    if tensor == 1:
+        return
+    config = model_config(asked.model)
+    problem = split_problem(config, tensor) if config is not None else ""
+    if problem and config is not None:
+        possible = [n for n in range(1, tensor) if not split_problem(config, n)]
+        yield Refusal(
+            setting=setting,
+            reason=problem,
+            hint=f"it can be split over {', '.join(map(str, possible))}",
+        )
+    if quantized(asked.precision):
+        yield Refusal(
+            setting="precision",
+            reason=f"this version splits plain weights over cards, not {asked.precision} ones",
+            unsupported=True,
+        )
+
+
+def generation_refusals(asked: JobDescription) -> tuple[Refusal, ...]:
+    """Objections to splitting the matrices of a job of text generation."""
+    tensor = asked.parameters.get("tensor_parallel")
+    if tensor is None:
+        return ()
+    if asked.cards == 1 and tensor > 1:
+        reason = "the job has one card, so nothing can be split"
+        hint = "write cards: 2 or more, or leave tensor_parallel out"
+        return (Refusal(setting="tensor_parallel", reason=reason, hint=hint),)
+    return tuple(tensor_refusals(asked, tensor, "tensor_parallel"))
+
+
+# Rules of pipelines: how layers divide, how many micro-batches fill the stages. Pure, no torch.
+#
+# Between two stages travel hidden states of one fixed shape, so every sample is padded to
+# ``max_length``. The schedules are PyTorch's: 1F1B wants a micro-batch for each stage, the
+# interleaved one a multiple of them.
+
+#: Groups of layers that each card holds under the interleaved schedule, unless told.
+CHUNKS = 2
+
+_PADDED = ("dynamic", "fixed")
+
+
+def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Share of the cards' time in which a pipeline fills and drains, if all stages take equally
+    long; with several groups of layers a card it fills in smaller steps."""
+    return (stages - 1) / (micro_batches * chunks + stages - 1)
+
+
+def chunks_of(parameters: Mapping[str, Any]) -> int:
+    """Number of groups of layers that each card of a job's pipeline holds."""
+    if parameters.get("pipeline_schedule") != "interleaved":
+        return 1
+    return int(parameters.get("pipeline_chunks") or CHUNKS)
+
+
+def note(asked: JobDescription) -> str:
+    """One line of the plan about a pipeline; empty without one."""
+    stages = pipeline_size(asked.parameters, asked.cards)
+    if stages < 2:
+        return ""
+    micro_batches, chunks = asked.parameters["gradient_accumulation"], chunks_of(asked.parameters)
+    share = idle_share(stages, micro_batches, chunks)
+    by_chunks = f" of {chunks} groups of layers each" if chunks > 1 else ""
+    return (
+        f"pipeline_parallel {stages} with {micro_batches} micro-batches"
+        f" (gradient_accumulation){by_chunks}: idle share (p-1)/(m"
+        f"{'v' if chunks > 1 else ''}+p-1) = {share:.1%}"
+    )
+
+
+def layout_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections to data × tensor × pipeline that is not the number of cards."""
+    given = {
+        "data_parallel": asked.parameters.get("data_parallel"),
+        "tensor_parallel": asked.parameters.get("tensor_parallel"),
+        "pipeline_parallel": asked.parameters.get("pipeline_parallel"),
+    }
+    tensor = tensor_size(asked.parameters, asked.cards)
+    stages = pipeline_size(asked.parameters, asked.cards)
+    data = int(given["data_parallel"] or max(asked.cards // (tensor * stages), 1))
+    if data * tensor * stages == asked.cards:
+        return
+    blamed = next((name for name in reversed(given) if (given[name] or 1) > 1), "strategy")
+    fixed = given["pipeline_parallel"] or asked.parameters.get("strategy") != "pipeline"
+    if blamed == "data_parallel" and fixed and asked.cards % (tensor * stages) == 0:
+        hint = f"write data_parallel: {asked.cards // (tensor * stages)}, or leave it out"
+    else:
+        hint = (
+            "the product of data_parallel, tensor_parallel and pipeline_parallel has to be "
+            f"{asked.cards}"
+        )
+    yield Refusal(
+        setting=blamed,
+        reason=f"data {data} × tensor {tensor} × pipeline {stages} is {data * tensor * stages} "
+        f"cards, and the job has {asked.cards}",
+        hint=hint,
+    )
+
+
+def pipeline_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections to the stages of a job with strategy pipeline, whose layout is right."""
+    parameters = asked.parameters
+    stages, chunks = pipeline_size(parameters, asked.cards), chunks_of(parameters)
+    if stages < 2:
+        return
+    yield from _layers(asked, stages, chunks)
+    yield from _micro_batches(parameters["gradient_accumulation"], stages, chunks)
+    if parameters.get("padding", "dynamic") not in _PADDED:
+        yield Refusal(
+            setting="padding",
+            reason="the stages of a pipeline exchange tensors of one shape, so every sample is "
+            "padded to max_length",
+            hint="write padding: fixed",
+        )
+    lacking = {
+        "method": (method_name(parameters), ("full", "lora")),
+        "autocast": (parameters.get("autocast", "none"), ("none", "bf16")),
+        "logits": (parameters.get("logits", "all"), ("all",)),
+        "save_adapter": (parameters.get("save_adapter"), (None,)),
+        "profile": (bool(parameters.get("profile")), (False,)),
+        "freeze_layers": (parameters.get("freeze_layers") or 0, (0,)),
+        "freeze_embeddings": (bool(parameters.get("freeze_embeddings")), (False,)),
+    }
+    for name, (value, possible) in lacking.items():
+        if value not in possible:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            yield Refusal(
+                setting=name,
+                reason=f"this version has no {name} {shown} over the stages of a pipeline",
+                hint="write strategy: ddp",
+                unsupported=True,
+            )
+
+
+def _layers(asked: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
+    config = model_config(asked.model)
+    if config is None:
+        return  # the job itself will look
+    layers = config.get("num_hidden_layers")
+    parts = stages * chunks
+    if isinstance(layers, int) and layers % parts:
+        groups = f" of {chunks} groups of layers each" if chunks > 1 else ""
+        possible = [n for n in range(1, layers + 1) if layers % (n * chunks) == 0]
+        yield Refusal(
+            setting="pipeline_parallel" if asked.parameters["pipeline_parallel"] else "strategy",
+            reason=f"the model's {layers} layers cannot be cut into {stages} equal stages{groups}",
+            hint=f"pipeline_parallel can be {', '.join(map(str, possible))}"
+            if possible
+            else f"write a pipeline_chunks that divides {layers}",
+        )
+    if config.get("tie_word_embeddings"):
+        yield Refusal(
+            setting="strategy",
+            reason=f"the output layer of {asked.model} is its embedding, which would lie in two "
+            "stages of a pipeline; this version ties no weights over cards",
+            hint="write strategy: ddp",
+            unsupported=True,
+        )
+
+
+def _micro_batches(count: int, stages: int, chunks: int) -> Iterator[Refusal]:
+    if count < stages or (chunks > 1 and count % stages):
+        wanted = (
+            f"a multiple of the {stages} stages"
+            if chunks > 1
+            else f"at least one for each of the {stages} stages"
+        )
+        yield Refusal(
+            setting="gradient_accumulation",
+            reason=f"{count} micro-batch{'es' if count > 1 else ''} cannot fill the pipeline, "
+            f"which takes {wanted}",
+            hint=f"write gradient_accumulation: {4 * stages}, say, for an idle share of "
+            f"{idle_share(stages, 4 * stages, chunks):.0%}",
+        )
+
+
+# Rules of strategies beside other settings: what this version cannot do together. Pure.
+
+#: DeepSpeed's, by stage.
+ZERO = ("zero0", "zero1", "zero2", "zero3")
+
+
+def combination_refusals(
+    asked: JobDescription, strategy: str | None, tensor: int
+) -> Iterator[Refusal]:
+    """Objections to a strategy, on several cards, beside a job's other settings.
+
+    Args:
+        strategy: of the job; None: ddp.
+        tensor: cards that split each matrix.
+    """
+    if tensor > 1:
+        yield from _with_tensor_parallel(asked)
+    if strategy in ZERO:
+        yield from _with_deepspeed(asked, strategy, tensor)
+    if strategy == "fsdp2":
+        yield from _with_fsdp2(asked, tensor)
+
+
+def driven_by_deepspeed(asked: JobDescription) -> bool:
+    """Tell if DeepSpeed's engine runs the model's passes and steps."""
+    return asked.cards > 1 and asked.parameters.get("strategy") in ZERO
+
+
+def whole_weights_refusals(
+    asked: JobDescription, setting: str, *, value: str, instead: str = ""
+) -> Iterator[Refusal]:
+    """Objections to a technique that reads whole weights, and was tried with strategies of
+    PyTorch's own only.
+
+    Args:
+        setting: of the technique.
+        value: that it is set to.
+        instead: what would be right as well as another strategy; "": to leave the setting out.
+    """
+    if asked.cards > 1 and divides_weights(asked.parameters, asked.cards):
+        reason = f"{value} reads whole weights, of which each card has a part here"
+    elif driven_by_deepspeed(asked):
+        reason = f"DeepSpeed drives the model, and {value} was not tried with it"
+    else:
+        return
+    hint = f"write strategy: ddp, or {instead or f'leave {setting} out'}"
+    yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
+
+
+def _with_tensor_parallel(asked: JobDescription) -> Iterator[Refusal]:
+    parameters = asked.parameters
+    method = method_name(parameters)
+    if method not in ("full", "lora"):
+        yield _cannot("method", f"{method} over split matrices; full and lora do")
+    if parameters.get("autocast") == "fp16":
+        yield _cannot("autocast", "loss scaling over split matrices")
+    if parameters.get("save_adapter"):
+        yield _cannot("save_adapter", "keeping an adapter that is split over cards")
+
+
+def _with_deepspeed(asked: JobDescription, strategy: str, tensor: int) -> Iterator[Refusal]:
+    parameters = asked.parameters
+    if tensor > 1 and strategy != "zero1":
+        yield _cannot("tensor_parallel", f"{strategy} of split matrices; zero1 does")
+    elif tensor > 1 and parameters.get("save_every"):
+        yield _cannot("save_every", f"checkpoints of {strategy} over split matrices; ddp has")
+    elif tensor == asked.cards:
+        yield Refusal(
+            setting="tensor_parallel",
+            reason=f"{strategy} divides the optimizer's state among copies of the model, "
+            "and there is one",
+            hint=f"write a tensor_parallel below {asked.cards}, or strategy: tensor-parallel",
+        )
+    method = method_name(parameters)
+    if method == "qlora" or (method.startswith("qat") and strategy == "zero3"):
+        yield _cannot("method", f"{method} under {strategy}; strategy ddp does")
+    if parameters.get("autocast", "none") != "none":
+        yield Refusal(
+            setting="autocast",
+            reason="DeepSpeed switches torch's autocast off inside its engine",
+            hint="write precision: bf16 (fp32 master weights), or strategy: ddp",
+            unsupported=True,
+        )
+    if parameters.get("optimizer", "adamw") != "adamw":
+        yield _cannot("optimizer", f"{parameters['optimizer']} under DeepSpeed; adamw does")
+    if asked.precision == "fp16":
+        yield _cannot("precision", "fp16 weights under DeepSpeed; bf16 does")
+
+
+def _with_fsdp2(asked: JobDescription, tensor: int) -> Iterator[Refusal]:
+    parameters = asked.parameters
+    if tensor > 1:
+        yield _cannot("tensor_parallel", "fsdp2 of split matrices; ddp and zero1 do")
+    method = method_name(parameters)
+    if method not in ("full", "lora"):
+        yield _cannot("method", f"{method} under fsdp2; full and lora do")
+    if parameters.get("autocast") == "fp16":
+        yield _cannot("autocast", "loss scaling under fsdp2; bf16 needs none")
+    if parameters.get("profile"):
+        yield _cannot("profile", "profile that puts divided weights back; zero3 and ddp have")
+    optimizer = parameters.get("optimizer", "adamw")
+    if not optimizer.startswith("adamw") or "8bit" in optimizer:
+        yield _cannot("optimizer", f"{optimizer} of divided weights; adamw does")
+
+
+def _cannot(setting: str, what: str) -> Refusal:
+    return Refusal(setting=setting, reason=f"this version has no {what}", unsupported=True)

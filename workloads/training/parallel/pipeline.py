@@ -1,0 +1,348 @@
+"""Pipeline parallelism: the layers in stages, and micro-batches that the stages hand on.
+
+The schedules are PyTorch's (``torch.distributed.pipelining``): 1F1B, where a stage that is full
+alternates between one forward and one backward pass, and the interleaved one, where each card holds
+several groups of layers and the pipeline fills in smaller steps. Hidden states travel from stage to
+stage, gradients back; each stage computes its own mask and rotary tables. The gradients of several
+copies of the model are averaged when the pipeline has drained.
+
+How a model is cut stands in ``stages``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from workloads.base import Unsupported
+from workloads.devices.base import Device
+from workloads.training.parallel.exchange import require
+from workloads.training.parallel.layout import Groups
+from workloads.training.technique import Inputs, Training
+
+# Stages of a decoder: the model as it stands, cut between layers.
+#
+# A stage is a shallow copy of the decoder with some of its layers: the first has the embeddings,
+# the last the norm and the output layer, and each computes its own mask and rotary tables. That a
+# model's code reads nothing else is tried out before anything is trained.
+
+
+class Stage(nn.Module):
+    """Some layers of a decoder; the first stage takes ids, the last one gives logits."""
+
+    def __init__(self, body: nn.Module, training: Training, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.body = body
+        self._takes = "input_ids" if first else "inputs_embeds"
+        self._last = last
+        self._arguments = training.task.forward
+        self._around = training.in_forward
+
+    def forward(self, given: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
+        """Hidden states, or logits."""
+        with self._around():
+            found = self.body(**{self._takes: given}, **masks, **self._arguments)
+        result: torch.Tensor = found.logits if self._last else found.last_hidden_state
+        return result
+
+
+def stages_of(training: Training, count: int) -> list[Stage]:
+    """The whole model as so many stages, which share its layers.
+
+    Raises:
+        Unsupported: it cannot be cut like this.
+    """
+    model = _innermost(training.model)
+    inner = getattr(model, model.base_model_prefix, None)
+    layers = getattr(inner, "layers", None)
+    if not (isinstance(layers, nn.ModuleList) and hasattr(inner, "embed_tokens")):
+        raise Unsupported(f"this version has no stages of a {type(model).__name__}")
+    if len(layers) % count:
+        raise Unsupported(f"{len(layers)} layers cannot be cut into {count} equal stages")
+    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        raise Unsupported("the output layer is the embedding, which would lie in two stages")
+    share = len(layers) // count
+    found = []
+    for index in range(count):
+        first, last = index == 0, index == count - 1
+        body = _shallow(inner)
+        body.layers = nn.ModuleList(layers[index * share : (index + 1) * share])
+        if not first:
+            body.embed_tokens = None
+        if not last:
+            body.norm = nn.Identity()
+        else:
+            whole = _shallow(model)
+            setattr(whole, model.base_model_prefix, body)
+            body = whole
+        found.append(Stage(body, training, first=first, last=last))
+    return found
+
+
+def _innermost(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _shallow(module: Any) -> Any:
+    """The same module, in which others can be put in the place of those it has."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made
+
+
+def emptied(model: Any) -> None:
+    """Take the layers out of the model that was cut, so that what no stage has here is freed."""
+    model = _innermost(model)
+    for module in (getattr(model, model.base_model_prefix), model):
+        module._modules.clear()
+
+
+@torch.no_grad()
+def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and logits of a short text by the stages, one after another.
+
+    Raises:
+        Unsupported: the logits are not those of the whole model.
+    """
+    ids = torch.tensor(
+        [[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]], device=training.device.torch_device
+    )
+    training.model.eval()  # dropout would make a difference of its own
+    with training.in_forward():
+        whole = _innermost(training.model)(input_ids=ids, **training.task.forward).logits
+    passed: list[torch.Tensor] = [ids]
+    for stage in stages:
+        passed.append(stage.eval()(passed[-1]))
+        stage.train()
+    training.model.train()
+    if not torch.equal(passed[-1], whole):
+        raise Unsupported(
+            f"the stages of a {type(_innermost(training.model)).__name__} do not compute what the "
+            "model does: its code reads more than its layers"
+        )
+    return passed[1], passed[-1]
+
+
+#: Most bytes of gradients that are averaged at once.
+_BUCKET_BYTES = 25 * 1024 * 1024
+_NEEDED = tuple(
+    f"torch.distributed.pipelining:{schedule}.{part}"
+    for schedule in ("Schedule1F1B", "ScheduleInterleaved1F1B")
+    for part in ("eval", "step(return_outputs)")
+)
+
+
+def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
+    """Leave this card its stages of a model that is whole on every card, and run by them.
+
+    Args:
+        schedule: 1f1b or interleaved.
+        chunks: groups of layers on each card.
+        length: positions of every sample.
+
+    Raises:
+        Unsupported: the model cannot be cut like this, or torch lacks a part that this needs.
+    """
+    require("pipeline", *_NEEDED)
+    layout = training.layout
+    stages = stages_of(training, layout.pipeline * chunks)
+    hidden, logits = checked(training, stages)
+    mine = range(layout.stage, len(stages), layout.pipeline)
+    clock = _Clock(training.device)
+    rows = training.batch_size // training.micro_batches
+
+    def example(of: torch.Tensor) -> torch.Tensor:
+        """Sizes and type of what a stage takes or gives, without numbers."""
+        sizes = (rows, length, *of.shape[2:])
+        learned = of.is_floating_point()
+        return torch.empty(sizes, dtype=of.dtype, device="meta", requires_grad=learned)
+
+    ids = torch.empty(1, 1, dtype=torch.long)
+    made = [
+        _TimedStage(
+            stages[index],
+            index,
+            len(stages),
+            torch.device(training.device.torch_device),
+            input_args=example(hidden if index else ids),
+            output_args=example(logits if index == len(stages) - 1 else hidden),
+            group=groups.pipeline,
+        )
+        for index in mine
+    ]
+    for stage in made:
+        stage.clock = clock
+    training.pipeline = _Pipeline(training, groups, made, clock, schedule)
+    training.exchanges.append(clock)
+    emptied(training.model)
+    training.model = nn.ModuleList(stages[index] for index in mine).train()
+
+
+class _Clock:
+    """Parts of a step and the time in which a card waits for the others of its pipeline.
+
+    A stage's waiting counts to the pass that it waits for.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._busy: list[tuple[Any, Any]] = []
+        self._whole: list[tuple[Any, Any]] = []
+        self._parts: dict[str, list[tuple[Any, Any]]] = {}
+        self._last: Any = None  # end of the last pass
+
+    def begin_step(self) -> None:
+        """Forget what came before."""
+        self._busy.clear()
+        self._whole.clear()
+
+    def waited_s(self) -> float | None:
+        """Seconds of the schedule in which this card did not compute."""
+        whole, busy = (self._device.seconds_in(pairs) for pairs in (self._whole, self._busy))
+        return None if whole is None or busy is None else max(0.0, whole - busy)
+
+    @contextlib.contextmanager
+    def schedule(self, parts: dict[str, list[tuple[Any, Any]]]) -> Iterator[None]:
+        """Around all passes of a step; ``parts`` gets the stamps of each kind."""
+        self._parts, self._last = parts, self._device.stamp()
+        began = self._last
+        try:
+            yield
+        finally:
+            ended = self._device.stamp()
+            parts.setdefault("backward_s", []).append((self._last, ended))
+            self._whole.append((began, ended))
+
+    @contextlib.contextmanager
+    def computing(self, part: str) -> Iterator[None]:
+        """Around a part of one pass."""
+        began = self._device.stamp()
+        yield
+        ended = self._device.stamp()
+        self._busy.append((began, ended))
+        self._parts.setdefault(part, []).append((self._last, ended))
+        self._last = ended
+
+
+class _TimedStage(PipelineStage):
+    """A stage whose passes are timed."""
+
+    clock: _Clock
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass of one micro-batch."""
+        with self.clock.computing("forward_s"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The backward pass of one micro-batch."""
+        with self.clock.computing("backward_s"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
+class _Pipeline:
+    """The passes of all micro-batches of a step (``techniques.base.Passes``)."""
+
+    def __init__(
+        self,
+        training: Training,
+        groups: Groups,
+        stages: Sequence[_TimedStage],
+        clock: _Clock,
+        schedule: str,
+    ) -> None:
+        self._training = training
+        layout = self._layout = training.layout
+        self._groups = groups
+        self._clock = clock
+        self._scale = 1.0
+        options: dict[str, Any] = {
+            "n_microbatches": training.micro_batches,
+            "loss_fn": self._loss,
+            "scale_grads": False,  # losses are divided by the tokens of the whole step
+        }
+        self._schedule: Any = (
+            ScheduleInterleaved1F1B(list(stages), **options)
+            if schedule == "interleaved"
+            else Schedule1F1B(stages[0], **options)
+        )
+        self._first = layout.stage == 0
+        self._last = layout.stage == layout.pipeline - 1
+        self._at_the_end = next(
+            ranks[-1] for ranks in layout.pipeline_groups() if layout.rank in ranks
+        )
+
+    def learn(
+        self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
+    ) -> torch.Tensor:
+        """Add the gradients of these micro-batches to those there are; the loss."""
+        self._scale = scale
+        with self._clock.schedule(parts):
+            loss = self._run(self._schedule.step, inputs)
+            if self._layout.data_size > 1:
+                _average(self._training.trainable(), self._groups.data, self._layout.data_size)
+        return loss
+
+    def evaluate(self, inputs: Sequence[Inputs]) -> torch.Tensor:
+        """The summed loss of these micro-batches; nothing is learned."""
+        self._scale = 1.0
+        with torch.no_grad(), self._clock.schedule({}):
+            return self._run(self._schedule.eval, inputs)
+
+    def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
+        """Sum over the stages of what each of them has, on all."""
+        summed = of_stage.clone()
+        dist.all_reduce(summed, group=self._groups.pipeline)
+        return summed
+
+    def _run(self, run: Any, inputs: Sequence[Inputs]) -> torch.Tensor:
+        device = self._training.device.torch_device
+        whole = _joined([each.tensors() for each in inputs])
+        labels, ids = whole.pop("labels"), whole.pop("input_ids")
+        losses: list[torch.Tensor] = []
+        run(
+            *((ids,) if self._first else ()),
+            target=labels if self._last else None,
+            losses=losses,
+            return_outputs=False,
+            **whole,
+        )
+        summed = torch.zeros((), device=device)
+        for loss in losses:  # at the last stage
+            summed += loss.detach().float()
+        dist.broadcast(summed, src=self._at_the_end, group=self._groups.pipeline)
+        return summed
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with self._clock.computing("forward_s"):
+            return self._training.loss(logits, labels, None) * self._scale
+
+
+def _joined(each: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Micro-batches of one shape as the batch that a schedule cuts up again."""
+    return {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
+
+
+def _average(parameters: Sequence[nn.Parameter], group: Any, size: int) -> None:
+    """Average gradients over the copies of the model, in a few large exchanges."""
+    bucket: list[torch.Tensor] = []
+    held = 0
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for number, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        held += gradient.nbytes
+        following = gradients[number + 1] if number + 1 < len(gradients) else None
+        if following is None or held >= _BUCKET_BYTES or following.dtype != gradient.dtype:
+            flat = torch.cat([one.flatten() for one in bucket])
+            dist.all_reduce(flat, group=group)
+            pieces = (flat / size).split([one.numel() for one in bucket])
+            for one, piece in zip(bucket, pieces, strict=True):
+                one.copy_(piece.view_as(one))
+            bucket, held = [], 0

@@ -1,0 +1,406 @@
+"""The seam of training techniques: each is one switch of fine-tuning, and an axis of a grid.
+
+A technique is a pydantic model of its own parameters (names and descriptions go into grids and
+their schema), with methods for the points at which it may act, in this order:
+
+    refusals     pure: what it does not go together with, decided in the plan
+    notes        pure: what a reader of the plan should know
+    before_load  arguments for loading model and tokenizer, settings of the process
+    on_data      how samples become batches, and how batches reach the card
+    on_model     the model is on the card, the fine-tuning method is applied
+    on_cards     the model is as it will be trained; several cards divide it among them
+    on_optimizer the optimizer is made
+    before_steps everything is ready, nothing is timed yet
+    after_step   a step is over, still inside its timed part
+    after_steps  the last step is over, no longer timed; the last technique acts first
+
+The methods do nothing unless a technique overrides them. What they may change is what the objects
+that they are given hold: replace a function, add to a list. What has to end with the job, however
+it ends (processes, files), is put on their ``ending``. A module of a technique imports torch only
+inside those methods, so that a plan knows all techniques without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from workloads.base import JobDescription, Refusal
+from workloads.devices import CAPABILITIES
+from workloads.registry import Metric
+from workloads.settings import Settings, Value
+from workloads.training.parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from workloads.base import Phase
+    from workloads.devices.base import Device
+    from workloads.registry import TaskSpec
+    from workloads.training.data import Learnable, SampleFormat
+    from workloads.training.parallel.exchange import Exchange
+
+
+@dataclass(slots=True, kw_only=True)
+class Loading:
+    """Arguments with which model and tokenizer will be loaded."""
+
+    device: Device
+    model_arguments: dict[str, Any]  # of ``from_pretrained``
+    tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
+    #: Given model and tokenizer as loaded: whether they are what was asked for.
+    checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    #: Given the model as loaded, its tokenizer and its task: the model that is trained.
+    changes: list[Callable[[Any, Any, TaskSpec], Any]] = field(default_factory=list)
+    method: str = ""  # of fine-tuning
+    source: Any = None  # ModelSource, once it is open
+    fresh: bool = False  # not to load weights, but to draw them
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+    ending: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass(slots=True, kw_only=True)
+class Inputs:
+    """The tensors of one micro-batch, each [rows, positions]."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor  # -100 where nothing is learned; the task's loss says if it shifts them
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    decoder_input_ids: torch.Tensor | None = None  # of models with an encoder and a decoder
+    #: A teacher's largest logits and their ids, [rows, positions, kept]; no model is given them.
+    guide_values: torch.Tensor | None = None
+    guide_ids: torch.Tensor | None = None
+
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """Those that a model is called with, by name."""
+        beside = ("labels", "guide_values", "guide_ids")
+        return {name: tensor for name, tensor in self.tensors().items() if name not in beside}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, their positions, and those of the decoder's rows where there are such."""
+        decoder = self.decoder_input_ids
+        return (*self.input_ids.shape, *(() if decoder is None else decoder.shape[1:]))
+
+    @property
+    def positions(self) -> int:
+        """Positions that a card works on, padding included."""
+        return positions(self.shape)
+
+
+def positions(shape: tuple[int, ...]) -> int:
+    """Positions of a micro-batch of a shape: rows by the lengths of their parts."""
+    return shape[0] * sum(shape[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """One card's work in one optimizer step."""
+
+    micro_batches: tuple[Inputs, ...]
+    items: int  # samples
+    real_tokens: int  # without padding
+    computed_tokens: int  # with it
+    #: By this the summed loss is divided: the tokens to be learned on all cards, over the number
+    #: of cards, since gradients of cards are averaged.
+    loss_tokens: float
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """Rows and positions of each micro-batch."""
+        return tuple(inputs.shape for inputs in self.micro_batches)
+
+    def pin_memory(self) -> StepBatch:
+        """The same in page-locked memory, from which a card copies without the host's help; the
+        name by which torch's DataLoader asks for it."""
+        pinned = tuple(
+            Inputs(**{name: tensor.pin_memory() for name, tensor in inputs.tensors().items()})
+            for inputs in self.micro_batches
+        )
+        return replace(self, micro_batches=pinned)
+
+
+@dataclass(slots=True, kw_only=True)
+class DataPlan:
+    """The way from samples to batches. Functions may be replaced."""
+
+    device: Device
+    task: TaskSpec  # of the model: what its samples are like
+    form: SampleFormat
+    batch_size: int  # samples of one card in one optimizer step
+    cards: int  # that share a batch
+    #: Samples and samples per global batch -> positions of the samples of each global batch, in
+    #: the order of steps; gone through again when there are more steps. The same on all ranks.
+    arrange: Callable[[Sequence[Learnable], int], list[list[int]]]
+    #: Samples of a micro-batch -> tensors on the host.
+    collate: Callable[[Sequence[Learnable]], Inputs]
+    #: Number of the step -> its batch on the host. Replaced by what reads ahead.
+    feed: Callable[[Callable[[int], StepBatch]], Iterator[StepBatch]]
+    #: A micro-batch on the host -> the same on the card.
+    move: Callable[[Inputs], Inputs]
+    #: Samples of a global batch and the number of the step -> the same as that step meets them.
+    draw: Callable[[Sequence[Learnable], int], Sequence[Learnable]] = lambda samples, step: samples
+    first_step: int = 0  # that this attempt takes; later ones where it goes on from a checkpoint
+    micro_batches: int = 1  # forward and backward passes per optimizer step
+    counted: bool = True  # False where another rank counts the same samples
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+    ending: ExitStack = field(default_factory=ExitStack)
+
+
+#: A micro-batch, its logits and the positions that they are of (None: all) -> summed loss.
+Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
+
+
+class Passes(Protocol):
+    """The passes of all micro-batches of a step, where cards work on several of them at a time."""
+
+    def learn(
+        self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
+    ) -> torch.Tensor:
+        """Forward and backward: add the gradients of the summed loss times ``scale`` to those there
+        are. ``parts`` gets the stamps of ``forward_s`` and ``backward_s``. Returns that loss."""
+
+    def evaluate(self, inputs: Sequence[Inputs]) -> torch.Tensor:
+        """Forward only: the summed loss."""
+
+    def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
+        """Sum over the stages of what each of them has, on all."""
+
+
+class Stateful(Protocol):
+    """A part of training that remembers something between steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Take over such a state."""
+
+
+class DividedState(Protocol):
+    """Weights and optimizer that a library divides among the cards, and saves in parts."""
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's part; all ranks are here."""
+
+    def load(self, directory: Path) -> None:
+        """Read every rank's part back; all ranks are here."""
+
+
+class HeldOutLoss(Protocol):
+    """Mean loss of the learned tokens of held-out examples."""
+
+    def __call__(self, objective: Objective | None = None) -> float:
+        """By the objective; None: by the task's loss."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """One job's model in training. Functions may be replaced, lists added to."""
+
+    device: Device
+    task: TaskSpec
+    cards: int
+    method: str
+    precision: str
+    model: Any
+    learning_rate: float
+    #: Trainable parameters -> optimizer.
+    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any]
+    optimizer: Any = None  # from ``on_optimizer`` on
+    #: Entered around every forward pass, in this order (autocast).
+    around_forward: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    #: Entered around forward and backward of a micro-batch; told whether it is the step's last
+    #: (gangs exchange gradients only then).
+    around_micro_batch: list[Callable[[bool], AbstractContextManager[Any]]] = field(
+        default_factory=list
+    )
+    #: Entered around a pass of which nothing shall remain: cards exchange no gradients in it.
+    around_rehearsal: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    #: Labels [rows, positions] -> the positions whose logits are needed; None: of all.
+    positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
+    #: Logits, labels and the positions that the logits are of (None: all) -> summed loss.
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    #: A micro-batch, its logits and their positions -> summed loss that is learned from; None: the
+    #: task's, ``loss``.
+    objective: Objective | None = None
+    #: The loss of a micro-batch -> its gradients, added to those there are.
+    backward: Callable[[torch.Tensor], None]
+    #: Called when all gradients of a step are there, as they are (without a scale), before
+    #: ``update`` applies them.
+    before_update: list[Callable[[], None]] = field(default_factory=list)
+    #: Applies the gradients and clears them.
+    update: Callable[[], None]
+    steps: int = 1  # optimizer steps of the job, warm-up included
+    #: Of these, the fewest that an attempt has to take itself: its own warm-up and what is timed.
+    least_steps: int = 1
+    max_gradient_norm: float | None = None  # to which gradients are clipped
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+    layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
+    batch_size: int = 1  # samples of one card in one optimizer step
+    micro_batches: int = 1
+    #: What several cards put around the model (DDP, DeepSpeed's engine) and is called instead of
+    #: it; from ``on_cards`` on, with DeepSpeed from ``on_optimizer`` on.
+    wrapper: Any = None
+    #: Runs the micro-batches of a step together; None: one after another, by ``called``.
+    pipeline: Passes | None = None
+    #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
+    gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
+    #: The ways in which the cards exchange what they computed.
+    exchanges: list[Exchange] = field(default_factory=list)
+    compile_s: float = 0.0  # spent on compiling before the first step
+    #: Loss on the examples that are held out, as the model is now, by an objective or the task's
+    #: loss (None); asked for by all ranks together. None where none are held out.
+    held_out_loss: HeldOutLoss | None = None
+    #: Name of a metric -> the objective by which the held-out examples are read for it, as for
+    #: ``held_out_loss``: after the last step, of the model as it then is.
+    held_out_metrics: dict[str, Objective] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # for the row
+    origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
+    enter_phase: Callable[[Phase], None] = lambda phase: None
+    ending: ExitStack = field(default_factory=ExitStack)
+    #: Closed when the job is over, which may take a second pass over it; ``ending`` after each.
+    job_ending: ExitStack = field(default_factory=ExitStack)
+    #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
+    kept_as: str = ""
+    attempt: int = 1  # number of this try at the job
+    #: Every rank's value, in rank order, on every rank.
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    #: By name, what remembers something between steps beside weights and optimizer.
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+    #: Set where weights and optimizer are not this rank's alone to save.
+    divided: DividedState | None = None
+    begins_anew: str = ""  # reason why training does not go on from a checkpoint
+    first_step: int = 0  # that this attempt takes
+    #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
+    #: of its micro-batches, which are on the card until somebody reads them.
+    losses: list[Sequence[Any]] = field(default_factory=list)
+    #: Random state of before the first step that this attempt takes; None: the seed's.
+    random_state: dict[str, Any] | None = None
+
+    @property
+    def called(self) -> Any:
+        """Callable that a batch is given to."""
+        return self.model if self.wrapper is None else self.wrapper
+
+    def logits(
+        self, model: Any, inputs: Inputs, kept: torch.Tensor | None, **more: Any
+    ) -> torch.Tensor:
+        """Logits of a micro-batch by a model, at the positions that are needed (None: at all)."""
+        if kept is not None:
+            more["logits_to_keep"] = kept
+        with self.in_forward():
+            return model(**inputs.arguments(), **self.task.forward, **more).logits  # type: ignore[no-any-return]
+
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """Be where a forward pass is, autocast for instance."""
+        with ExitStack() as around:
+            for enter in self.around_forward:
+                around.enter_context(enter())
+            yield
+
+    def plain_loss(
+        self, inputs: Inputs, logits: torch.Tensor, kept: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Summed loss of the task, whatever the objective."""
+        return self.loss(logits, inputs.labels, kept)
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """The parameters that the optimizer gets."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+
+class Technique(Settings):
+    """Base of all: acts nowhere, goes together with everything."""
+
+    name: ClassVar[str]  # of its file, or of its entry point
+    #: What people call it, for documentation and reports.
+    title: ClassVar[str]
+    #: Among all techniques, which act at each point in ascending order, and after the last step in
+    #: descending order; ours are 10 to 160.
+    order: ClassVar[int] = 1000
+    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: Figures that it adds to rows of workloads that train (``Training.metrics``).
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    #: Settings that mean something only beside another one: name -> the other, and those of its
+    #: values (none: any that is set).
+    beside: ClassVar[Mapping[str, tuple[str, tuple[Value, ...]]]] = {}
+    #: The capability (``devices.CAPABILITIES``) that a device needs for a setting, or for one value
+    #: of it.
+    capabilities: ClassVar[Mapping[str | tuple[str, Value], str]] = {}
+
+    def declared_refusals(self, asked: JobDescription) -> Iterator[Refusal]:
+        """Objections by ``beside`` and ``capabilities``. Pure; no torch."""
+        for name, (other, values) in self.beside.items():
+            there = asked.parameters.get(other)
+            if self.is_default(name) or (there in values if values else there):
+                continue
+            wanted = " or ".join(f"{value}".lower() for value in values if value is not None)
+            yield Refusal(
+                setting=name,
+                reason=f"it means something only beside {other}{f': {wanted}' if wanted else ''}",
+                hint=f"write {other}{f': {wanted}' if wanted else ''}, or leave {name} out",
+            )
+        for key, capability in self.capabilities.items():
+            name, value = key if isinstance(key, tuple) else (key, None)
+            if self.is_default(name) or value not in (None, getattr(self, name)):
+                continue
+            if not asked.on.can(capability):
+                yield Refusal(
+                    setting=name,
+                    reason=f"it needs what {asked.on.title} lacks: {CAPABILITIES[capability]}",
+                    hint=f"leave {name} out",
+                    unsupported=True,
+                )
+
+    def is_default(self, name: str) -> bool:
+        """Tell if a setting of this technique has its default."""
+        return bool(getattr(self, name) == type(self).model_fields[name].default)
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        """Objections to this technique, as it is set, in this job. Pure; no torch."""
+        return ()
+
+    def notes(self, asked: JobDescription) -> Iterable[str]:
+        """Lines of the plan on this technique, as it is set, in this job. Pure; no torch."""
+        return ()
+
+    def before_load(self, loading: Loading) -> None:
+        """Change what is loaded, or a setting of the process (undone after the job)."""
+
+    def on_data(self, data: DataPlan) -> None:
+        """Change how samples become batches."""
+
+    def on_model(self, training: Training) -> None:
+        """Change the model, or what is done around its passes."""
+
+    def on_cards(self, training: Training) -> None:
+        """Divide work or model among several cards. All ranks are here."""
+
+    def on_optimizer(self, training: Training) -> None:
+        """Change the optimizer, or how it is used."""
+
+    def before_steps(
+        self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
+    ) -> None:
+        """Do something before the first step. ``rehearse`` runs the batch of a step forward and
+        backward, forgets its gradients, and tells the shapes that its inputs came in."""
+
+    def after_step(self, training: Training, step: int) -> None:
+        """Do something after each optimizer step (from 0, warm-up included)."""
+
+    def after_steps(self, training: Training) -> None:
+        """Do something after the last step, before the trained model is looked at. Techniques of
+        higher order have acted; those of lower order have not yet changed the model."""

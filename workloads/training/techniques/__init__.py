@@ -1,0 +1,145 @@
+"""Training techniques, behind the seam of ``base.py``; a file declares some in its ``SPECS``.
+
+To add one, write its class and name it there and below, or name a class of another installed
+package under the entry points ``nightgrid.techniques`` (docs/adding-a-technique.md). Grids, their
+schema, the plan and fine-tuning find it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+from pydantic import create_model
+from pydantic.fields import FieldInfo
+
+from workloads.base import JobDescription, Metric, Refusal, WorkloadParameters
+from workloads.registry import TASKS, Declared
+from workloads.settings import Declaration, Value
+from workloads.training.methods import MethodParameters
+from workloads.training.technique import Technique
+
+#: Every technique by name; nobody else's takes the place of one of ours.
+TECHNIQUES: Declared[type[Technique]] = Declared(
+    {
+        "accumulation": "workloads.training.techniques.optimization",
+        "adapter-products": "workloads.training.techniques.kernels",
+        "attention": "workloads.training.techniques.kernels",
+        "autocast": "workloads.training.techniques.precision",
+        "checkpointing": "workloads.training.techniques.memory",
+        "clipping": "workloads.training.techniques.optimization",
+        "compilation": "workloads.training.techniques.compilation",
+        "compression": "workloads.training.techniques.strategy",
+        "data-loading": "workloads.training.techniques.batches",
+        "distillation": "workloads.compression.distillation",
+        "freezing": "workloads.training.techniques.memory",
+        "fused-kernels": "workloads.training.techniques.kernels",
+        "learned-logits": "workloads.training.techniques.kernels",
+        "matmul-backend": "workloads.training.techniques.precision",
+        "matmul-precision": "workloads.training.techniques.precision",
+        "memory-release": "workloads.training.techniques.memory",
+        "optimizers": "workloads.training.techniques.optimization",
+        "padding": "workloads.training.techniques.batches",
+        "saving": "workloads.training.techniques.saving",
+        "schedule": "workloads.training.techniques.optimization",
+        "sparsity": "workloads.compression.pruning",
+        "strategy": "workloads.training.techniques.strategy",
+        "tokenizers": "workloads.training.techniques.batches",
+    },
+    Technique,
+    "nightgrid.techniques",
+)
+
+
+@cache
+def all_techniques() -> tuple[type[Technique], ...]:
+    """Every technique, in the order in which they act at each point. One of another package whose
+    setting has the name of another one's, of the method's or of a job's field is left out, with a
+    warning."""
+    found: dict[str, type[Technique]] = {}
+    settings = {each.name: "a job" for each in fields(JobDescription)}  # name -> whatever has it
+    settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
+    for name in TECHNIQUES:  # ours come first
+        kind = TECHNIQUES[name]
+        if twice := settings.keys() & kind.model_fields.keys():
+            taken = min(twice)
+            told = f"technique {name}: {settings[taken]} has a setting {taken} already; rename one"
+            if name in TECHNIQUES.own:
+                raise TypeError(told)
+            logging.getLogger("nightgrid.techniques").warning("left out: %s", told)
+            continue
+        found[name] = kind
+        settings |= dict.fromkeys(kind.model_fields, name)
+    return tuple(sorted(found.values(), key=lambda kind: (kind.order, kind.name)))
+
+
+def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
+    """Every technique that a job's workload has, set as its parameters say."""
+    return tuple(
+        kind.model_validate({name: parameters[name] for name in kind.model_fields})
+        for kind in all_techniques()
+        if next(iter(kind.model_fields)) in parameters
+    )
+
+
+def technique_refusals(job: JobDescription) -> Iterator[Refusal]:
+    """Objections of all techniques of a job."""
+    for technique in chosen(job.parameters):
+        yield from technique.declared_refusals(job)
+        yield from technique.refusals(job)
+
+
+def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
+    """The figures that techniques add to rows of a workload with these tasks."""
+    return tuple(metric for kind in _able(tasks) for metric in kind.metrics)
+
+
+def technique_notes(asked: JobDescription) -> tuple[str, ...]:
+    """Notes of all techniques of a job for the plan."""
+    return tuple(note for kind in chosen(asked.parameters) for note in kind.notes(asked))
+
+
+def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:
+    """The techniques for which one of these tasks has all functions that they need."""
+    functions = [set(TASKS[task].functions) for task in tasks]
+    for kind in all_techniques():
+        if any(there.issuperset(kind.needs) for there in functions):
+            yield kind
+
+
+def with_techniques(
+    name: str,
+    base: type[WorkloadParameters],
+    tasks: Sequence[str],
+    defaults: Mapping[str, Value] | None = None,
+) -> type[Any]:
+    """The parameters of a workload that trains: its own, and those of the techniques for which one
+    of its tasks has all functions that they need.
+
+    Args:
+        name: of the model that is made.
+        base: the workload's own parameters.
+        tasks: of the workload.
+        defaults: of settings whose default is another one in this workload.
+    """
+    found: dict[str, Any] = {
+        setting: (info.annotation, _with_default(info, setting, defaults or {}))
+        for kind in _able(tasks)
+        for setting, info in kind.model_fields.items()
+    }
+    return create_model(name, __base__=base, __doc__=base.__doc__, **found)
+
+
+def _with_default(info: FieldInfo, name: str, defaults: Mapping[str, Value]) -> FieldInfo:
+    if name not in defaults:
+        return info
+    changed = copy(info)
+    changed.default = defaults[name]
+    declaration = info.json_schema_extra
+    assert isinstance(declaration, Declaration)
+    changed.json_schema_extra = replace(declaration, default=defaults[name])
+    return changed

@@ -1,0 +1,348 @@
+"""Tokenizers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.settings import setting
+from workloads.training import data as rows
+from workloads.training.data import Learnable
+from workloads.training.technique import DataPlan, Inputs, Loading, StepBatch, Technique, Training
+from workloads.training.techniques.compilation import compiles_whole
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Copies, SideCopies
+
+
+class TokenizerKind(Technique):
+    """Tokenizers: fast ones are written in Rust, slow ones in Python.
+
+    Both give the same ids for ordinary text. Tokenizing happens once, before training, and is timed
+    in every row (``tokenization_s``). Newer checkpoints bring a fast tokenizer only, and
+    transformers ignores the wish for a slow one there; here the job then says so.
+    """
+
+    name: ClassVar[str] = "tokenizers"
+    title: ClassVar[str] = "fast and slow tokenizers"
+    order: ClassVar[int] = 10
+
+    tokenizer: Literal["auto", "fast", "slow"] = setting(
+        "auto",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="fast is the tokenizer in Rust, slow the one in Python, auto the fast one "
+        "where the checkpoint has it. The row has the time for all samples (tokenization_s).",
+    )
+
+    def before_load(self, loading: Loading) -> None:
+        if self.tokenizer != "auto":
+            loading.tokenizer_arguments["use_fast"] = self.tokenizer == "fast"
+
+        def check(model: Any, tokenizer: Any) -> None:
+            found = "fast" if getattr(tokenizer, "is_fast", False) else "slow"
+            loading.details["tokenizer"] = f"{found} ({type(tokenizer).__name__})"
+            if self.tokenizer not in ("auto", found):
+                import transformers
+
+                raise Unsupported(
+                    f"the checkpoint has no {self.tokenizer} tokenizer that transformers "
+                    f"{transformers.__version__} loads, only a {found} one "
+                    f"({type(tokenizer).__name__})"
+                )
+
+        loading.checks.append(check)
+
+
+# Padding.
+
+
+class Padding(Technique):
+    """Padding: samples of unlike length share a rectangle of tensors.
+
+    Rows of one tensor have one length, so shorter samples are filled up, and the card works on the
+    filling as on anything else. With advertisements of mixed length less than half of the positions
+    are real. To waste fewer: pad only to the longest sample of the micro-batch (dynamic), let
+    samples of like length meet (uniform-length), or write several samples into one row (packing),
+    where each starts again at position 0 and attends to nothing but itself. A fixed length wastes
+    most, and is what graph compilers like, since every step has the same shape.
+    """
+
+    name: ClassVar[str] = "padding"
+    title: ClassVar[str] = "padding"
+    order: ClassVar[int] = 20
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
+    beside: ClassVar[Any] = {
+        "length_window": ("padding", ("uniform-length",)),
+        "packed_attention": ("padding", ("packing",)),
+        "packed_length": ("packed_attention", ("apart",)),
+    }
+    capabilities: ClassVar[Any] = {"packed_attention": "dynamic_shapes"}
+
+    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
+        "dynamic",
+        role="choice",
+        always_in_id=True,
+        description="dynamic pads to the longest sample of the micro-batch, fixed to max_length; "
+        "uniform-length sorts samples within windows so that like lengths meet; packing writes "
+        "several samples into one row of at most max_length, separated by position_ids.",
+    )
+    length_window: int = setting(
+        50,
+        role="choice",
+        always_in_id=True,
+        ge=2,
+        description="For uniform-length: sort within windows of so many batches.",
+    )
+
+    packed_attention: Literal["masked", "apart"] = setting(
+        "masked",
+        role="choice",
+        always_in_id=True,
+        description="For packing: masked computes attention over whole rows under a mask, apart "
+        "over each packed sample by itself (varlen attention on CUDA cards, else one call a "
+        "sample); these then lie in one row, however long, so that nothing is padded.",
+    )
+
+    packed_length: Literal["exact", "longest"] = setting(
+        "exact",
+        role="choice",
+        description="For packed_attention apart: each step's row has the length of its samples, or "
+        "is filled up to that of the longest step, so that all have one shape and torch_compile "
+        "compiles the whole model once.",
+    )
+
+    _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.packed_attention != "apart":
+            return
+        if asked.parameters.get("attention", "sdpa") != "sdpa":
+            yield Refusal(
+                setting="packed_attention",
+                reason="apart is PyTorch's own attention; the job asks for another one",
+                hint="leave attention out, or write packed_attention: masked",
+            )
+        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
+            yield Refusal(
+                setting="packed_attention",
+                reason="with torch_compile every new length of a row would be compiled",
+                hint="write packed_length: longest, compile_scope: layers, or packed_attention: "
+                "masked",
+            )
+
+    def on_data(self, data: DataPlan) -> None:
+        if self.padding == "fixed":
+            collate = data.task.function("collate")
+            data.collate = lambda samples: collate(samples, data.form, fixed=True)
+        elif self.padding == "packing":
+            pack = data.task.function("pack")
+            one_row = self.packed_attention == "apart"
+            data.collate = lambda samples: pack(samples, data.form, one_row=one_row)
+            if self.packed_length == "longest":
+                self._one_shape(data)
+        elif self.padding == "uniform-length":
+            data.arrange = self._by_length
+
+    def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
+        return rows.uniform_length(samples, batch, self.length_window)
+
+    def _one_shape(self, data: DataPlan) -> None:
+        """Fill each step's row up to the longest, which is known when samples become batches."""
+        arrange, collate, lengths = data.arrange, data.collate, [0]
+
+        def arranged(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
+            batches = arrange(samples, batch)
+            lengths[0] = rows.longest_row(samples, batches, data.cards, data.micro_batches)
+            data.details["packed_length"] = str(lengths[0])
+            return batches
+
+        data.arrange = arranged
+        data.collate = lambda samples: rows.filled_up(
+            collate(samples), lengths[0], data.form.pad_token_id
+        )
+
+    def on_model(self, training: Training) -> None:
+        if self.packed_attention == "apart":
+            from workloads.training import sample_attention
+
+            self._attention.append(sample_attention.register())
+            training.model.config._attn_implementation = sample_attention.NAME
+        if self.padding == "packing":
+            training.task.function("check_packing")(training.model, training.device)
+
+    def after_steps(self, training: Training) -> None:
+        for attention in self._attention:
+            training.details["packed_attention"] = attention.method
+
+
+def one_shape(parameters: Mapping[str, Any]) -> bool:
+    """Tell if all steps of a job with these parameters have inputs of one shape."""
+    return parameters.get("padding") == "fixed" or parameters.get("packed_length") == "longest"
+
+
+# Data loading.
+
+#: Batches that each worker holds ready, unless told.
+_PREFETCH = 2
+
+
+class DataLoading(Technique):
+    """Data loading: batches made while the card computes, and copied while it computes.
+
+    Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
+    processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card
+    is queued like any other work only from page-locked ("pinned") memory, and only then does it pay
+    not to wait for it (non-blocking). Still the work of a step begins behind the copy of its batch;
+    copied ahead, on a stream of its own while the card computes the step before, it is there
+    already. The share ``data_s`` of a step shows what is left of all this.
+    """
+
+    name: ClassVar[str] = "data-loading"
+    title: ClassVar[str] = "data loading"
+    order: ClassVar[int] = 30
+    beside: ClassVar[Any] = {
+        "prefetch_batches": ("data_workers", ()),
+        "non_blocking_copies": ("pin_memory", (True,)),
+        "copy_ahead": ("pin_memory", (True,)),
+    }
+    capabilities: ClassVar[Any] = {
+        "pin_memory": "pinned_memory",
+        "non_blocking_copies": "pinned_memory",
+        "copy_ahead": "side_copies",
+    }
+
+    data_workers: int = setting(
+        0,
+        role="choice",
+        always_in_id=True,
+        ge=0,
+        le=64,
+        description="Processes that make batches ahead; 0: the training process makes each batch "
+        "when it needs it.",
+    )
+    prefetch_batches: int | None = setting(
+        None,
+        role="choice",
+        always_in_id=True,
+        ge=1,
+        description=f"Batches that each worker holds ready. Left out: {_PREFETCH}.",
+    )
+    pin_memory: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Put batches into page-locked memory before they are copied.",
+    )
+    non_blocking_copies: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Do not wait for copies of batches to the card (with pin_memory).",
+    )
+    copy_ahead: bool = setting(
+        False,
+        role="choice",
+        description="Copy the next batch on a stream of its own while the card computes (with "
+        "pin_memory).",
+    )
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.copy_ahead and self.non_blocking_copies:
+            yield Refusal(
+                setting="non_blocking_copies",
+                reason="batches that are copied ahead are waited for by the card alone",
+                hint="leave out one of copy_ahead and non_blocking_copies",
+            )
+
+    def on_data(self, data: DataPlan) -> None:
+        if self.non_blocking_copies:
+            data.move = lambda inputs: _move(inputs, data.device.torch_device)
+        if self.copy_ahead:
+            data.feed = lambda make: ahead(self._feed(data, make), data.device.side_copies())
+        elif self.data_workers or self.pin_memory:
+            data.feed = lambda make: self._feed(data, make)
+
+    def _feed(self, data: DataPlan, make: Callable[[int], StepBatch]) -> Iterator[StepBatch]:
+        from torch.utils.data import DataLoader
+
+        workers: dict[str, Any] = {}
+        if self.data_workers:
+            # Forked, so that samples and functions are simply there; a fork must not touch a card,
+            # and does not: batches are on the host.
+            workers = {
+                "num_workers": self.data_workers,
+                "prefetch_factor": self.prefetch_batches or _PREFETCH,
+                "multiprocessing_context": "fork",
+            }
+        loader: DataLoader[Any] = DataLoader(
+            _Steps(make),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=itertools.count(data.first_step),  # type: ignore[arg-type]
+            pin_memory=self.pin_memory,
+            **workers,
+        )
+        made_by: set[int] = set()
+        batches = iter(loader)
+
+        def stop() -> None:
+            nonlocal batches
+            del batches  # the loader's iterator ends its processes when nobody holds it
+
+        data.ending.callback(stop)
+
+        def read() -> Iterator[StepBatch]:
+            while True:
+                pid, batch = next(batches)
+                made_by.add(pid)
+                if self.data_workers:
+                    if os.getpid() in made_by:
+                        raise BadConfiguration("batches were made by the training process itself")
+                    data.details["data_workers"] = f"{len(made_by)} processes made batches"
+                yield batch
+
+        return read()
+
+
+def ahead(batches: Iterator[StepBatch], copies: SideCopies) -> Iterator[StepBatch]:
+    """Each batch on its card, handed out when the copy of the next one is queued."""
+
+    def begin() -> tuple[StepBatch, Copies]:
+        batch = next(batches)
+        tensors = [t for part in batch.micro_batches for t in part.tensors().values()]
+        return batch, copies.begin(tensors)
+
+    coming = begin()
+    while True:
+        batch, copied = coming
+        there = iter(copies.arrived(copied))
+        coming = begin()
+        parts = tuple(
+            Inputs(**{name: next(there) for name in part.tensors()}) for part in batch.micro_batches
+        )
+        yield replace(batch, micro_batches=parts)
+
+
+class _Steps:
+    """The batch of each step, and the process that made it."""
+
+    def __init__(self, make: Callable[[int], StepBatch]) -> None:
+        self._make = make
+
+    def __getitem__(self, step: int) -> tuple[int, StepBatch]:
+        return os.getpid(), self._make(step)
+
+
+def _move(inputs: Inputs, card: str) -> Inputs:
+    moved = {name: tensor.to(card, non_blocking=True) for name, tensor in inputs.tensors().items()}
+    return Inputs(**moved)
+
+
+SPECS = (TokenizerKind, Padding, DataLoading)

@@ -1,0 +1,289 @@
+"""Attention implementation."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from workloads.attention_packages import make_ready, refusals
+from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.settings import setting
+from workloads.training.parallel.layout import whole_weights_refusals
+from workloads.training.technique import Loading, Technique, Training
+from workloads.training.techniques.batches import one_shape
+from workloads.training.techniques.compilation import compiles_whole
+
+
+class Attention(Technique):
+    """Attention implementation: the code that computes softmax(QKᵀ)V, and how much it writes out.
+
+    *Eager* attention writes the whole score matrix, positions × positions for every head, which
+    grows with the square of the length. *sdpa*, PyTorch's scaled_dot_product_attention, picks a
+    kernel that works in tiles and keeps none of it. *flash_attention_2* (package flash-attn) and
+    *xformers* bring such kernels of their own, for NVIDIA cards. All of them compute the same.
+    """
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "attention implementation"
+    order: ClassVar[int] = 90
+
+    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
+        "eager plain matrix products, flash_attention_2 and xformers the kernels of those packages "
+        "(CUDA only).",
+    )
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        yield from refusals(asked)
+        half = asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none"
+        if self.attention == "flash_attention_2" and not half:
+            yield Refusal(
+                setting="attention",
+                reason="flash_attention_2 computes in fp16 and bf16 only, and this job in fp32",
+                hint="write precision: bf16, or autocast: bf16",
+            )
+
+    def before_load(self, loading: Loading) -> None:
+        make_ready(self.attention)
+        loading.model_arguments["attn_implementation"] = self.attention
+        loading.checks.append(self._check)
+
+    def _check(self, model: Any, tokenizer: Any) -> None:
+        from workloads.models.loading import check_attention
+
+        check_attention(model, self.attention)
+
+    def on_model(self, training: Training) -> None:
+        training.details["attention"] = self.attention
+
+
+# Products of adapters.
+
+
+class AdapterProducts(Technique):
+    """Products of adapters: each layer's by itself, or those of one input together.
+
+    Query, key and value read the same input, and each has an adapter of two thin matrices. Layer by
+    layer that is six thin products, three scalings and three sums beside the three frozen products;
+    a thin product costs more to start than to compute. *together* makes of them one frozen product
+    and two thin ones, with gradients for the adapters alone. The sums are taken in another order,
+    else nothing changes.
+    """
+
+    name: ClassVar[str] = "adapter-products"
+    title: ClassVar[str] = "adapter products"
+    order: ClassVar[int] = 106  # of the layers as sparsity has left them
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
+    beside: ClassVar[Any] = {"adapter_products": ("method", ("lora",))}
+
+    adapter_products: Literal["each", "together"] = setting(
+        "each",
+        role="choice",
+        description="For method lora: each layer computes its adapter by itself, or layers that "
+        "read the same input (query, key and value) compute theirs together: one frozen product "
+        "and two thin ones for all of them.",
+    )
+
+    _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.adapter_products == "each":
+            return ()
+        return whole_weights_refusals(asked, "adapter_products", value=self.adapter_products)
+
+    def on_model(self, training: Training) -> None:
+        if self.adapter_products == "each":
+            return
+        import torch
+
+        from workloads.training.adapter_products import put_together
+
+        def look() -> Any:
+            ids = torch.tensor([[3, 4, 5, 6]], device=training.device.torch_device)
+            pairs = training.model.config.is_encoder_decoder
+            decoder = {"decoder_input_ids": ids} if pairs else {}
+            return training.model(input_ids=ids, use_cache=False, **decoder)
+
+        groups, undo = put_together(training.model, look)
+        self._undo.append(undo)
+        training.details["adapter_products"] = f"together, {groups} inputs"
+
+    def after_steps(self, training: Training) -> None:
+        for undo in self._undo:
+            undo()
+
+
+# Fused kernels.
+
+
+class FusedKernels(Technique):
+    """Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
+
+    Between its products a layer reads and writes its activations a dozen times, and keeps several
+    of them for the way back. The package liger-kernel (``pip install 'nightgrid[liger]'``) brings
+    Triton kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys
+    and, with ``logits: chunked``, of the loss, and keep less. Its own patches replace functions and
+    classes of transformers, which the next job of a warm worker would meet, and know no GLM. Here
+    the modules of the job's model alone are given the kernels, each after it was seen to compute
+    the same, and lose them after the last step; the row says how many did. ``torch_compile`` fuses
+    the same passes by itself, on other devices too.
+    """
+
+    name: ClassVar[str] = "fused-kernels"
+    title: ClassVar[str] = "fused kernels"
+    order: ClassVar[int] = 107  # of the layers as the techniques before have made them
+    needs: ClassVar[tuple[str, ...]] = ("pack",)
+    capabilities: ClassVar[Any] = {"fused_kernels": "liger_kernels"}
+
+    fused_kernels: Literal["none", "liger"] = setting(
+        "none",
+        role="choice",
+        description="Kernels of norms, gated layers, rotary embeddings and, with logits: chunked, "
+        "of the loss: those that the model's code calls, or the package liger-kernel's, one pass "
+        "each (CUDA only; run on no card yet, its kernels by Triton's interpreter).",
+    )
+
+    _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.fused_kernels == "none":
+            return
+        if asked.parameters.get("torch_compile"):
+            yield Refusal(
+                setting="fused_kernels",
+                reason="torch_compile fuses the same passes into kernels of its own",
+                hint="write torch_compile: false, or leave fused_kernels out",
+            )
+        yield from whole_weights_refusals(asked, "fused_kernels", value=self.fused_kernels)
+
+    def before_load(self, loading: Loading) -> None:
+        if self.fused_kernels == "none":
+            return
+        for package in ("liger-kernel", "triton"):
+            if importlib.util.find_spec(package.replace("-", "_")) is None:
+                raise Unsupported(
+                    f"fused_kernels liger needs the package '{package}', which is not installed "
+                    "here; install it with: pip install 'nightgrid[liger]'"
+                )
+        if lacking := loading.device.cannot_compile():  # kernels are compiled when first called
+            raise Unsupported(f"fused_kernels liger: {lacking}")
+
+    def on_model(self, training: Training) -> None:
+        if self.fused_kernels == "none":
+            return
+        from workloads.training.fused_kernels import fuse, liger
+        from workloads.training.losses import ChunkedLoss, summed
+
+        kernels = liger()
+        found, undo = fuse(training.model, kernels)
+        self._undo.append(undo)
+        training.ending.callback(undo)  # where a job fails
+        parts = [f"{count} {part}" for part, count in found.items()]
+        if isinstance(loss := training.loss, ChunkedLoss):
+            parts.append("loss")
+            loss.cross_entropy = kernels.cross_entropy
+            self._undo.append(lambda: setattr(loss, "cross_entropy", summed))
+        if not parts:
+            raise Unsupported(
+                f"fused_kernels liger: {type(training.model).__name__} has no norm, gated layer or "
+                "rotary embedding that the kernels compute; leave fused_kernels out"
+            )
+        training.details["fused_kernels"] = f"{kernels.title}: {', '.join(parts)}"
+
+    def after_steps(self, training: Training) -> None:
+        for undo in self._undo:
+            undo()
+
+
+# Logits of learned positions.
+
+
+class LearnedLogits(Technique):
+    """Logits of learned positions: the last layer computes only what the loss looks at.
+
+    The last layer of a language model is one product with the whole vocabulary, for every position,
+    and the loss makes several passes over what comes out. Yet a prompt's tokens are not learned,
+    and padding is not. With *learned* only the positions go through the last layer at which some
+    sample of the micro-batch has something to learn; the loss is the same sum. With *chunked* those
+    of a hundred positions at a time, whose part of the loss and of the gradients is computed before
+    the next.
+    """
+
+    name: ClassVar[str] = "learned-logits"
+    title: ClassVar[str] = "logits of learned positions"
+    order: ClassVar[int] = 100
+    needs: ClassVar[tuple[str, ...]] = ("positions",)
+    capabilities: ClassVar[Any] = {"logits": "dynamic_shapes"}
+
+    logits: Literal["all", "learned", "chunked"] = setting(
+        "all",
+        role="choice",
+        always_in_id=True,
+        description="Positions that go through the model's last layer: all, or those at which a "
+        "sample of the micro-batch has something to learn. Shapes then change from step to step. "
+        "chunked: each learned position alone, some at a time together with their loss.",
+    )
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.logits == "all":
+            return
+        of_all = self.logits == "chunked" and one_shape(asked.parameters)
+        if compiles_whole(asked.parameters) and not of_all:
+            yield Refusal(
+                setting="logits",
+                reason="with torch_compile every new number of positions would be compiled",
+                hint="write logits: all, or compile_scope: layers",
+            )
+        if self.logits == "chunked":
+            yield from self._chunked_refusals(asked)
+
+    def _chunked_refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if asked.parameters.get("autocast", "none") != "none":
+            yield Refusal(
+                setting="logits",
+                reason="chunked computes the last layer in the precision of its weights, outside "
+                "of autocast",
+                hint="write logits: learned, or autocast: none",
+            )
+        if str(asked.parameters.get("method", "")).startswith("qat"):
+            yield Refusal(
+                setting="logits",
+                reason="chunked leaves the last layer out of the model, which QAT converts whole",
+                hint="write logits: learned",
+            )
+        yield from whole_weights_refusals(
+            asked, "logits", value=self.logits, instead="logits: learned"
+        )
+
+    def on_model(self, training: Training) -> None:
+        if self.logits == "all":
+            return
+        inner = _innermost(training.model)
+        if self.logits == "chunked":
+            from workloads.training.losses import without_last_layer
+
+            training.loss = without_last_layer(inner, training.device.torch_device)
+            return
+        if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
+            raise Unsupported(
+                f"logits learned: {type(inner).__name__} always computes the logits of all "
+                "positions; write logits: all"
+            )
+        training.positions = training.task.function("positions")
+
+
+def _innermost(model: Any) -> Any:
+    """The language model below an adapter."""
+    get = getattr(model, "get_base_model", None)
+    return get() if get is not None else model
+
+
+SPECS = (Attention, AdapterProducts, FusedKernels, LearnedLogits)

@@ -1,0 +1,285 @@
+"""The optimizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.settings import setting
+from workloads.training.technique import DataPlan, Technique, Training
+
+if TYPE_CHECKING:
+    import torch
+
+#: The package that makes each kind of optimizer, where torch does not.
+_PACKAGES = {
+    "adamw-8bit": "bitsandbytes",
+    "adamw-8bit-paged": "bitsandbytes",
+    "adamw-8bit-torchao": "torchao",
+}
+
+
+class OptimizerChoice(Technique):
+    """The optimizer: the rule that turns gradients into changes, and its memory of each weight.
+
+    AdamW keeps two averages per trained weight, in 32 bits twice the bytes of the weights
+    themselves. Fused, it makes one pass over memory where the plain one makes several. The 8-bit
+    kinds keep the averages in blocks of 8-bit numbers; small tensors stay in 32 bits, and so do
+    embeddings, whose rows learn rarely and by unlike amounts. The paged one moves averages to the
+    host when a card runs full. Adafactor keeps a row and a column of averages for each matrix.
+    """
+
+    name: ClassVar[str] = "optimizers"
+    title: ClassVar[str] = "optimizer"
+    order: ClassVar[int] = 110
+    capabilities: ClassVar[Any] = {
+        ("optimizer", "adamw-8bit"): "optimizers_8bit",
+        ("optimizer", "adamw-8bit-torchao"): "optimizers_8bit",
+        ("optimizer", "adamw-8bit-paged"): "paged_memory",
+        ("optimizer", "adamw-fused"): "fused_optimizer",
+    }
+
+    optimizer: Literal[
+        "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
+    ] = setting(
+        "adamw",
+        role="choice",
+        always_in_id=True,
+        description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
+        "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
+        "weight decay, constant learning rate.",
+    )
+
+    def on_model(self, training: Training) -> None:
+        package = _PACKAGES.get(self.optimizer)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise Unsupported(
+                f"optimizer {self.optimizer} needs the package '{package}', which is not installed "
+                "here; install it with: pip install 'nightgrid[quant]'"
+            )
+
+        def make(parameters: Sequence[torch.nn.Parameter]) -> Any:
+            return _make(self.optimizer, parameters, training)
+
+        training.make_optimizer = make
+
+
+def _make(name: str, parameters: Sequence[torch.nn.Parameter], training: Training) -> Any:
+    import torch
+
+    settings: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": 0.0}
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, **settings)
+    if name == "adamw-fused":
+        return training.device.fused_adamw(parameters, **settings)
+    if name == "adafactor":
+        return torch.optim.Adafactor(parameters, **settings)
+    tables = [m for m in training.model.modules() if isinstance(m, torch.nn.Embedding)]
+    embeddings = {id(table.weight) for table in tables if table.weight.requires_grad}
+    training.details["averages_in_32_bits"] = f"{len(embeddings)} embeddings, small tensors"
+    if name == "adamw-8bit-torchao":
+        from torchao.optim import AdamW8bit
+
+        return _by_torchao(AdamW8bit, embeddings)(parameters, **settings)
+    import bitsandbytes
+
+    paged = bitsandbytes.optim.PagedAdamW8bit if "paged" in name else bitsandbytes.optim.AdamW8bit
+    return _by_bitsandbytes(paged, embeddings)(parameters, **settings)
+
+
+def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
+    """The optimizer with 32-bit averages of these; its own register of exceptions is the process's,
+    and would outlive the job."""
+
+    class Optimizer(kind):  # type: ignore[misc]
+        def get_config(self, gindex: int, pindex: int, group: Any) -> Any:
+            found = super().get_config(gindex, pindex, group)
+            whole = id(group["params"][pindex]) in embeddings
+            return found | {"optim_bits": 32} if whole else found
+
+    return Optimizer
+
+
+def _by_torchao(kind: Any, embeddings: set[int]) -> Any:
+    """The optimizer with 32-bit averages of these, and of what it leaves in the weights' format."""
+    import torch
+
+    class Optimizer(kind):  # type: ignore[misc]
+        def _new_buffer(self, p: Any, signed: bool) -> Any:
+            if id(p) in embeddings:
+                return torch.zeros_like(p, dtype=torch.float32)
+            made = super()._new_buffer(p, signed)
+            part = made.to_local() if hasattr(made, "to_local") else made
+            return made.float() if type(part) is torch.Tensor else made
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)  # torch casts averages to their weights' format
+            groups = zip(state_dict["param_groups"], self.param_groups, strict=True)
+            for saved, own in groups:
+                for number, p in zip(saved["params"], own["params"], strict=True):
+                    for name, value in state_dict["state"].get(number, {}).items():
+                        if getattr(value, "dtype", None) == torch.float32 and name != "step":
+                            self.state[p][name] = value.to(p.device)
+
+    return Optimizer
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Bytes of the optimizer's state, all tensors of it, on whatever device."""
+    import torch
+
+    from workloads.weights import stored_bytes
+
+    return sum(
+        stored_bytes(value)
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+# Gradient clipping.
+
+
+class GradientClipping(Technique):
+    """Gradient clipping: no step goes further than the usual ones.
+
+    Now and then a batch has gradients far beyond those of others, and one step in their direction
+    undoes many. Clipping scales all gradients down together where the root of the sum of their
+    squares is above a limit. transformers' Trainer does so at 1 unless told, and Habana's examples
+    of DeepSpeed do; here nothing is clipped unless a job says so, whatever the strategy.
+    """
+
+    name: ClassVar[str] = "clipping"
+    title: ClassVar[str] = "gradient clipping"
+    order: ClassVar[int] = 112
+
+    max_gradient_norm: float | None = setting(
+        None,
+        role="work",
+        gt=0,
+        description="Scale gradients down where their norm, of all weights together, is above "
+        "this. Left out: nothing is clipped.",
+    )
+
+    def on_model(self, training: Training) -> None:
+        norm = training.max_gradient_norm = self.max_gradient_norm
+        if norm is None:
+            return
+        import torch
+
+        learning: list[torch.nn.Parameter] = []
+
+        def clip() -> None:
+            if not learning:  # what the cards have left of the model
+                learning.extend(training.trainable())
+            if training.layout.model_parallel > 1:
+                from workloads.training.parallel import tensor as split
+
+                split.clip(training.model, learning, norm, training.pipeline)
+            else:
+                torch.nn.utils.clip_grad_norm_(learning, norm)
+
+        training.before_update.append(clip)  # DeepSpeed clips by itself
+        training.details["max_gradient_norm"] = f"{norm:g}"
+
+
+# Learning-rate schedule.
+
+
+class Schedule(Technique):
+    """Learning-rate schedule: large steps first, small ones at the end.
+
+    With *linear* the rate falls from step to step on a straight line that would reach 0 after the
+    last one, which is what transformers' Trainer does unless told. A measured job has few steps of
+    a long training: ``schedule_steps`` says how long the whole would be, so that its rates are
+    those of the beginning.
+    """
+
+    name: ClassVar[str] = "schedule"
+    title: ClassVar[str] = "learning-rate schedule"
+    beside: ClassVar[Any] = {"schedule_steps": ("learning_rate_schedule", ("linear",))}
+    order: ClassVar[int] = 135  # sets the rate of the optimizer that the strategy has made
+
+    learning_rate_schedule: Literal["constant", "linear"] = setting(
+        "constant",
+        role="work",
+        description="constant keeps learning_rate; linear lets it fall on a straight line to 0 "
+        "after the last step.",
+    )
+    schedule_steps: int | None = setting(
+        None,
+        role="work",
+        ge=1,
+        description="For linear: after how many steps the rate is 0. Left out: after those of the "
+        "job, warm-up included.",
+    )
+
+    def rate(self, step: int, first: float, steps: int) -> float:
+        """The learning rate of a step (from 0), of the first step's and the number of all."""
+        if self.learning_rate_schedule == "constant":
+            return first
+        return first * max(1 - step / (self.schedule_steps or steps), 0.0)
+
+    def on_model(self, training: Training) -> None:
+        if self.learning_rate_schedule != "constant":
+            steps = self.schedule_steps or training.steps
+            training.details["learning_rate_schedule"] = f"linear to 0 after {steps} steps"
+
+    def after_step(self, training: Training, step: int) -> None:
+        if self.learning_rate_schedule == "constant":
+            return
+        rate = self.rate(step + 1, training.learning_rate, training.steps)
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+
+
+# Gradient accumulation.
+
+
+class GradientAccumulation(Technique):
+    """Gradient accumulation: a batch that does not fit, in several passes.
+
+    The batch of an optimizer step is cut into micro-batches whose gradients are added up. Memory
+    for activations falls with their number, and short samples are padded less, since they meet
+    fewer long ones. The loss is divided by the tokens of the whole batch, so nothing else changes.
+    """
+
+    name: ClassVar[str] = "accumulation"
+    title: ClassVar[str] = "gradient accumulation"
+    order: ClassVar[int] = 40
+
+    gradient_accumulation: int = setting(
+        1,
+        role="choice",
+        always_in_id=True,
+        ge=1,
+        description="Into how many micro-batches the batch of an optimizer step is cut. batch_size "
+        "stays the samples per card and optimizer step, so this changes memory, not the training.",
+    )
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        parts = self.gradient_accumulation
+        if parts == 1:
+            return
+        if not isinstance(asked.batch_size, int):
+            yield Refusal(
+                setting="gradient_accumulation",
+                reason=f"batch_size {asked.batch_size} looks for what fits in one pass",
+                hint="write the batch size as a number, or gradient_accumulation: 1",
+            )
+        elif asked.batch_size % parts:
+            divisors = [n for n in range(1, asked.batch_size + 1) if asked.batch_size % n == 0]
+            yield Refusal(
+                setting="gradient_accumulation",
+                reason=f"a batch of {asked.batch_size} cannot be cut into {parts} equal parts",
+                hint=f"it can be cut into {', '.join(map(str, divisors[:20]))}",
+            )
+
+    def on_data(self, data: DataPlan) -> None:
+        data.micro_batches = self.gradient_accumulation
+
+
+SPECS = (OptimizerChoice, GradientClipping, Schedule, GradientAccumulation)

@@ -1,0 +1,452 @@
+"""Strategies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
+from workloads.settings import setting
+from workloads.training.parallel.deepspeed import deepspeed_config
+from workloads.training.parallel.layout import (
+    CHUNKS,
+    ZERO,
+    Groups,
+    combination_refusals,
+    driven_by_deepspeed,
+    idle_share,
+    layout_refusals,
+    model_parallel_size,
+    note,
+    pipeline_refusals,
+    tensor_refusals,
+    tensor_size,
+)
+from workloads.training.technique import DataPlan, Loading, Technique, Training
+
+if TYPE_CHECKING:
+    import torch
+
+_IDLE = Metric(
+    name="pipeline_idle_share",
+    title="idle share",
+    description="Share of a pipeline's time in which it fills and drains, (p-1)/(m+p-1), by count.",
+    beside_speed=True,
+)
+
+
+class Strategy(Technique):
+    """Strategies: several cards train one model together.
+
+    DDP keeps the whole model on each card and averages gradients while they are computed. ZeRO
+    splits what would be the same on all cards: the optimizer's state (1), gradients too (2),
+    weights too (3), for less memory and more exchange; ZeRO 0 is DDP by DeepSpeed, to compare with.
+    What is split can also lie in the host's memory (offload). FSDP2 (PyTorch's ``fully_shard``)
+    splits all of it, as ZeRO 3 does. Tensor parallelism splits every matrix and is bound by the
+    links between cards. A pipeline cuts the layers into stages that hand micro-batches on; while it
+    fills and drains, (p-1)/(m+p-1) of the cards' time is idle with p stages and m micro-batches.
+    ``data_parallel`` × ``tensor_parallel`` × ``pipeline_parallel`` is the number of cards; copies
+    of the model average their gradients.
+
+    Whatever the strategy, the same samples are learned from in the same order, and at an equal
+    global batch the losses are those of one card.
+    """
+
+    name: ClassVar[str] = "strategy"
+    title: ClassVar[str] = "strategy on several cards"
+    metrics: ClassVar[tuple[Metric, ...]] = (_IDLE,)
+    order: ClassVar[int] = 130  # cards share what the others have made
+
+    strategy: (
+        Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "tensor-parallel", "pipeline"]
+        | None
+    ) = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        also_called={
+            "deepspeed": "zero2",
+            "fsdp": "fsdp2",
+            "dp": "ddp",
+            "data-parallel": "ddp",
+            "tp": "tensor-parallel",
+            "pp": "pipeline",
+        },
+        description="How several cards train together: ddp (PyTorch's data-parallel), zero0 to "
+        "zero3 (DeepSpeed), fsdp2 (PyTorch's fully_shard), tensor-parallel (every matrix split "
+        "over all cards), pipeline (the layers in stages). Left out: ddp. batch_size is per "
+        "data-parallel card.",
+    )
+    data_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        ge=1,
+        description="Copies of the model, each of which works on a part of the batch. Left out: "
+        "cards / (tensor_parallel × pipeline_parallel).",
+    )
+    tensor_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        ge=1,
+        description="Cards that split each matrix; the strategy connects the groups (data × "
+        "tensor). Such a group works on batch_size samples together.",
+    )
+    pipeline_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        ge=1,
+        description="Stages that the layers are cut into (strategy pipeline), which work on "
+        "batch_size samples together, in gradient_accumulation micro-batches, each padded to "
+        "max_length. Left out: all cards that data and tensor leave.",
+    )
+    pipeline_schedule: Literal["1f1b", "interleaved"] = setting(
+        "1f1b",
+        role="choice",
+        description="Order of the passes in a pipeline: 1f1b alternates one forward and one "
+        "backward pass; interleaved gives each card several groups of layers, so that the pipeline "
+        "fills in smaller steps.",
+    )
+    pipeline_chunks: int | None = setting(
+        None,
+        role="choice",
+        ge=2,
+        description="Groups of layers on each card under the interleaved schedule. Left out: "
+        f"{CHUNKS}.",
+    )
+    offload_optimizer: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Keep the optimizer's state in host memory and update there (zero1 to zero3).",
+    )
+    offload_parameters: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Keep weights in host memory between uses (zero3).",
+    )
+
+    _groups: list[Groups] = PrivateAttr(default_factory=list)  # once they are formed
+    _length: list[int] = PrivateAttr(default_factory=list)  # of every sample in a pipeline
+
+    # ------------------------------------------------------------ in the plan
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if asked.cards == 1:
+            yield from self._one_card()
+            return
+        tensor = tensor_size(asked.parameters, asked.cards)
+        if self.strategy == "tensor-parallel" and self.tensor_parallel not in (None, tensor):
+            yield Refusal(
+                setting="tensor_parallel",
+                reason=f"strategy tensor-parallel splits matrices over all {asked.cards} cards",
+                hint="leave it out, or write strategy: ddp for data × tensor",
+            )
+            return
+        whole = self.strategy == "tensor-parallel"
+        yield from tensor_refusals(asked, tensor, "strategy" if whole else "tensor_parallel")
+        yield from self._offload()
+        yield from self._without_pipeline()
+        if asked.cards % tensor == 0:
+            wrong = list(layout_refusals(asked))
+            yield from wrong or pipeline_refusals(asked)
+        yield from combination_refusals(asked, self.strategy, tensor)
+
+    def notes(self, asked: JobDescription) -> Iterable[str]:
+        if told := note(asked):
+            yield told
+
+    def _one_card(self) -> Iterator[Refusal]:
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != info.default and (not name.endswith("_parallel") or value != 1):
+                yield Refusal(
+                    setting=name,
+                    reason="the job has one card, and a strategy takes several",
+                    hint=f"write cards: 2 or more, or leave {name} out",
+                )
+
+    def _without_pipeline(self) -> Iterator[Refusal]:
+        """Settings of a pipeline in a job that has none."""
+        for name in ("pipeline_parallel", "pipeline_schedule", "pipeline_chunks"):
+            value = getattr(self, name)
+            usual = (type(self).model_fields[name].default, 1)
+            if self.strategy != "pipeline" and value not in usual:
+                yield Refusal(
+                    setting=name,
+                    reason=f"strategy {self.strategy or 'ddp'} cuts no layers into stages",
+                    hint=f"write strategy: pipeline, or leave {name} out",
+                )
+        if self.pipeline_chunks and self.pipeline_schedule == "1f1b":
+            yield Refusal(
+                setting="pipeline_chunks",
+                reason="schedule 1f1b has one group of layers on each card",
+                hint="write pipeline_schedule: interleaved, or leave pipeline_chunks out",
+            )
+
+    def _offload(self) -> Iterator[Refusal]:
+        allowed = {"offload_optimizer": ZERO[1:], "offload_parameters": ZERO[3:]}
+        for name, strategies in allowed.items():
+            if getattr(self, name) and self.strategy not in strategies:
+                yield Refusal(
+                    setting=name,
+                    reason=f"strategy {self.strategy or 'ddp'} keeps everything on the cards",
+                    hint=f"write strategy: {' or '.join(strategies)}",
+                )
+
+    # ------------------------------------------------------------ in the job
+
+    def before_load(self, loading: Loading) -> None:
+        if self.strategy in ZERO:
+            from workloads.training.parallel import deepspeed
+
+            deepspeed.announce(loading.device.spec.torch_type)
+
+    def on_data(self, data: DataPlan) -> None:
+        if self.strategy == "pipeline":
+            collate, length = data.task.function("collate"), data.form.max_length
+            data.collate = lambda samples: collate(samples, data.form, fixed=True)
+            data.details["padded_to"] = f"{length} tokens: stages hand on tensors of one shape"
+            self._length.append(length)
+
+    def on_cards(self, training: Training) -> None:
+        if training.cards == 1:
+            return
+        from workloads.training.parallel.layout import make_groups
+
+        layout = training.layout
+        groups = make_groups(layout)
+        self._groups.append(groups)
+        training.details["strategy"] = self.strategy or "ddp"
+        training.details["data_parallel"] = str(layout.data_size)
+        training.details["tensor_parallel"] = str(layout.tensor)
+        if layout.tensor > 1:
+            from workloads.training.parallel.exchange import Stamped
+            from workloads.training.parallel.tensor import split
+
+            exchange = Stamped(training.device)
+            training.exchanges.append(exchange)
+            plan = split(training.model, layout, groups, exchange)
+            training.details["tensor_parallel_plan"] = plan
+        if layout.pipeline > 1:
+            self._cut(training, groups)
+        elif self.strategy == "fsdp2":
+            from workloads.training.parallel.fully_sharded import shard
+
+            shard(training)
+        elif layout.data_size > 1 and self.strategy not in ZERO:
+            _ddp(training, groups.data)
+
+    def _cut(self, training: Training, groups: Groups) -> None:
+        from workloads.training.parallel.pipeline import cut
+
+        stages, micro_batches = training.layout.pipeline, training.micro_batches
+        schedule = self.pipeline_schedule
+        chunks = (self.pipeline_chunks or CHUNKS) if schedule == "interleaved" else 1
+        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length[-1])
+        training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
+        training.details["pipeline_parallel"] = str(stages)
+        training.details["pipeline"] = (
+            f"{schedule}, {micro_batches} micro-batches, "
+            f"{chunks} group{'s' if chunks > 1 else ''} of layers a card"
+        )
+
+    def on_optimizer(self, training: Training) -> None:
+        if self.strategy not in ZERO:
+            return
+        from workloads.training.parallel import deepspeed
+
+        config = deepspeed_config(
+            stage=ZERO.index(self.strategy),
+            device=training.device.name,
+            precision=training.precision,
+            batch_size=training.batch_size,
+            micro_batches=training.micro_batches,
+            data_size=training.layout.data_size,
+            trained=sum(parameter.numel() for parameter in training.trainable()),
+            learning_rate=training.learning_rate,
+            max_gradient_norm=training.max_gradient_norm,
+            offload_optimizer=self.offload_optimizer,
+            offload_parameters=self.offload_parameters,
+        )
+        split = training.layout.tensor > 1
+        deepspeed.start(training, config, self._groups[-1] if split else None)
+
+
+def _ddp(training: Training, group: Any) -> None:
+    """Average gradients over ``group`` while they are computed."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from workloads.training.parallel.exchange import Overlapped
+
+    wrapper = DistributedDataParallel(
+        training.model, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+
+    def exchange(last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else wrapper.no_sync()
+
+    training.wrapper = wrapper
+    training.exchanges.append(Overlapped(wrapper))
+    training.around_micro_batch.append(exchange)
+    training.around_rehearsal.append(wrapper.no_sync)
+
+
+# Gradient compression.
+
+_POWERSGD_RANK = 4
+#: Exchanges that are left whole: DDP orders its buckets anew after the first.
+_POWERSGD_START = 2
+
+
+class GradientCompression(Technique):
+    """Gradient compression: fewer bytes between cards, for gradients that are nearly the same.
+
+    Data-parallel cards exchange their gradients in every step, and where links are slow that is
+    what they wait for. *fp16* and *bf16* send gradients in 16 bits: half the bytes of fp32.
+    *PowerSGD* sends for each matrix two thin ones whose product comes near it, and adds what was
+    lost to the gradients of the next step. It begins with the third exchange, once buckets and
+    averages have settled.
+    """
+
+    name: ClassVar[str] = "compression"
+    title: ClassVar[str] = "gradient compression"
+    order: ClassVar[int] = 140  # on what the strategy has put around the model
+    beside: ClassVar[Any] = {"powersgd_rank": ("gradient_compression", ("powersgd",))}
+
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
+        "none",
+        role="choice",
+        always_in_id=True,
+        description="How gradients travel between data-parallel cards (strategy ddp): as they "
+        "are, in fp16 or bf16, or as products of thin matrices (powersgd).",
+    )
+    powersgd_rank: int | None = setting(
+        None,
+        role="choice",
+        always_in_id=True,
+        ge=1,
+        description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}.",
+    )
+
+    _hook: list[Any] = PrivateAttr(default_factory=list)
+
+    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+        if self.gradient_compression == "none":
+            return
+        strategy = asked.parameters.get("strategy") or "ddp"
+        whole = model_parallel_size(asked.parameters, asked.cards) == asked.cards
+        if asked.cards == 1 or whole:
+            yield Refusal(
+                setting="gradient_compression",
+                reason="one card exchanges no gradients"
+                if asked.cards == 1
+                else "cards that share one copy of the model exchange activations and no gradients",
+                hint="write cards: 2 or more with strategy: ddp, or leave it out",
+            )
+        elif strategy != "ddp":
+            owner = "DeepSpeed's" if driven_by_deepspeed(asked) else "PyTorch's"
+            yield Refusal(
+                setting="gradient_compression",
+                reason=f"strategy {strategy} exchanges gradients in {owner} own way",
+                hint="write strategy: ddp",
+                unsupported=True,
+            )
+
+    def on_cards(self, training: Training) -> None:
+        if self.gradient_compression == "none":
+            return
+        wrapper = training.wrapper
+        if self.gradient_compression == "powersgd":
+            training.begins_anew = "powersgd keeps what it has not sent yet on each card"
+            hook: Any = _PowerSgd(wrapper.process_group, self.powersgd_rank or _POWERSGD_RANK)
+        else:
+            hook = _Short(wrapper.process_group, self.gradient_compression)
+        # A lambda: DDP refuses annotations that are not its own.
+        wrapper.register_comm_hook(None, lambda state, bucket: hook.exchange(bucket))
+        self._hook.append(hook)
+
+    def after_steps(self, training: Training) -> None:
+        for hook in self._hook:
+            if not hook.exchanges:
+                raise BadConfiguration("no gradients were exchanged through the compression")
+            training.details["gradient_compression"] = hook.summary()
+
+
+class _Short:
+    """Gradients in 16 bits."""
+
+    def __init__(self, group: Any, name: str) -> None:
+        import torch
+
+        self._group, self._name = group, name
+        self._dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+        self.exchanges = 0
+        self._given = self._sent = 0  # bytes
+
+    def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """For DDP's communication hook: the bucket's average over all ranks, some time later."""
+        import torch.distributed as dist
+
+        gradients = bucket.buffer()
+        short = gradients.to(self._dtype).div_(self._group.size())
+        self.exchanges += 1
+        self._given += gradients.nbytes
+        self._sent += short.nbytes
+        done = dist.all_reduce(short, group=self._group, async_op=True).get_future()  # type: ignore[union-attr]
+
+        def longer(future: Any) -> torch.Tensor:
+            gradients.copy_(future.value()[0])
+            averaged: torch.Tensor = gradients
+            return averaged
+
+        result: torch.futures.Future[torch.Tensor] = done.then(longer)
+        return result
+
+    def summary(self) -> str:
+        return f"{self._name}: {self._sent} bytes sent for {self._given} of gradients"
+
+
+class _PowerSgd:
+    """Gradients as products of thin matrices, what is lost kept for the next exchange."""
+
+    def __init__(self, group: Any, rank: int) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        self._hook = powerSGD_hook.powerSGD_hook
+        self._state = powerSGD_hook.PowerSGDState(
+            process_group=group,
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=_POWERSGD_START,
+        )
+        self._rank = rank
+        self._before: Any = None  # the exchange that was begun last
+        self.exchanges = 0
+
+    def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """For DDP's communication hook: the bucket's average over all ranks, some time later."""
+        self.exchanges += 1
+        # An exchange goes on in callbacks. With two under way, ranks may begin their parts in
+        # different orders, and the backend pairs what does not belong together.
+        if self._before is not None:
+            self._before.wait()
+        result: torch.futures.Future[torch.Tensor] = self._hook(self._state, bucket)
+        self._before = result
+        return result
+
+    def summary(self) -> str:
+        sent = self._state.total_numel_after_compression
+        given = self._state.total_numel_before_compression
+        return f"powersgd of rank {self._rank}: {sent} numbers sent for {given} gradients"
+
+
+SPECS = (Strategy, GradientCompression)
