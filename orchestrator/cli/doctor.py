@@ -20,7 +20,8 @@ from orchestrator.cli.options import Command, add_results_argument, whole_number
 from orchestrator.host import output
 
 if TYPE_CHECKING:
-    from orchestrator.doctor.probe import ClusterFacts, Finding
+    from orchestrator.doctor.probe import Finding
+    from orchestrator.on_ray.examination import ClusterFacts
 
 EPILOG = """\
 examples:
@@ -127,13 +128,14 @@ def slow_card_findings(results: Path) -> list[Finding]:
 
 def _examine(args: argparse.Namespace) -> ClusterFacts:
     from orchestrator.core.topology import parse_emulation
-    from orchestrator.doctor.probe import NEEDED
+    from orchestrator.doctor.probe import NEEDED, examine
     from orchestrator.driver.plan import own_machine
     from orchestrator.on_ray.cluster import connect, local_address
     from orchestrator.on_ray.examination import Examination
     from orchestrator.on_ray.local_cluster import emulate
 
     examination = Examination(
+        examine=examine,
         packages=tuple(args.packages or NEEDED),
         shared_dir=args.shared,
         results_dir=str(args.results),
@@ -154,9 +156,8 @@ def _from_afar(args: argparse.Namespace) -> int:
     """Have the head node do it, and add what only this side can see."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.doctor.checks import check_workstation
-    from orchestrator.doctor.probe import Versions
     from orchestrator.doctor.text import exit_code, finding_lines, finding_of
-    from orchestrator.on_ray.jobs import JobServer, versions_here
+    from orchestrator.on_ray.jobs import JobServer, Versions, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
     if args.shared:

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from orchestrator.core.job import Accelerator
-from orchestrator.doctor.probe import ClusterFacts, Finding, Level, NodeFacts, Probe, Versions
+from orchestrator.doctor.probe import Finding, Level
+from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
+from orchestrator.on_ray.jobs import Versions
 from workloads.devices import all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.quantized_checkpoints import PACKAGES

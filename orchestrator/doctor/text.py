@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.core import errors
-from orchestrator.doctor.probe import ClusterFacts, Finding, Level, NodeFacts
+from orchestrator.doctor.probe import Finding, Level
+from orchestrator.on_ray.examination import ClusterFacts, NodeFacts
 from workloads.engines import engine_packages
 
 _GIB = 2**30

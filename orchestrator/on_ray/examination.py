@@ -13,15 +13,15 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.doctor.probe import NEEDED, ClockOffset, ClusterFacts, NodeFacts, Probe, examine
+from orchestrator.core.job import Accelerator
 from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
-from orchestrator.on_ray.jobs import versions_here
+from orchestrator.on_ray.jobs import Versions, versions_here
 from orchestrator.worker.redaction import redact
 
 ROUND_TRIPS = 5
@@ -33,10 +33,116 @@ START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """One card as the vendor's tool sees it from outside."""
+
+    index: int  # the module id on Gaudi
+    product: str = ""  # as the tool calls it
+    links: int | None = None  # to the other cards of its server; None: nobody can tell
+    links_up: int | None = None
+    occupied: str | None = None  # who has it; None: free, or nobody can tell
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Free room in one directory of a node."""
+
+    purpose: str  # "Ray's files", "results", "models"
+    path: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFacts:
+    """Facts about the shared directory, as one node found it."""
+
+    readable: bool  # the driver's file is there, with what the driver wrote
+    written: str = ""  # name of the file that the node left there; "" when it could not
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Facts that a process on a node found out about its host. Nothing is acquired for it."""
+
+    hostname: str
+    python: str
+    versions: Mapping[str, str]  # of packages, and of nightgrid, by name
+    import_errors: Mapping[str, str]  # by package; those that import are not in it
+    cards: tuple[CardFacts, ...] = ()
+    driver_version: str | None = None  # of the cards
+    kernel: str = ""
+    kernel_arguments: str = ""
+    governors: Mapping[str, int] = field(default_factory=dict)  # of the cores: how many have which
+    max_cstate: int | None = None  # that idle cores may enter; None: nobody can tell
+    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # by files of sysctl: pages
+    hugepages_total: int = 0
+    hugepage_bytes: int = 0
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0  # /dev/shm
+    open_files: int = 0  # soft limit; -1: none
+    locked_bytes: int = 0  # soft limit; -1: none
+    spaces: tuple[Space, ...] = ()
+    shared: SharedFacts | None = None  # None: no directory was named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """The node's clock less the driver's, at most ``bound_s`` away from the truth."""
+
+    offset_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One node of the cluster: what Ray says of it, and its probe."""
+
+    name: str
+    node_id: str
+    alive: bool = True
+    head: bool = False
+    emulated: bool = False
+    cards: Mapping[Accelerator, int] = field(default_factory=dict)  # as told to Ray
+    cards_free: int = 0  # in Ray's accounts, of all kinds
+    device_name: str = ""
+    probe: Probe | None = None
+    clock: ClockOffset | None = None
+    trouble: str = ""  # why there is no probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """Everything an examination found."""
+
+    address: str
+    driver: Versions
+    nodes: tuple[NodeFacts, ...]
+    token: bool  # whether the cluster asks for one
+    dashboard: str | None = None  # HOST:PORT that it listens on; None: there is none
+    shared_dir: str | None = None
+    shared_trouble: str = ""  # why the driver cannot write there
+    expected_nodes: int | None = None
+
+    @property
+    def emulated(self) -> bool:
+        """Return whether all cards are emulated ones of this machine."""
+        with_cards = [node for node in self.nodes if node.cards]
+        return bool(with_cards) and all(node.emulated for node in with_cards)
+
+
+# ---------------------------------------------------------------- the examination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
     """An examination of a cluster: its targets and its limits.
 
     Attributes:
+        examine: examines the host that it runs on (``doctor.probe.examine``).
         packages: to be imported on every node, besides what its kind of card needs.
         shared_dir: a directory that all nodes should see; None: not looked at.
         results_dir: where the driver would write rows.
@@ -44,7 +150,8 @@ class Examination:
         timeout_s: after which a node counts as silent.
     """
 
-    packages: Sequence[str] = NEEDED
+    examine: Callable[..., Probe]
+    packages: Sequence[str]
     shared_dir: str | None = None
     results_dir: str = "results"
     expected_nodes: int | None = None
@@ -56,7 +163,7 @@ class Examination:
 
         started = time.monotonic()
         ray_nodes = sorted(ray.nodes(), key=lambda node: (name_of(node), node["NodeID"]))
-        facts = {node["NodeID"]: _told_by_ray(node) for node in ray_nodes}
+        facts = {node["NodeID"]: _facts_of(node) for node in ray_nodes}
         with contextlib.ExitStack() as stack:
             shared, trouble = None, ""
             if self.shared_dir is not None:
@@ -106,19 +213,20 @@ class Examination:
         started: float,
     ) -> None:
         deadline = started + self.timeout_s
-        asked = {}
+        calls = {}
         for node_id in clocks:
             node = facts[node_id]
             real = not node.emulated and len(node.cards) == 1
             kind = next(iter(node.cards)) if real else None
-            asked[node_id] = actors[node_id].examine.remote(
-                kind=kind if kind is not None and not kind.spec.host else None,
-                packages=(*self.packages, *(kind.spec.imports if kind else ())),
-                places=self._places(),
-                shared=shared,
-                timeout_s=max(1.0, deadline - time.monotonic() - 5.0),
-            )
-        for node_id, answer in _answers(asked, deadline):
+            keywords = {
+                "kind": kind if kind is not None and not kind.spec.host else None,
+                "packages": (*self.packages, *(kind.spec.imports if kind else ())),
+                "places": self._places(),
+                "shared": shared,
+                "timeout_s": max(1.0, deadline - time.monotonic() - 5.0),
+            }
+            calls[node_id] = actors[node_id].examine.remote(self.examine, keywords)
+        for node_id, answer in _answers(calls, deadline):
             if isinstance(answer, Probe):
                 facts[node_id] = replace(facts[node_id], probe=answer, clock=clocks[node_id])
             else:
@@ -141,9 +249,9 @@ class NodeExaminer:
         """The node's clock, in seconds since the epoch."""
         return time.time()
 
-    def examine(self, **wanted: Any) -> Probe:
-        """``probe.examine`` there."""
-        return examine(**wanted)
+    def examine(self, examine: Callable[..., Probe], keywords: Mapping[str, Any]) -> Probe:
+        """Examine this host."""
+        return examine(**keywords)
 
 
 def clock_offset(
@@ -219,7 +327,7 @@ def _answers(
 # ---------------------------------------------------------------- what the driver knows
 
 
-def _told_by_ray(ray_node: Mapping[str, Any]) -> NodeFacts:
+def _facts_of(ray_node: Mapping[str, Any]) -> NodeFacts:
     from ray._private.state import available_resources_per_node
 
     resources = ray_node["Resources"] if ray_node["Alive"] else {}

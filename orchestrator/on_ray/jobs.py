@@ -35,7 +35,6 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.doctor.probe import Versions
 from orchestrator.host import output
 from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.cluster import (
@@ -147,6 +146,14 @@ class Submission:
         if results := os.environ.get(RESULTS_VARIABLE):
             variables[RESULTS_VARIABLE] = results
         return {"working_dir": str(directory), "env_vars": variables}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Versions that must agree between the places a run spans."""
+
+    ray: str
+    python: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,22 +14,18 @@ from patience import patience
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import check_workstation, judge
-from orchestrator.doctor.probe import (
+from orchestrator.doctor.probe import Finding, Level, hugepages_asked, import_errors, look_into
+from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
+from orchestrator.on_ray.examination import (
     CardFacts,
     ClockOffset,
     ClusterFacts,
-    Finding,
-    Level,
     NodeFacts,
     Probe,
     SharedFacts,
     Space,
-    Versions,
-    hugepages_asked,
-    import_errors,
-    look_into,
 )
-from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
+from orchestrator.on_ray.jobs import Versions
 
 GIB = 2**30
 HERE = Versions(ray="2.60.0", python="3.10.12")

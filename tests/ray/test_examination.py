@@ -17,11 +17,11 @@ from orchestrator.core.errors import CLUSTER_UNFIT
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import judge
-from orchestrator.doctor.probe import ClusterFacts, Level, NodeFacts
+from orchestrator.doctor.probe import Level, examine
 from orchestrator.doctor.text import exit_code, lines
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages
-from orchestrator.on_ray.examination import Examination, clock_offset
+from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts, clock_offset
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -53,6 +53,7 @@ def examined(
     patience.setattr(examination, "START_S", START_S)
     try:
         yield Examination(
+            examine=examine,
             packages=("csv", "fake_workers"),
             shared_dir=str(shared),
             expected_nodes=7,
