@@ -24,6 +24,7 @@ from chaos_files import Canaries, FileFaults
 from chaos_invariants import OF_CLUSTER
 from chaos_left import left_behind
 from chaos_plan import KINDS, ROT
+from small_disks import disk_of, fill
 
 from orchestrator.core.measurement import Measurement
 from orchestrator.results.bulk import about_how_many
@@ -34,6 +35,7 @@ sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos w
 
 _MEMORY_EVERY_S = 30.0
 _BETWEEN_FAULTS_S = 2.0
+FULL_BEFORE_KILL_S = 4.0  # so that some rows are pending
 _ENDED = (0, 10)  # exit codes of a run that came to its end
 _HEAD_AWAY_S = 120.0  # for which a fault may take the head away
 _MOST_DEATHS = 20  # of drivers by themselves, after which a night is broken off
@@ -95,6 +97,7 @@ class Night:
             **self.files.acts(),
             "kill the driver": self._kill_the_driver,
             "kill the driver under its supervisor": self._kill_the_child,
+            "kill the driver on a full disk": self._kill_on_a_full_disk,
         }
 
     @property
@@ -275,6 +278,19 @@ class Night:
         if pid is None:
             return None
         return Fault(kind="kill the driver under its supervisor", at=time.time(), pid=pid)
+
+    def _kill_on_a_full_disk(self) -> Fault | None:
+        """``kill -9`` while rows are pending; with room again, the same command resumes."""
+        disk = disk_of(self.drivers.run)
+        if disk is None or not self.injector.is_calm or self._any_lasts():
+            return None
+        filler = fill(disk)
+        time.sleep(FULL_BEFORE_KILL_S)
+        fault = Fault(kind="kill the driver on a full disk", at=time.time())
+        fault.pid = self.drivers.kill()
+        filler.unlink(missing_ok=True)
+        self.drivers.start("--resume")
+        return fault
 
     def _any_lasts(self) -> bool:
         """Return whether a disk is full, or the driver is halted or has another time of day."""

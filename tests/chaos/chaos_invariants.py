@@ -37,6 +37,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "freeze a raylet": _NODE_GONE,
     "kill the driver": ("driver",),
     "kill the driver under its supervisor": ("driver",),
+    "kill the driver on a full disk": ("driver",),
     "kill the control store": _CLUSTER_GONE,
     "restart the head": _CLUSTER_GONE,
     "restart the cluster": _CLUSTER_GONE,
@@ -45,7 +46,11 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 INTERRUPTING = (*SAYS, "fill the disk")
 #: What all nodes and the driver may die of, a while later.
 OF_CLUSTER = ("kill the control store", "restart the head", "restart the cluster")
-OF_DRIVER = ("kill the driver", "kill the driver under its supervisor")
+OF_DRIVER = (
+    "kill the driver",
+    "kill the driver under its supervisor",
+    "kill the driver on a full disk",
+)
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
 #: No attempt of these nights works for longer.

@@ -66,6 +66,10 @@ KINDS: Mapping[str, Kind] = {
     "kill the driver under its supervisor": Kind(
         how="`kill -9` of the process that `nightgrid run` watches: it starts the next one"
     ),
+    "kill the driver on a full disk": Kind(
+        how="the results' file system is full for 4 s, then `kill -9`; with room again, `nightgrid "
+        "run --resume` makes rows of the outcomes that the nodes have kept"
+    ),
     "kill the control store": Kind(
         how="`kill -9` of gcs_server; the head is started on the same port 6 s later", heavy=True
     ),
@@ -77,6 +81,8 @@ KINDS: Mapping[str, Kind] = {
         how="all of Ray is killed on all servers and started again", heavy=True
     ),
 }
+#: Kinds for which the results, or the logs, lie on a small file system of their own.
+NEED_SMALL_DISKS = ("fill the disk", "fill the log's disk", "kill the driver on a full disk")
 #: What happens while a driver is dead, and therefore as often as that does.
 ROT = "let a row's file rot"
 

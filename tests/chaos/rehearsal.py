@@ -33,7 +33,7 @@ from chaos_drivers import RUN
 from chaos_fault import injected
 from chaos_grids import chaos_grid, jobs_of
 from chaos_harness import Night, missing
-from chaos_plan import KINDS, counts, plan
+from chaos_plan import KINDS, NEED_SMALL_DISKS, counts, plan
 from chaos_tables import markdown
 from small_disks import mounted_disk
 
@@ -76,7 +76,7 @@ def rehearse(
         clock = stepped_clock(output / "aside")
         left_out = []
         if disk is None or log_disk is None:
-            left_out += ["fill the disk", "fill the log's disk"]  # nobody but root may mount one
+            left_out += NEED_SMALL_DISKS  # nobody but root may mount one
         if clock is None:
             left_out.append("step the clock")  # no C compiler
         chosen = [kind for kind in kinds if kind not in left_out]

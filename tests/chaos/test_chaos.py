@@ -13,7 +13,7 @@ from chaos_cluster import ChaosCluster
 from chaos_fault import injected
 from chaos_grids import chaos_grid, jobs_of
 from chaos_harness import Night
-from chaos_plan import KINDS, ROT
+from chaos_plan import KINDS, NEED_SMALL_DISKS, ROT
 from small_disks import mounted_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ def test_a_run_survives_every_kind_of_fault_and_the_death_of_its_driver(tmp_path
         ChaosCluster() as cluster,
     ):
         if disk is None or log_disk is None:  # nobody but root may mount one
-            kinds = [kind for kind in kinds if kind not in ("fill the disk", "fill the log's disk")]
+            kinds = [kind for kind in kinds if kind not in NEED_SMALL_DISKS]
         night = Night(
             cluster=cluster,
             grid=grid,
