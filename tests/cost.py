@@ -1,7 +1,7 @@
 """The processor time of tests, by which `make quick` takes some and leaves others out.
 
 A test function whose cases take more than ``LIMIT_S`` together, set-up and what they start
-included, is marked slow (docs/testing.md). Processor time says the same on a busy machine as on a
+included, is marked slow (docs/contributing.md). Processor time says the same on a busy machine as on a
 quiet one, or nearly; `make quick` names the functions that came to lie above, and fails for none.
 """
 

@@ -1,4 +1,4 @@
-"""A device of a package that is not Nightgrid's: the one that docs/adding-a-device.md writes."""
+"""A device of a package that is not Nightgrid's: the one that docs/extending.md writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from workloads import devices
 from workloads.registry import Declared
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding-a-device.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 
 
 def install(directory: Path) -> None:

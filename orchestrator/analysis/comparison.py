@@ -69,7 +69,7 @@ def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
 #: With this key allowed, jobs are matched across accelerators, too.
 DEVICE = "device"
 
-#: docs/compare.md shows this table; a test holds the two together.
+#: docs/statistics.md shows this table; a test holds the two together.
 RULES: tuple[Rule, ...] = (
     Rule(
         key="emulated",

@@ -234,7 +234,7 @@ exit codes:
   6    there is nothing to compare: no job in common, or every pair is refused
   4    a run cannot be read
 
-docs/compare.md says how a change is called significant and which rows are not comparable.
+docs/statistics.md says how a change is called significant and which rows are not comparable.
 """
 
 

@@ -162,16 +162,6 @@ def checkout(place: Path) -> Path:
     return copy
 
 
-def starts_cluster(page: Path) -> bool:
-    """Return whether a page has a run on emulated nodes, or reads what another one left."""
-    return not page.name.startswith("adding-a") or any(
-        typed[0] == "run" and "--emulate" in typed
-        for block in ALL
-        if block.page == page and block.language in ("bash", "sh") and "needs" not in block.said
-        for typed in commands(block)
-    )
-
-
 def run_page(page: Path, workplace: Path) -> None:
     """Run the blocks of a page in order: files are written, commands and programs end with 0."""
     own = [block for block in ALL if block.page == page and "needs" not in block.said]

@@ -1,8 +1,7 @@
 """The documentation is true: every command in it is run, every file in it is made, every link leads
 somewhere.
 
-Pages share one workplace with the grids of the repository, whose demonstration is made small. Those
-of additions, which start no cluster, are in ``test_docs_of_additions.py``, for another process.
+Pages share one workplace with the grids of the repository, whose demonstration is made small.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from doc_pages import (
     commands,
     make_site,
     run_page,
-    starts_cluster,
 )
 
 from orchestrator.cli.main import full_parser
@@ -50,7 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", filter(starts_cluster, RUN), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
     """Its blocks in order: files are written, commands and programs end with 0."""
     run_page(page, workplace)

@@ -304,8 +304,8 @@ def test_the_same_settings_are_matched_across_devices_where_allowed() -> None:
 
 
 def test_the_document_has_the_table_of_rules() -> None:
-    """docs/compare.md names every key with its effect, and no other."""
-    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    """docs/statistics.md names every key with its effect, and no other."""
+    text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| (blocks|warns)", text, re.MULTILINE))
     assert told == {rule.key: rule.effect for rule in RULES}
     for rule in RULES:

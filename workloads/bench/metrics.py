@@ -1,7 +1,7 @@
 """Figures that are derived from the raw samples of a row's timed part.
 
 To add one, write it here, or name a ``Metric`` of another installed package under the entry points
-``nightgrid.metrics`` (docs/adding-a-metric.md).
+``nightgrid.metrics`` (docs/extending.md).
 """
 
 from __future__ import annotations

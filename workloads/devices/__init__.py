@@ -2,7 +2,7 @@
 
 ``DeviceSpec`` says all that a plan, a cluster, the doctor and the rules of techniques have to know
 of a kind of card; the class behind it (``base.Device``) drives the one card of a process. Another
-installed package adds a device by the entry point ``nightgrid.devices`` (docs/adding-a-device.md).
+installed package adds a device by the entry point ``nightgrid.devices`` (docs/extending.md).
 A spec imports neither torch nor a vendor's tools, since every plan reads the specs of this folder.
 """
 
