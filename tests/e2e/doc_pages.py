@@ -17,7 +17,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,23 +149,9 @@ def call(typed: list[str], target: str | None, directory: Path) -> None:
         assert main(typed) in ((0, 6) if typed[0] == "compare" else (0,)), shlex.join(typed)
 
 
-def checkout(place: Path) -> Path:
-    """A fresh copy of the packages, for a page that changes them; its byte code is valid, too."""
-    copy = place / "checkout"
-    shutil.rmtree(copy, ignore_errors=True)
-    for package in ("orchestrator", "workloads"):
-        shutil.copytree(ROOT / package, copy / package)
-    (copy / "results").mkdir()
-    for table in (ROOT / "results").glob("*.csv"):
-        shutil.copy(table, copy / "results")
-    return copy
-
-
 def run_page(page: Path, workplace: Path) -> None:
     """Run the blocks of a page in order: files are written, commands and programs end with 0."""
     own = [block for block in ALL if block.page == page and "needs" not in block.said]
-    if any("checkout" in str(block.said) for block in own):
-        checkout(workplace)
     printed = ""
     for block in own:
         directory = workplace / block.said.get("in", ".")
@@ -183,6 +168,3 @@ def run_page(page: Path, workplace: Path) -> None:
         elif block.language == "sql":
             ask = f"import duckdb  # {block.where}\nprint(duckdb.sql({block.text!r}))"
             bash(ask, workplace, directory, command="python -")
-        elif block.language == "diff":
-            program = "git apply -C1 -"
-            bash(block.text, workplace, workplace / "checkout", command=program)
