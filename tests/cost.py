@@ -2,7 +2,8 @@
 
 A test function whose cases take more than ``LIMIT_S`` together, set-up and what they start
 included, is marked slow (docs/contributing.md). Processor time says nearly the same on a busy
-machine as on a quiet one; `make quick` names the functions that came to lie above, and fails for none.
+machine as on a quiet one; `make quick` names the functions that came to lie above, and fails for
+none.
 """
 
 from __future__ import annotations
