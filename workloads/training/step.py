@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.measure import Observation
-from workloads.training import data as rows
-from workloads.training.data import Learnable, SampleFormat
+from workloads.training.data import Learnable, SampleFormat, in_order
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import DataPlan, Inputs, Objective, StepBatch, Technique, Training
 from workloads.weights import logical_count
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from workloads.devices.base import Device
     from workloads.registry import TaskSpec
-    from workloads.training.data import Learnable
 
 
 def plan_data(
@@ -48,7 +46,7 @@ def plan_data(
         batch_size=batch_size,
         cards=layout.data_size,
         counted=layout.counts,
-        arrange=task.function("arrange") if "arrange" in task.functions else rows.in_order,
+        arrange=task.function("arrange") if "arrange" in task.functions else in_order,
         collate=lambda samples: collate(samples, form),
         draw=lambda samples, step: samples if draw is None else draw(samples, form, step),
         feed=lambda make: map(make, itertools.count(data.first_step)),
@@ -218,15 +216,7 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(times) else None
 
 
-# Quality beside speed in fine-tuning: the loss on answers that the model was not trained on.
-#
-# A technique, a method or a precision may change what is learned. The loss on the first batch,
-# which was learned from, says little of that; the loss on examples that are held out does. They are
-# the last of the dataset, so that jobs that hold out equally many are held against the same
-# answers.
-
-
-def loss(
+def held_out_loss(
     steps: Steps,
     training: Training,
     data: DataPlan,
@@ -234,14 +224,14 @@ def loss(
     gather: Callable[[Any], list[Any]],
     objective: Objective | None = None,
 ) -> float:
-    """Mean loss of the learned tokens of these samples, as the model is now, without dropout.
+    """Mean loss of the learned tokens of held-out samples, as the model is now, without dropout.
     It is the task's unless an objective is given, whatever is trained by.
 
     They are read in batches of training's size, in their order; the last one is filled from the
     first samples. Every rank computes its part.
     """
-    in_order = dataclasses.replace(data, arrange=rows.in_order)
-    make = batch_maker(in_order, samples, training.layout.data_rank)
+    plan = dataclasses.replace(data, arrange=in_order)
+    make = batch_maker(plan, samples, training.layout.data_rank)
     batches = -(-len(samples) // (data.batch_size * data.cards))
     summed = tokens = 0.0
     compiled = training.model._compiled_call_impl
@@ -260,14 +250,6 @@ def loss(
     return math.fsum(each) / len(each)
 
 
-# Floating-point operations of training, for the share of a card's peak that is used (MFU).
-#
-# A linear layer of n weights takes 2n operations a token forward, 2n more for the gradient of its
-# inputs, and 2n for that of its weights if they learn. Layers below everything that learns need no
-# backward pass. Left out by convention: attention's own products, norms, activations, the
-# embedding, and what gradient checkpointing computes again.
-
-
 def flops_per_token(task: TaskSpec, model: Any, samples: Sequence[Learnable]) -> float:
     """Operations of one training step for each token of these samples."""
     if "layer_share" in task.functions:
@@ -276,9 +258,17 @@ def flops_per_token(task: TaskSpec, model: Any, samples: Sequence[Learnable]) ->
 
 
 def train_flops_per_token(model: Any, share: Callable[[str], float] = lambda name: 1.0) -> float:
-    """Operations of one training step for each token, from the layers of a model as it is.
+    """Floating-point operations of one training step for each token, for the share of a card's peak
+    that is used (MFU).
 
-    ``share`` is that of the tokens which pass a layer, by the layer's name.
+    A linear layer of n weights takes 2n operations forward, 2n more for the gradient of its inputs,
+    and 2n for that of its weights if they learn. Layers below everything that learns need no
+    backward pass. Left out by convention: attention's own products, norms, activations, the
+    embedding, and what gradient checkpointing computes again.
+
+    Args:
+        model: as it is trained.
+        share: name of a layer -> share of the tokens that pass it.
     """
     import torch
 
