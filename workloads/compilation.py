@@ -1,8 +1,13 @@
-"""Counters of compilation: what this process's compilers have made so far.
+"""Compilation: what this process has compiled so far, and compiled code kept on a node's disk.
 
-Read before and after a timed part they tell whether it compiled: a step that met a new graph took
-seconds that are no property of the model. torch.compile counts its graphs in every process; a
-device whose software compiles as well adds counters of its own (``Device.compilations``).
+Counters are read before and after a timed part: a step that met a new graph took seconds that are
+no property of the model. torch.compile counts its graphs in every process; a device whose software
+compiles as well adds counters of its own (``Device.compilations``).
+
+Compiling a model for a card may take longer than measuring it, so a device whose software keeps
+what it compiled gets a directory for that, by the software and the card that made it, on a local
+disk under ``NIGHTGRID_COMPILED`` (default ``~/.cache/nightgrid-compiled``). The software itself
+keeps each directory below ``NIGHTGRID_COMPILED_MIB``; those unused for a month are removed.
 """
 
 from __future__ import annotations
@@ -69,15 +74,6 @@ def of_torch() -> Compilations:
     graphs = int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
     return Compilations(graphs=graphs, named={"torch_graphs": graphs})
 
-
-# Compiled code of cards that is kept on a node's own disk, from one night to the next.
-#
-# Compiling a model for a card may take longer than measuring it, so a device whose software keeps
-# what it compiled gets a directory for that, by the software and the card that made it: code of
-# another release, or for another card, is never found. It lies on a local disk under
-# ``NIGHTGRID_COMPILED`` (default ``~/.cache/nightgrid-compiled``) and outlives Ray. The software
-# itself keeps each directory below ``NIGHTGRID_COMPILED_MIB``; those that nobody has used for a
-# month are removed.
 
 DIRECTORY, SIZE = "NIGHTGRID_COMPILED", "NIGHTGRID_COMPILED_MIB"
 _SIZE_MIB = 8192

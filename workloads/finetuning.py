@@ -1,8 +1,14 @@
-"""Rules of fine-tuning jobs: which make sense, and which run on a device. Pure, without torch.
+"""Fine-tuning: how many samples a second a model learns from, by method and technique.
 
-The plan asks before anything starts, and the job asks again, so that nothing runs which the plan
-would have refused. Each technique adds what it knows of itself (``techniques/``); here stands what
-methods, precisions and adapters have to do with each other.
+A step takes a batch forward, its gradients backward, and lets the optimizer change what is trained;
+that is about three times the arithmetic of the forward pass alone, and memory for weights,
+gradients, the optimizer's averages and every layer's activations. Cards are short of the latter, so
+methods train less (adapters), store less (4 bits), and techniques trade arithmetic for memory.
+
+The settings are those of the method and of all techniques, so a technique that another package
+brings is a setting of grids at once. The rules here are about methods, precisions and adapters;
+each technique has its own. An engine trains: Nightgrid's own loop (``training/loop.py``), or a
+library's trainer. The plan asks the rules before anything starts, and the job asks again.
 """
 
 from __future__ import annotations
@@ -42,21 +48,21 @@ from workloads.training.techniques import (
 TRAINED_IN = ("fp32", "fp16", "bf16")
 
 
-def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
-    method = method_of(asked.parameters)
+    method = method_of(job.parameters)
     found = [
-        *_precision(asked, method),
-        *_quantization(asked, method),
-        *_adapter(asked, method),
-        *_saving(asked, method),
-        *_lengths(asked),
+        *_precision(job, method),
+        *_quantization(job, method),
+        *_adapter(job, method),
+        *_saving(job, method),
+        *_lengths(job),
     ]
-    return (*found, *technique_refusals(asked))
+    return (*found, *technique_refusals(job))
 
 
-def _precision(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
-    precision = asked.precision
+def _precision(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+    precision = job.precision
     if quantized(precision):
         base = (
             "4-bit base is method qlora"
@@ -84,14 +90,14 @@ def half_weights(who: str) -> Refusal:
     )
 
 
-def _quantization(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+def _quantization(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     if method.method == "qlora":
-        nf4 = support("int4", asked.device)
+        nf4 = support("int4", job.device)
         if not nf4.supported:
             yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
 
 
-def _adapter(asked: JobDescription, method: MethodParameters) -> Iterable[Refusal]:
+def _adapter(job: JobDescription, method: MethodParameters) -> Iterable[Refusal]:
     found = []
     if method.method not in ADAPTER_METHODS:
         for name in ("rank", "alpha", "targets", "save_adapter"):
@@ -104,15 +110,15 @@ def _adapter(asked: JobDescription, method: MethodParameters) -> Iterable[Refusa
         reason = "vera scales by vectors that it learns and has no alpha"
         found.append(Refusal(setting="alpha", reason=reason, hint="leave alpha out"))
     if method.targets is not None:
-        found += _targets(asked, method.targets)
+        found += _targets(job, method.targets)
     return found
 
 
-def _saving(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
+def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
     if method.save_model is None:
         return
-    yield from saving_refusals(asked.model, method.save_model)
+    yield from saving_refusals(job.model, method.save_model)
     if method.method in ADAPTER_METHODS:
         yield Refusal(
             setting="save_model",
@@ -125,7 +131,7 @@ def _saving(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal
             reason="method qat ends in int4 weights, which this version keeps in no checkpoint",
             hint="train with method: full and quantise in a job of workload: quantization",
         )
-    if model_parallel_size(asked.parameters, asked.cards) > 1:
+    if model_parallel_size(job.parameters, job.cards) > 1:
         yield Refusal(
             setting="save_model",
             reason="each card holds a part of the model, and this version puts none together",
@@ -134,12 +140,12 @@ def _saving(asked: JobDescription, method: MethodParameters) -> Iterator[Refusal
         )
 
 
-def _lengths(asked: JobDescription) -> Iterator[Refusal]:
+def _lengths(job: JobDescription) -> Iterator[Refusal]:
     """Samples longer than the model has positions."""
-    config = known_config(asked.model) or {}
+    config = known_config(job.model) or {}
     if (positions := positions_of(config)) is None:
         return
-    given = asked.parameters
+    given = job.parameters
     if config.get("is_encoder_decoder"):
         yield from too_long("max_source_length", source_length(given), positions)
         yield from too_long("max_target_length", target_length(given), positions)
@@ -147,8 +153,8 @@ def _lengths(asked: JobDescription) -> Iterator[Refusal]:
         yield from too_long("max_length", int(given["max_length"]), positions)
 
 
-def _targets(asked: JobDescription, wanted: str) -> Iterator[Refusal]:
-    there = targets.linear_names(asked.model)
+def _targets(job: JobDescription, wanted: str) -> Iterator[Refusal]:
+    there = targets.linear_names(job.model)
     if there is None:
         return  # the job itself will look
     try:
@@ -157,11 +163,6 @@ def _targets(asked: JobDescription, wanted: str) -> Iterator[Refusal]:
         reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
         yield Refusal(setting="targets", reason=reason, hint=hint)
 
-
-# Fine-tuning, by a method and with techniques.
-#
-# Its parameters are those of the method and of ``workloads.training.techniques``, so the
-# settings of a technique that is found there are settings of grids at once.
 
 TASKS = ("causal-lm", "seq2seq-lm")
 
@@ -187,25 +188,13 @@ SPEC = WorkloadSpec(
 )
 
 
-# Fine-tuning: how many samples a second a model learns from, by method and technique.
-#
-# A step takes a batch forward, its gradients backward, and lets the optimizer change what is
-# trained; that is about three times the arithmetic of the forward pass alone, and memory for
-# weights, gradients, the optimizer's averages and every layer's activations. Cards are short of the
-# latter, so methods train less (adapters), store less (4 bits), and techniques trade arithmetic for
-# memory.
-#
-# An engine trains: Nightgrid's own loop (``training/loop.py``), or a library's trainer. Every
-# optimizer step is one timed sample of the row, whichever it is.
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.base.Workload``."""
     spec = find_workload(request.workload)
     parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    asked = JobDescription(
+    job = JobDescription(
         model=request.model,
         dataset=request.dataset,
         precision=request.precision,
@@ -215,6 +204,6 @@ def run(request: Request, context: JobContext) -> Result:
         parameters={**parameters, **request.settings},
         engine=request.engine,
     )
-    require(refusals(spec, asked))
+    require(refusals(spec, job))
     train: Workload = engine_function(request.engine, "train", context.device.name)
     return train(replace(request, parameters=parameters), context)

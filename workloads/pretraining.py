@@ -1,7 +1,9 @@
-"""Rules of pretraining jobs, by what the files of a model and a corpus say. No torch.
+"""Pretraining: a masked language model learns the words of a corpus, from fresh weights or on.
 
-The plan asks before anything starts, and the job asks again. What the files here do not tell (a
-model on a hub, a corpus that only a node has), the job finds when it encodes the corpus.
+Its settings are those of all training, its own, and those of the techniques that can do something
+for its models: chunks of one length leave nothing to be padded or packed. The rules read what the
+files of a model and a corpus say, without torch; what they do not tell (a model on a hub, a corpus
+that only a node has), the job finds when it encodes the corpus.
 """
 
 from __future__ import annotations
@@ -31,28 +33,28 @@ from workloads.training.techniques import technique_refusals, with_techniques
 _BYTES_PER_TOKEN = 16
 
 
-def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and the kind of its model."""
-    found = [*_precision(asked), *_model(asked), *_chunks(asked)]
-    return (*found, *technique_refusals(asked))
+    found = [*_precision(job), *_model(job), *_chunks(job)]
+    return (*found, *technique_refusals(job))
 
 
-def _precision(asked: JobDescription) -> Iterator[Refusal]:
-    if asked.precision not in TRAINED_IN:
+def _precision(job: JobDescription) -> Iterator[Refusal]:
+    if job.precision not in TRAINED_IN:
         yield Refusal(
             setting="precision",
-            reason=f"weights in {asked.precision} have no gradients",
+            reason=f"weights in {job.precision} have no gradients",
             hint="write precision: fp32 with autocast: bf16, or precision: bf16",
             unsupported=True,
         )
-    elif asked.precision == "fp16":
+    elif job.precision == "fp16":
         yield half_weights("pretraining")
 
 
-def _model(asked: JobDescription) -> Iterator[Refusal]:
+def _model(job: JobDescription) -> Iterator[Refusal]:
     """Weights that are not there, too few positions, no token to mask with."""
-    directory, config = _files(asked.model)
-    if directory is not None and asked.parameters["initial_weights"] == "checkpoint":
+    directory, config = _files(job.model)
+    if directory is not None and job.parameters["initial_weights"] == "checkpoint":
         try:
             weight_files(directory)
         except WorkloadError as error:
@@ -60,14 +62,14 @@ def _model(asked: JobDescription) -> Iterator[Refusal]:
                 setting="initial_weights", reason=str(error), hint="write initial_weights: fresh"
             )
     room = usable_positions(config) if config is not None else None
-    length = asked.parameters["max_length"]
+    length = job.parameters["max_length"]
     if room is not None and length > room:
         yield Refusal(
             setting="max_length",
-            reason=f"chunks of {length} tokens, and {asked.model} was made for {room} positions",
+            reason=f"chunks of {length} tokens, and {job.model} was made for {room} positions",
             hint=f"write max_length: {room}, or less",
         )
-    if pipeline_size(asked.parameters, asked.cards) > 1:
+    if pipeline_size(job.parameters, job.cards) > 1:
         yield Refusal(
             setting="strategy",
             reason="this version cuts decoders into stages, and masked words are predicted by an "
@@ -84,18 +86,18 @@ def _model(asked: JobDescription) -> Iterator[Refusal]:
         )
 
 
-def _chunks(asked: JobDescription) -> Iterator[Refusal]:
+def _chunks(job: JobDescription) -> Iterator[Refusal]:
     """Less text than the cards take in one step."""
-    if not isinstance(asked.batch_size, int):
+    if not isinstance(job.batch_size, int):
         return  # it is searched for; a batch that is too large ends its trial
-    wanted = asked.batch_size * asked.cards // model_parallel_size(asked.parameters, asked.cards)
-    length = asked.parameters["max_length"]
-    there = _counted(asked, wanted)
+    wanted = job.batch_size * job.cards // model_parallel_size(job.parameters, job.cards)
+    length = job.parameters["max_length"]
+    there = _counted(job, wanted)
     if there is not None and there < wanted:
         yield Refusal(
             setting="dataset",
-            reason=f"{asked.dataset} makes {there} chunks of {length} tokens, and one batch on "
-            f"{asked.cards} card{'s' if asked.cards > 1 else ''} takes {wanted}",
+            reason=f"{job.dataset} makes {there} chunks of {length} tokens, and one batch on "
+            f"{job.cards} card{'s' if job.cards > 1 else ''} takes {wanted}",
             hint="take more text, a smaller batch_size or a smaller max_length",
         )
 
@@ -112,24 +114,10 @@ def _files(model: str) -> tuple[Path | None, Any]:
     return (directory, config_of(directory)) if directory.is_dir() else (None, None)
 
 
-class _Corpus:
-    """Tokens of a corpus, counted no further than somebody has asked."""
-
-    def __init__(self, tokenizer: Any, texts: Iterator[str]) -> None:
-        self._tokenizer, self._texts = tokenizer, texts
-        self._tokens = 0
-
-    def tokens(self, wanted: int) -> int:
-        """Number of tokens, or one that is not below ``wanted``."""
-        while self._tokens < wanted and (text := next(self._texts, None)) is not None:
-            self._tokens += len(self._tokenizer.encode(text).ids)
-        return self._tokens
-
-
-def _counted(asked: JobDescription, wanted: int) -> int | None:
+def _counted(job: JobDescription, wanted: int) -> int | None:
     """Number of chunks of a job's corpus, or one that is not below ``wanted``; None where it cannot
     be told here, or is surely enough."""
-    parameters, dataset = asked.parameters, asked.dataset
+    parameters, dataset = job.parameters, job.dataset
     reading = Reading(columns=str(parameters["columns"]), split=str(parameters["split"]))
     length = int(parameters["max_length"])
     try:
@@ -138,18 +126,26 @@ def _counted(asked: JobDescription, wanted: int) -> int | None:
             entry.path is not None and _bytes(entry.path) > wanted * length * _BYTES_PER_TOKEN
         ):
             return None
-        corpus = _corpus(asked.model, dataset, reading, _changed_at(dataset))
+        tokens = _tokens(job.model, dataset, reading, wanted * length, _changed_at(dataset))
     except (WorkloadError, OSError):
         return None  # whoever reads it says so
-    return None if corpus is None else corpus.tokens(wanted * length) // length
+    return None if tokens is None else tokens // length
 
 
-@lru_cache(maxsize=16)  # jobs of a grid share a corpus
-def _corpus(model: str, dataset: str, reading: Reading, _changed_at_ns: int) -> _Corpus | None:
+@lru_cache(maxsize=64)  # jobs of a grid share a corpus
+def _tokens(
+    model: str, dataset: str, reading: Reading, wanted: int, _changed_at_ns: int
+) -> int | None:
+    """Number of tokens of a corpus, or one that is not below ``wanted``."""
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         return None
-    return _Corpus(tokenizer, map(text_of, load_examples(dataset, reading)))
+    tokens = 0
+    for example in load_examples(dataset, reading):
+        if tokens >= wanted:
+            break
+        tokens += len(tokenizer.encode(text_of(example)).ids)
+    return tokens
 
 
 def _tokenizer(model: str) -> Any:
@@ -179,11 +175,6 @@ def _changed_at(name: str) -> int:
     except (OSError, ValueError):
         return 0
 
-
-# Pretraining: a masked language model learns the words of a corpus, from fresh weights or on.
-#
-# Its parameters are put together from those of all training, its own, and those of the techniques
-# that can do something for its models: chunks of one length leave nothing to be padded or packed.
 
 TASKS = ("masked-lm",)
 

@@ -1,4 +1,10 @@
-"""Quantization: a step that stores a model in fewer bits, for other jobs to run."""
+"""Quantization: a model in fewer bits, compared with itself, and kept for other jobs to run.
+
+The plain model reads the held-out examples and, for the correction of biases, the calibration
+texts; then the same checkpoint is loaded into fewer bits and reads them again. The difference of
+losses, and the share of predictions that stay, say what the bits were worth. The jobs that run the
+result say how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -125,18 +131,18 @@ class QuantizationParameters(DatasetParameters):
         return self.method in ("static", "auto-round") or self.bias_correction
 
 
-def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
-    found = QuantizationParameters.model_validate(dict(asked.parameters))
+    found = QuantizationParameters.model_validate(dict(job.parameters))
     return (
-        *_method(asked, found),
-        *_auto_round(asked, found),
-        *_model(asked, found),
-        *_texts(asked, found),
+        *_method(job, found),
+        *_auto_round(job, found),
+        *_model(job, found),
+        *_texts(job, found),
     )
 
 
-def _method(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
+def _method(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     if found.method in _LACKING:
         yield Refusal(
             setting="method",
@@ -163,24 +169,24 @@ def _method(asked: JobDescription, found: QuantizationParameters) -> Iterator[Re
             reason=f"{found.numbers} has no groups to choose",
             hint="leave it out, or write numbers: int4",
         )
-    if asked.cards > 1:
+    if job.cards > 1:
         yield Refusal(setting="cards", reason="one card quantises a model", hint="write cards: 1")
-    if isinstance(asked.batch_size, str):
+    if isinstance(job.batch_size, str):
         yield Refusal(
             setting="batch_size",
             reason="nothing is searched here: it is the held-out texts at once",
             hint="write a number",
         )
-    if not asked.on.can("dynamic_shapes"):
+    if not job.on.can("dynamic_shapes"):
         yield Refusal(
             setting="numbers",
-            reason=f"torchao and bitsandbytes have no kernels for {asked.on.title}",
+            reason=f"torchao and bitsandbytes have no kernels for {job.on.title}",
             hint="quantise on a CPU or a CUDA card",
             unsupported=True,
         )
 
 
-def _auto_round(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
+def _auto_round(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     """Its library writes the model to a directory, which is read back and kept as it is."""
     if found.method != "auto-round":
         return
@@ -190,39 +196,39 @@ def _auto_round(asked: JobDescription, found: QuantizationParameters) -> Iterato
             reason="auto-round writes the model itself, and corrected biases would not be in it",
             hint="leave it out, or write method: weight-only",
         )
-    if asked.model.startswith(PREFIX):
+    if job.model.startswith(PREFIX):
         yield Refusal(
             setting="model",
-            reason=f"{asked.model} has no weights to read back from files, as auto-round does",
+            reason=f"{job.model} has no weights to read back from files, as auto-round does",
             hint="name a checkpoint, or write method: weight-only",
         )
-    if is_protected(asked.model):
+    if is_protected(job.model):
         yield Refusal(
             setting="model",
-            reason=f"{asked.model} is protected, and auto-round writes weights in the clear",
+            reason=f"{job.model} is protected, and auto-round writes weights in the clear",
             hint="name the model as it was before `nightgrid protect`, or write method: "
             "weight-only",
         )
 
 
-def _model(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
-    yield from saving_refusals(asked.model, found.save_model)
-    if asked.precision not in ("fp32", "bf16", "fp16"):
+def _model(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
+    yield from saving_refusals(job.model, found.save_model)
+    if job.precision not in ("fp32", "bf16", "fp16"):
         yield Refusal(
             setting="precision",
-            reason=f"{asked.precision} is quantised; here it is the format of what is not",
+            reason=f"{job.precision} is quantised; here it is the format of what is not",
             hint="write precision: bf16 and numbers",
         )
-    if (known_config(asked.model) or {}).get("quantization_config"):
+    if (known_config(job.model) or {}).get("quantization_config"):
         yield Refusal(
             setting="model",
-            reason=f"{asked.model} is quantised already",
+            reason=f"{job.model} is quantised already",
             hint="name the model that it was made from",
         )
     if found.numbers not in ("int4", "nf4"):
         return
     group = NF4_BLOCK if found.numbers == "nf4" else found.group_size or INT4_GROUP
-    for name, (_, inputs) in (linear_shapes(asked.model) or {}).items():
+    for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
         if inputs % group:
             yield Refusal(
                 setting="group_size" if found.numbers == "int4" else "numbers",
@@ -232,23 +238,23 @@ def _model(asked: JobDescription, found: QuantizationParameters) -> Iterator[Ref
             return
 
 
-def _texts(asked: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
+def _texts(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     """Fewer texts than are wanted; a token is at least one byte."""
     from workloads.data.catalog import find_dataset, load_examples
     from workloads.data.examples import text_of
 
     wanted = found.samples * found.length
     try:
-        entry = find_dataset(asked.dataset)
+        entry = find_dataset(job.dataset)
         if entry.kind == "hub":
             return
-        examples = load_examples(asked.dataset, found.reading())
+        examples = load_examples(job.dataset, found.reading())
     except (WorkloadError, OSError):
         return  # whoever reads it says so
     if found.held_out >= len(examples):
         yield Refusal(
             setting="held_out",
-            reason=f"{asked.dataset} has {len(examples):,} examples, and none would be left to "
+            reason=f"{job.dataset} has {len(examples):,} examples, and none would be left to "
             "calibrate with",
             hint=f"write less than {len(examples):,}",
         )
@@ -263,7 +269,7 @@ def _texts(asked: JobDescription, found: QuantizationParameters) -> Iterator[Ref
     yield Refusal(
         setting="samples",
         reason=f"{found.samples} texts of {found.length} tokens are {wanted:,} tokens, and what "
-        f"{asked.dataset} has beside the held-out examples is {there:,} bytes",
+        f"{job.dataset} has beside the held-out examples is {there:,} bytes",
         hint="write fewer samples, or a smaller length",
     )
 
@@ -318,13 +324,6 @@ SPEC = WorkloadSpec(
     refuse=refuse,
 )
 
-
-# Quantization as a step: a model in fewer bits, compared with itself, and kept for other jobs.
-#
-# The plain model reads the held-out examples and, for the correction of biases, the calibration
-# texts; then the same checkpoint is loaded into fewer bits and reads them again. The difference of
-# losses, and the share of predictions that stay, say what the bits were worth. How fast the result
-# is say the jobs that run it.
 
 #: The precision of jobs that run a model stored in these numbers.
 PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
@@ -487,7 +486,7 @@ def _origin(
 
 def _require(request: Request, device: Device) -> None:
     spec = find_workload(request.workload)
-    asked = JobDescription(
+    job = JobDescription(
         model=request.model,
         dataset=request.dataset,
         precision=request.precision,
@@ -497,7 +496,7 @@ def _require(request: Request, device: Device) -> None:
         parameters={**request.parameters, **request.settings},
         engine=request.engine,
     )
-    require(refusals(spec, asked))
+    require(refusals(spec, job))
 
 
 def calibration_texts(

@@ -207,7 +207,7 @@ def test_a_gang_moves_aside_together(root: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
     """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
-    our folder, beside it, and in the one that earlier versions had."""
+    our folder or beside it."""
     ours = ["step-00000003.rank-0.pt", "step-00000003.parts/weights", "frozen.rank-0.pt"]
     places: dict[Path, tuple[int, list[str]]] = {
         root / "old": (KEPT_DAYS + 1, ours),
@@ -218,8 +218,6 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
         root / "held": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
         root / "left": (KEPT_DAYS + 1, [*ours, "held.rank-0"]),
         root.parent / "beside": (KEPT_DAYS + 1, ["step-00000003.rank-0.pt"]),
-        root.parent / "nightgrid-checkpoints" / "old before": (KEPT_DAYS + 1, ours),
-        root.parent / "nightgrid-checkpoints" / "young before": (KEPT_DAYS - 1, ours),
     }
     for place, (days, names) in places.items():
         place.mkdir(parents=True)
@@ -232,7 +230,7 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
     assert lock is not None
     with lock, attempt(1):
         left = {place.name for place in places if place.exists()}
-        assert left == {"young", "mixed", "foreign", "empty", "held", "beside", "young before"}
+        assert left == {"young", "mixed", "foreign", "empty", "held", "beside"}
         assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
 
 

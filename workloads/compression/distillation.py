@@ -1,4 +1,4 @@
-"""Distillation."""
+"""Distillation: the technique, and a teacher beside its student in training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from workloads.training.technique import DataPlan, Inputs, Loading, Technique, T
 
 if TYPE_CHECKING:
     import torch
-
-# A teacher beside its student: what it says of each batch, and the time that this takes.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,8 +245,8 @@ class Distillation(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if method_name(asked.parameters) != _METHOD:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        if method_name(job.parameters) != _METHOD:
             return
         made = [n for n in ("student_layers", "student_hidden") if getattr(self, n) is not None]
         if self.teacher is None and not made:
@@ -257,7 +255,7 @@ class Distillation(Technique):
                 reason="the teacher would be the student: nothing says how they differ",
                 hint="name a teacher, or set student_layers or student_hidden",
             )
-        elif self.teacher == asked.model:
+        elif self.teacher == job.model:
             yield Refusal(
                 setting="teacher",
                 reason=f"{self.teacher} is the student as well",
@@ -266,20 +264,20 @@ class Distillation(Technique):
         elif self.teacher is not None and made:
             yield Refusal(
                 setting=made[0],
-                reason=f"the student is {asked.model} as it is, since {self.teacher} teaches it",
+                reason=f"the student is {job.model} as it is, since {self.teacher} teaches it",
                 hint=f"leave teacher out to make a student from the model, or leave {made[0]} out",
             )
-        yield from self._sizes(asked)
-        yield from self._together(asked)
+        yield from self._sizes(job)
+        yield from self._together(job)
 
-    def _sizes(self, asked: JobDescription) -> Iterator[Refusal]:
-        config = known_config(asked.model) or {}
+    def _sizes(self, job: JobDescription) -> Iterator[Refusal]:
+        config = known_config(job.model) or {}
         other = known_config(self.teacher) if self.teacher is not None else None
         ours, theirs = vocabulary_size(config), vocabulary_size(other or {})
         if ours and theirs and ours != theirs:
             yield Refusal(
                 setting="teacher",
-                reason=f"{self.teacher} has a vocabulary of {theirs:,} tokens and {asked.model} "
+                reason=f"{self.teacher} has a vocabulary of {theirs:,} tokens and {job.model} "
                 f"one of {ours:,}, so their distributions are over different things",
                 hint="name a teacher with the student's tokenizer",
             )
@@ -288,26 +286,26 @@ class Distillation(Technique):
             if self.student_layers > there:
                 yield Refusal(
                     setting="student_layers",
-                    reason=f"{asked.model} has {there} layers to copy",
+                    reason=f"{job.model} has {there} layers to copy",
                     hint=f"write at most {there}, or set student_hidden for new weights",
                 )
             elif self.student_layers == there:
                 yield Refusal(
                     setting="student_layers",
-                    reason=f"{asked.model} has {there} layers: the student would be its teacher",
+                    reason=f"{job.model} has {there} layers: the student would be its teacher",
                     hint=f"write fewer than {there}",
                 )
         size = config.get("head_dim")
         if self.student_hidden and isinstance(size, int) and self.student_hidden % size:
             yield Refusal(
                 setting="student_hidden",
-                reason=f"the heads of {asked.model} have {size} channels, which do not divide "
+                reason=f"the heads of {job.model} have {size} channels, which do not divide "
                 f"{self.student_hidden}",
                 hint=f"write a multiple of {size}",
             )
 
-    def _together(self, asked: JobDescription) -> Iterator[Refusal]:
-        kind = checkpoint_kind(asked.model)
+    def _together(self, job: JobDescription) -> Iterator[Refusal]:
+        kind = checkpoint_kind(job.model)
         pairs = kind is not None and kind.encoder_decoder
         if pairs and (self.student_layers or self.student_hidden):
             yield Refusal(
@@ -316,14 +314,14 @@ class Distillation(Technique):
                 hint="name a student checkpoint as model, and the teacher",
                 unsupported=True,
             )
-        if model_parallel_size(asked.parameters, asked.cards) > 1:
+        if model_parallel_size(job.parameters, job.cards) > 1:
             yield Refusal(
                 setting="method",
                 reason="this version has no teacher beside a model in parts",
                 hint="write strategy: ddp",
                 unsupported=True,
             )
-        if asked.parameters.get("logits") == "chunked":
+        if job.parameters.get("logits") == "chunked":
             yield Refusal(
                 setting="logits",
                 reason="a teacher is compared by logits, which chunked never has",
@@ -333,9 +331,9 @@ class Distillation(Technique):
             return
         if pairs:
             reason, hint = "this version keeps logits of models that are one decoder", "computed"
-        elif asked.parameters.get("padding") == "packing":
+        elif job.parameters.get("padding") == "packing":
             reason, hint = "kept logits are of one sample a row", "computed, or padding: dynamic"
-        elif asked.parameters.get("data_workers"):
+        elif job.parameters.get("data_workers"):
             reason = "kept logits are added to batches in the training process"
             hint = "computed, or data_workers: 0"
         else:

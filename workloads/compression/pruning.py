@@ -1,4 +1,11 @@
-"""Sparsity."""
+"""Pruning: weights of a model that become zero, and channels that go for good.
+
+Three patterns. *Magnitude* zeroes the smallest weights of each layer, wherever they are. *2:4*
+zeroes the two smallest of every four inputs, the pattern that sparse tensor cores read. *Channels*
+removes whole channels between the matrices of a feed-forward part: rows of those that go in,
+columns of the one that comes out; what is left is a smaller dense model. A layer's weights are
+judged among themselves, so that a share means the same in all layers.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +25,6 @@ from workloads.training.technique import Technique, Training
 
 if TYPE_CHECKING:
     import torch
-
-# Pruning: weights of a model that become zero, and channels that go for good.
-#
-# Three patterns. *Magnitude* zeroes the smallest weights of each layer, wherever they are. *2:4*
-# zeroes the two smallest of every four inputs, the pattern that sparse tensor cores read.
-# *Channels* removes whole channels between the matrices of a feed-forward part: rows of those that
-# go in, columns of the one that comes out; what is left is a smaller dense model. A layer's weights
-# are judged among themselves, so that a share means the same in all layers.
 
 #: Inputs that share a pattern of 2:4, and how many of them stay.
 GROUP, KEPT = 4, 2
@@ -311,11 +310,11 @@ class Sparsity(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.sparsity == "none" and self.cluster_bits is None:
             return
         blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
-        method = method_name(asked.parameters)
+        method = method_name(job.parameters)
         if method in ADAPTER_METHODS or method == "qat":
             why = (
                 "trains an adapter over a base that is frozen"
@@ -325,7 +324,7 @@ class Sparsity(Technique):
             yield Refusal(
                 setting=blamed, reason=f"method {method} {why}", hint="write method: full"
             )
-        if divides_weights(asked.parameters, asked.cards):
+        if divides_weights(job.parameters, job.cards):
             yield Refusal(
                 setting=blamed,
                 reason="each card holds a part of every matrix, and this version judges weights "
@@ -334,11 +333,11 @@ class Sparsity(Technique):
                 unsupported=True,
             )
         if self.sparsity == "2:4":
-            yield from self._two_of_four(asked)
+            yield from self._two_of_four(job)
         elif self.sparsity != "none":
-            yield from self._emptied(asked)
+            yield from self._emptied(job)
 
-    def _two_of_four(self, asked: JobDescription) -> Iterator[Refusal]:
+    def _two_of_four(self, job: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
             yield Refusal(
                 setting="sparsity_share",
@@ -351,7 +350,7 @@ class Sparsity(Technique):
                 reason="2:4 is two of every four from the first step on",
                 hint="write sparsity_schedule: once, or sparsity: magnitude",
             )
-        for name, (_, inputs) in (linear_shapes(asked.model) or {}).items():
+        for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
             if inputs % GROUP:
                 yield Refusal(
                     setting="sparsity",
@@ -360,10 +359,10 @@ class Sparsity(Technique):
                 )
                 return
 
-    def _emptied(self, asked: JobDescription) -> Iterator[Refusal]:
+    def _emptied(self, job: JobDescription) -> Iterator[Refusal]:
         """A share that leaves nothing of a layer."""
         outs = {out for _, out in FEED_FORWARD}
-        for name, (outputs, inputs) in (linear_shapes(asked.model) or {}).items():
+        for name, (outputs, inputs) in (linear_shapes(job.model) or {}).items():
             if self.sparsity == "magnitude":
                 count, what = outputs * inputs, "weights"
                 left = count - round(self.share * count)
@@ -429,8 +428,8 @@ class Sparsity(Technique):
             zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
             total = sum(layer.weight.numel() for layer in layers.values())
             training.metrics["zero_share"] = zeros / total
-            told = self._told(zeros / total, len(layers))
-            training.details["sparsity"] = training.origin["sparsity"] = told
+            text = self._told(zeros / total, len(layers))
+            training.details["sparsity"] = training.origin["sparsity"] = text
 
     def _prune(self, training: Training, state: Pruned, share: float) -> None:
         """Set the masks for a share, or remove channels where that is done at once."""
@@ -480,15 +479,15 @@ class Sparsity(Technique):
 
     def _told(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":
-            told = f"channels: {self.share:.0%} asked for, a smaller dense model"
+            text = f"channels: {self.share:.0%} asked for, a smaller dense model"
         elif self.sparsity == "none":
-            told = "none"
+            text = "none"
         else:
-            told = (
+            text = (
                 f"{self.sparsity}: {zeros:.2%} zeros in {layers} layers, sparse in value, dense "
                 "arithmetic"
             )
-        return told + (f"; values of {self.cluster_bits} bits" if self.cluster_bits else "")
+        return text + (f"; values of {self.cluster_bits} bits" if self.cluster_bits else "")
 
 
 @dataclass(slots=True, kw_only=True)

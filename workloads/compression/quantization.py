@@ -1,7 +1,8 @@
-"""The libraries that bring weights into fewer bits, told what a job asks for.
+"""The libraries that store weights in fewer bits, and the correction of biases afterwards.
 
 AutoRound learns from texts and writes a directory; torchao and bitsandbytes convert weights while
-transformers loads them, by a configuration.
+transformers loads them, by a configuration. Bias correction adds to a layer's bias what its mean
+output lost.
 """
 
 from __future__ import annotations
@@ -99,8 +100,6 @@ def library_config(parameters: QuantizationParameters, dtype: torch.dtype) -> An
         )
     )
 
-
-# Bias correction: what quantization takes from a layer's mean output goes into its bias.
 
 #: A layer's mean input, all dimensions but the last of size 1, and what the plain layer makes of it
 #: without its bias.

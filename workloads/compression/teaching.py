@@ -1,9 +1,10 @@
-"""Teaching of a student by a larger model: the loss, and the teacher's largest logits kept on disk.
+"""Teaching of a student by a larger model: the student, the loss, and kept logits of the teacher.
 
+A student with fewer layers keeps every n-th layer of its teacher, with its weights, as DistilBERT
+does. One of another width has the teacher's heads in their size, fewer of them, and new weights.
 The loss of a position is α·T²·KL(teacher ‖ student) + (1 − α)·cross entropy, both distributions at
-temperature T, in float32. T² makes up for gradients that fall with it. Kept logits are the largest
-of each learned position: the teacher's distribution is then that of those alone, which leaves out a
-tail that has nearly nothing of it, and a training of many epochs pays for the teacher once.
+temperature T, in float32; T² makes up for gradients that fall with it. Kept logits are the largest
+of each learned position: a training of many epochs pays for the teacher once.
 """
 
 from __future__ import annotations
@@ -152,11 +153,6 @@ def keep_logits(
 def _key(sample: TrainingSample) -> tuple[int, ...]:
     return (sample.prompt_tokens, *sample.ids)
 
-
-# Students: smaller models made from a larger one, for distillation.
-#
-# A student with fewer layers keeps every n-th layer of its teacher, with its weights, as DistilBERT
-# does. One of another width has the teacher's heads in their size, fewer of them, and new weights.
 
 #: Inner channels of a narrower student are a multiple of so many.
 _VECTOR = 8

@@ -7,6 +7,13 @@ shared, every later job finds it there. **Nodes that share neither need NIGHTGRI
 directory on storage that all of them see**; without, only jobs on the node that trained it find it.
 An adapter is written aside and renamed, so a name that exists is complete; training it again
 replaces it.
+
+ChatGLM3 has two layouts. In the original one query, key and value come out of one matrix,
+``query_key_value``; the native class has three. LoRA adds B·A to a matrix, A [rank, inputs] and
+B [outputs, rank]. From fused to split, all three get A, and each its rows of B: exact. Back, three
+pairs of unlike A become one of rank 3r: the A's on top of each other, the B's along a diagonal of
+blocks, and alpha three times as large. Where the three A's are equal, as after the first way, the
+fused one has its old rank. Only plain LoRA is linear in this way.
 """
 
 from __future__ import annotations
@@ -140,16 +147,6 @@ def _in_layout_of(
     converted = carry(Lora.of(config, state), rows_of(model_config))
     return converted.config(), dict(converted.state)
 
-
-# LoRA weights between ChatGLM3's original layout and the converted model's, both ways.
-#
-# In the original layout query, key and value come out of one matrix, ``query_key_value``; the
-# native class has three. LoRA adds B·A to a matrix, A [rank, inputs] and B [outputs, rank]. From
-# fused to split, all three get A, and each its rows of B: exact. Back, three pairs of unlike A
-# become one of rank 3r: the A's on top of each other, the B's along a diagonal of blocks, and alpha
-# three times as large, so that alpha / rank stays. Where the three A's are equal, as after the
-# first way, the fused one has its old rank. Only plain LoRA is linear in this way: DoRA and
-# rank-stabilised LoRA are not.
 
 _PREFIX = "base_model.model."
 _SPLIT = ("q_proj", "k_proj", "v_proj")

@@ -1,14 +1,17 @@
-"""Directories of checkpoints: names of files, room for them, and their end.
+"""Checkpoints of training: their directories, how ranks write them, and how a retry goes on.
 
 Under a name (of a run and a job) a directory lies on the node until the job has succeeded, so that
 the next attempt there goes on from it; an attempt without a name has one of its own that ends with
 it. Each rank writes ``step-S.rank-R.pt``, aside and then renamed, when its part of a step is whole.
 Ranks of a gang may be killed between two of those, so a gang keeps as many steps as surely have one
-that all ranks have written. ``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache,
-such as one that nodes share; a folder of this user is made there for them. Where they share it, an
-attempt that a driver has given up may still write on a node that was cut off: each rank holds a
-lock on its part, and where one does not get it all of them begin anew, in directories that end with
-the attempt.
+that all ranks have written. Of ranks that hold the same weights only the first writes them; what a
+library divides among ranks is written by that library.
+
+``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache, such as one that nodes share; a
+folder of this user is made there for them. Where they share it, an attempt that a driver has given
+up may still write on a node that was cut off: each rank holds a lock on its part, and where one
+does not get it all of them begin anew, in directories that end with the attempt. All ranks go on
+from the same step or none does; steps of the attempt before are not timed or counted here.
 """
 
 from __future__ import annotations
@@ -40,8 +43,6 @@ DYING_S = 10.0
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
 _FOLDER_ELSEWHERE = "nightgrid-checkpoints-{user}"
-#: Its name in earlier versions, for all users: what is old there is still removed.
-_FOLDER_BEFORE = "nightgrid-checkpoints"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
 #: All that a job's directory may hold: whatever else is there is somebody else's.
 _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
@@ -158,8 +159,7 @@ def open_checkpoints(
     directory.mkdir(mode=0o700, exist_ok=True)
     _verify_own(directory)
     os.utime(directory)
-    for folder in (root, root.with_name(_FOLDER_BEFORE)):
-        _remove_old(folder, directory)
+    _remove_old(root, directory)
     with contextlib.ExitStack() as locked:
         lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
         if lock is not None:
@@ -201,8 +201,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """A file that ``write_state`` wrote, in host memory; nothing in it is run."""
     import torch
 
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return found
+    return dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _verify_own(directory: Path) -> None:
@@ -228,10 +227,7 @@ def _remove_old(root: Path, used: Path) -> None:
     that an attempt holds, which may save once in many days.
     """
     now = used.stat().st_mtime
-    directories: list[Path] = []
-    with contextlib.suppress(OSError):  # no such folder, or not to be read
-        directories.extend(root.iterdir())
-    for directory in directories:
+    for directory in root.iterdir():
         try:
             found = directory.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
@@ -248,13 +244,6 @@ def _remove_old(root: Path, used: Path) -> None:
                     shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # removed by another job in the same moment, or not to be read
             continue
-
-
-# One rank's checkpoints, written as training goes, and read back.
-#
-# Of ranks that hold the same weights only the first writes them; what each has of its own (random
-# states, losses) it writes itself. Weights and optimizer that a library divides among ranks are
-# written by that library, before the ranks' own files say that the step is whole.
 
 
 class Saver:
@@ -346,7 +335,7 @@ class Saver:
         state = read_newest(self.checkpoints)
         if training.divided is not None or training.layout.data_rank:
             return f"step {state['step']}"
-        told = f"step {state['step']}, {len(state['weights'])} tensors"
+        text = f"step {state['step']}, {len(state['weights'])} tensors"
         trained, frozen = weights_of(training.model)
         if state["weights"].keys() != trained.keys() | frozen.keys():
             raise BadConfiguration(
@@ -357,7 +346,7 @@ class Saver:
             same = torch.equal(read, tensor.cpu()) if name in frozen else read.shape == tensor.shape
             if not same:
                 raise BadConfiguration(f"the checkpoint that was read back has another {name}")
-        return told
+        return text
 
     def _write_later(self, state: dict[str, Any], step: int) -> None:
         def write() -> None:
@@ -436,12 +425,6 @@ def on_host(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(on_host(item) for item in value)
     return value
-
-
-# Going on from the checkpoint that an earlier attempt at the same job has left on this node.
-#
-# All ranks go on from the same step or none does. The steps of the attempt before are not this
-# one's: none of them is timed or counted here, and only their losses are told in the row.
 
 
 def resume(training: Training, checkpoints: Checkpoints) -> None:

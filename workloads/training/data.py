@@ -1,8 +1,13 @@
-"""From examples to training samples: prompt, answer, and which tokens are to be learned.
+"""From examples to training samples, and from samples to rows of tensors.
 
 A sample is the prompt in the layout in which the model is asked, then the answer and the token
 that ends it. Only the answer is learned: its positions carry labels, the prompt's carry none. An
 example without an answer is plain text, of which everything but the first token is learned.
+
+Samples are padded, or packed so that they share a row and do not meet: ``position_ids`` start at 0
+again. transformers makes a mask of that for the attention of its newer models; others would let a
+sample attend to its neighbour without a word, so ``check_packing`` tries it out on the very
+model.
 """
 
 from __future__ import annotations
@@ -151,9 +156,6 @@ def cut(
     return list(prompt)[: max_length - len(answer)], answer
 
 
-# Samples of a dataset, tokenized: those that a job trains on, and those that it holds out.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSamples:
     """Samples of a dataset, and how long tokenizing those took that are trained on."""
@@ -211,13 +213,6 @@ def split(
         )
     at = len(examples) - count
     return examples[:at], examples[at:]
-
-
-# Samples as rows of tensors: padded, or packed so that they share a row and do not meet.
-#
-# Packed samples are told apart by ``position_ids`` that start at 0 again. transformers makes a mask
-# of that for the attention of its newer models; others would let a sample attend to its neighbour
-# without a word, so ``check_packing`` tries it out on the very model.
 
 
 def in_order(samples: Sequence[Learnable], batch: int) -> list[list[int]]:

@@ -1,7 +1,11 @@
-"""Fused kernels of a package, behind one record, and the formulas that they compute.
+"""Fused kernels in one model: norms, gated layers and rotary embeddings.
 
-A kernel takes the place of a model's own code only where that code is seen to compute the kernel's
-formula: both are tried on the same numbers (``sample``, ``near``).
+Between its products a layer reads and writes its activations a dozen times; a fused kernel does all
+of a norm, a gate or a rotation in one pass. The patches that packages bring for that replace
+functions and classes of transformers, which every later job of the process would meet. Here the
+modules of one model get another ``forward`` each, and lose it again. A kernel takes the place of a
+model's own code only where that code is seen to compute the kernel's formula: both are tried on the
+same numbers (``sample``, ``near``). The kernels are those of the package liger-kernel, in Triton.
 """
 
 from __future__ import annotations
@@ -92,12 +96,6 @@ def near(one: Any, other: torch.Tensor) -> bool:
     distance = (one.float() - other.float()).abs().max()
     return bool(distance <= bound * other.float().abs().max())
 
-
-# Rotary embeddings by a kernel, in the attention layers of one model.
-#
-# Attention layers of transformers call a function of their module by its name, which is the same
-# for all models of a kind. One layer gets a copy of its ``forward`` whose globals have another
-# function of that name; the module and the class stay as they are.
 
 #: The function by which attention layers turn queries and keys.
 _TURN = "apply_rotary_pos_emb"
@@ -226,14 +224,6 @@ def _evens_first(x: torch.Tensor) -> torch.Tensor:
     pairs = x.transpose(1, 2).unflatten(-1, (-1, 2))
     return pairs.transpose(-1, -2).flatten(-2).transpose(1, 2)
 
-
-# Fused kernels in one model: norms, gated layers and rotary embeddings.
-#
-# Between its products a layer reads and writes its activations a dozen times; a fused kernel does
-# all of a norm, a gate or a rotation in one pass. The patches that packages bring for that replace
-# functions and classes of transformers, which every later job of the process would meet. Here the
-# modules of one model get another ``forward`` each, and lose it again. A module that computes in
-# another way than the kernel keeps its own.
 
 #: The parts that are replaced, as the row names them.
 NORMS, GATES, TURNS = "norms", "gated layers", "rotary embeddings"
@@ -375,14 +365,6 @@ def _is_frozen_product(layer: Any) -> bool:
         and not layer._forward_hooks
         and not layer._forward_pre_hooks
     )
-
-
-# Kernels of the package liger-kernel, written in Triton.
-#
-# They save memory by overwriting. The way back through SiLU(gate) * up overwrites gate and up,
-# which products made and no one else has kept; a second way back through one pass would be wrong.
-# Turning overwrites query and key. A norm would overwrite the gradient that it is given, which may
-# be another term's as well: it is told not to.
 
 
 def liger() -> Kernels:

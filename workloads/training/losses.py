@@ -1,4 +1,9 @@
-"""Losses of tasks: from logits and labels to a sum over the labelled positions."""
+"""Losses of tasks: from logits and labels to a sum over the labelled positions.
+
+Logits of all learned positions are the largest tensor of a step, and the loss makes several of that
+size. ``ChunkedLoss`` takes the states below the last layer: a chunk's logits become its part of the
+loss and of the gradients at once, so that only one chunk's exist.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +88,6 @@ def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
     return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
 
 
-# Cross entropy of next tokens, from the states below the last layer, in chunks of positions.
-#
-# Logits of all learned positions are the largest tensor of a step, and the loss makes several of
-# that size. Here a chunk's logits become its part of the loss and of the gradients at once, so that
-# only one chunk's exist, and stay in a processor's cache while they are used.
-
 #: Positions of a chunk; a product with so many rows is as fast as one with all of them.
 CHUNK = 128
 
@@ -109,8 +108,8 @@ class _Summed(torch.autograd.Function):
         inputs = (states, weight, bias)
         # In float32: a loss scale comes later, and 16 bits would have lost what it is to save.
         gradients = [
-            torch.zeros_like(one, dtype=torch.float32) if one is not None and asked else None
-            for one, asked in zip(inputs, wanted, strict=True)
+            torch.zeros_like(one, dtype=torch.float32) if one is not None and needed else None
+            for one, needed in zip(inputs, wanted, strict=True)
         ]
         of_states, of_weight, of_bias = gradients
         summed = torch.zeros((), dtype=torch.float32, device=states.device)

@@ -1,6 +1,14 @@
-"""The parameters of fine-tuning that are not a technique's: its method, data and length.
+"""Fine-tuning methods: how much of a model learns, and in which numbers the rest stands.
 
-Torch-free, since the plan reads them.
+*Full* fine-tuning changes every weight. *LoRA* freezes them and learns, for each target layer, a
+product of two thin matrices that is added to it; *DoRA* learns the length of each weight column
+apart from its direction; *VeRA* shares two random matrices among all layers and learns only
+vectors. *QLoRA* keeps the frozen base in 4 bits (NF4). *QAT* trains under fake quantization: the
+forward pass rounds weights to int4 and activations to int8 as the finished model will, so that the
+model learns to live with it; ``converted`` then has real int4 weights. Over a LoRA the fake
+quantization covers the base weight, not the sum with the adapter.
+
+The plan reads the settings, so torch is imported in functions only.
 """
 
 from __future__ import annotations
@@ -175,8 +183,6 @@ def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameter
     )
 
 
-# Figures of all tasks that are trained, whatever the model predicts.
-
 LOSSES = (
     Metric(
         name="first_batch_loss_before",
@@ -199,16 +205,6 @@ LOSSES = (
     ),
 )
 
-
-# Fine-tuning methods: how much of a model learns, and in which numbers the rest stands.
-#
-# *Full* fine-tuning changes every weight. *LoRA* freezes them and learns, for each target layer, a
-# product of two thin matrices that is added to it; *DoRA* learns the length of each weight column
-# apart from its direction; *VeRA* shares two random matrices among all layers and learns only
-# vectors. *QLoRA* keeps the frozen base in 4 bits (NF4). *QAT* trains under fake quantization: the
-# forward pass rounds weights to int4 and activations to int8 as the finished model will, so that
-# the model learns to live with it; ``finish`` then converts to real int4 weights and looks at them.
-# Over a LoRA the fake quantization covers the base weight, not the sum with the adapter.
 
 #: Weights that share one scale in QAT's int4.
 QAT_GROUP = 32

@@ -1,8 +1,11 @@
-"""Settings of sequence-to-sequence models: how a text becomes what the encoder reads.
+"""Sequence-to-sequence models: a source that the encoder reads, a target that is learned.
 
-Fine-tuning and text generation have them beside their own; with a model of another kind the plan
-refuses them (``TaskSpec.settings``). Their values are those of transformers' own example script,
-``run_summarization.py``: an article is cut at 1,024 tokens, its summary at 128.
+The encoder reads the source, with its prefix, in both directions. The decoder is given the target
+one place later, behind the token that a text begins with, and learns the target at each place. A
+batch pads both sides on the right; padding carries no label, so it is never learned
+(``--ignore_pad_token_for_loss True`` of transformers' script; the published T5 run had False). The
+lengths are those of that script, ``run_summarization.py``: a source is cut at 1,024 tokens, a
+target at 128.
 """
 
 from __future__ import annotations
@@ -77,8 +80,6 @@ def target_length(parameters: Mapping[str, Any]) -> int:
     return int(parameters.get("max_target_length") or TARGET_TOKENS)
 
 
-# Rules of jobs with sequence-to-sequence models. Pure, without torch: the plan asks.
-
 #: Families whose feed-forward layers overflow in fp16.
 _OVERFLOWING = frozenset({"t5", "mt5", "umt5", "longt5"})
 
@@ -93,25 +94,25 @@ _OF_ONE_ROW = {
 }
 
 
-def refuse(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
+def refuse(job: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
     """Objections to a job with such a model."""
-    yield from _fp16(asked, kind)
-    if asked.parameters.get("max_length", 512) != 512:
+    yield from _fp16(job, kind)
+    if job.parameters.get("max_length", 512) != 512:
         yield Refusal(
             setting="max_length",
             reason="a sequence-to-sequence model has a length of the source and one of the target",
             hint="write max_source_length and max_target_length",
         )
     for (name, value), reason in _OF_ONE_ROW.items():
-        if asked.parameters.get(name) == value:
+        if job.parameters.get(name) == value:
             yield Refusal(
                 setting=name,
                 reason=f"this version {reason} (sequence-to-sequence models)",
                 hint=f"leave {name} out",
                 unsupported=True,
             )
-    if model_parallel_size(asked.parameters, asked.cards) > 1:
-        whole = asked.parameters.get("strategy") in ("tensor-parallel", "pipeline")
+    if model_parallel_size(job.parameters, job.cards) > 1:
+        whole = job.parameters.get("strategy") in ("tensor-parallel", "pipeline")
         yield Refusal(
             setting="strategy" if whole else "tensor_parallel",
             reason="this version splits decoder-only models over cards",
@@ -121,12 +122,12 @@ def refuse(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
         )
 
 
-def _fp16(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
+def _fp16(job: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
     if kind.model_type not in _OVERFLOWING:
         return
     for name, value in (
-        ("precision", asked.precision),
-        ("autocast", asked.parameters.get("autocast")),
+        ("precision", job.precision),
+        ("autocast", job.parameters.get("autocast")),
     ):
         if value == "fp16":
             yield Refusal(
@@ -136,13 +137,6 @@ def _fp16(asked: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
                 unsupported=True,
             )
 
-
-# Samples of sequence-to-sequence models: a source that is read, a target that is learned.
-#
-# The encoder reads the source, with its prefix, in both directions. The decoder is given the target
-# one place later, behind the token that a text begins with, and learns the target at each place. A
-# batch pads both sides on the right; padding carries no label, so it is never learned
-# (``--ignore_pad_token_for_loss True`` of transformers' script; the published T5 run had False).
 
 #: T5's own checkpoints were trained with a prefix for each task.
 PREFIXED = ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")

@@ -341,10 +341,10 @@ class Technique(Settings):
     #: of it.
     capabilities: ClassVar[Mapping[str | tuple[str, Value], str]] = {}
 
-    def declared_refusals(self, asked: JobDescription) -> Iterator[Refusal]:
+    def declared_refusals(self, job: JobDescription) -> Iterator[Refusal]:
         """Objections by ``beside`` and ``capabilities``. Pure; no torch."""
         for name, (other, values) in self.beside.items():
-            there = asked.parameters.get(other)
+            there = job.parameters.get(other)
             if self.is_default(name) or (there in values if values else there):
                 continue
             wanted = " or ".join(f"{value}".lower() for value in values if value is not None)
@@ -357,10 +357,10 @@ class Technique(Settings):
             name, value = key if isinstance(key, tuple) else (key, None)
             if self.is_default(name) or value not in (None, getattr(self, name)):
                 continue
-            if not asked.on.can(capability):
+            if not job.on.can(capability):
                 yield Refusal(
                     setting=name,
-                    reason=f"it needs what {asked.on.title} lacks: {CAPABILITIES[capability]}",
+                    reason=f"it needs what {job.on.title} lacks: {CAPABILITIES[capability]}",
                     hint=f"leave {name} out",
                     unsupported=True,
                 )
@@ -369,11 +369,11 @@ class Technique(Settings):
         """Tell if a setting of this technique has its default."""
         return bool(getattr(self, name) == type(self).model_fields[name].default)
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         """Objections to this technique, as it is set, in this job. Pure; no torch."""
         return ()
 
-    def notes(self, asked: JobDescription) -> Iterable[str]:
+    def notes(self, job: JobDescription) -> Iterable[str]:
         """Lines of the plan on this technique, as it is set, in this job. Pure; no torch."""
         return ()
 

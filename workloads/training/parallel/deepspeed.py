@@ -1,12 +1,13 @@
-"""DeepSpeed's configuration, generated from a job: a pure function, its result kept in the row.
+"""DeepSpeed around a model in training, by a configuration that is generated from the job.
 
 Nothing is left to ``auto`` or to a file, so that a row says with what it was measured. The
 optimizer is torch's AdamW everywhere: DeepSpeed's own kernels are compiled where they are first
-used, which needs a compiler on every node and would be timed with the job.
+used, which needs a compiler on every node and would be timed with the job. On Gaudi (HabanaAI's
+fork) gradients are neither kept contiguous nor exchanged while they are computed, ZeRO 2 sums them
+instead of scattering, and ZeRO 3 gathers weights when a model is saved.
 
-On Gaudi (HabanaAI's fork) gradients are neither kept contiguous nor exchanged while they are
-computed, ZeRO 2 sums them instead of scattering, and ZeRO 3 gathers weights when a model is saved.
-Gradients are clipped where a job says so, as by any strategy; Habana's examples clip to 1.
+A process that DeepSpeed takes for the only one trains on everything that it is given and succeeds,
+so the world size is compared.
 """
 
 from __future__ import annotations
@@ -99,13 +100,6 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
     }
-
-
-# DeepSpeed around a model in training: started from a generated configuration, and checked.
-#
-# Two things go wrong silently. A process that DeepSpeed takes for the only one trains on everything
-# that it is given and succeeds, so the world size is compared. And on a machine without a compiler,
-# or without patience, it would build kernels at start: none is needed here.
 
 
 def announce(device: str) -> None:

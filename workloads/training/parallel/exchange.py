@@ -129,8 +129,6 @@ class Overlapped:
         return max(0.0, whole - hidden) / 1e9 if whole else None
 
 
-# Parts of torch that strategies need and that older releases lack: refused by name.
-
 #: The release that strategies are tested with, which has all that they need.
 _TESTED = "2.13"
 

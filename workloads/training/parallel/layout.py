@@ -1,10 +1,15 @@
-"""Roles of ranks: the ranks of a gang as a table, data × pipeline × tensor. Pure, no torch.
+"""Layouts of several cards, data × pipeline × tensor, and their rules. Pure, no torch.
 
 Ranks that split matrices talk to each other in every layer, so they are neighbours; the stages of a
 pipeline come next, copies of the model last. With eight ranks, ``tensor`` 2 and ``pipeline`` 2,
 ranks 0 and 1 hold the first layers, ranks 2 and 3 the others, and ranks 4 to 7 are a second copy
 that works on another part of the batch. Gradients are averaged between ranks 0 and 4, which hold
 the same half of the same matrices, between 1 and 5, and so on.
+
+Attention is split by heads, so the number of cards has to divide the heads, and with grouped
+queries the key/value heads too. Between two stages travel hidden states of one fixed shape, so
+every sample is padded to ``max_length``; 1F1B wants a micro-batch for each stage, the interleaved
+schedule a multiple of them.
 """
 
 from __future__ import annotations
@@ -137,11 +142,6 @@ def make_groups(layout: Layout) -> Groups:
     )
 
 
-# Rules of splitting a model over cards: which models, how many, which settings. Pure, no torch.
-#
-# Attention is split by heads, so the number of cards has to divide the heads, and with grouped
-# queries the key/value heads too: ChatGLM3 has two of those, so two cards are its limit.
-
 #: What has to be divided, by its name in a model's config.
 _SIZES = {
     "num_attention_heads": "attention heads",
@@ -168,22 +168,22 @@ def model_config(name: str) -> Mapping[str, Any] | None:
         return None
 
 
-def tensor_refusals(asked: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
+def tensor_refusals(job: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
     """Objections to splitting matrices over ``tensor`` of the job's cards.
 
     ``setting`` is the parameter that asks for it.
     """
-    if asked.cards % tensor:
-        divisors = [n for n in range(1, asked.cards + 1) if asked.cards % n == 0]
+    if job.cards % tensor:
+        divisors = [n for n in range(1, job.cards + 1) if job.cards % n == 0]
         yield Refusal(
             setting=setting,
-            reason=f"{asked.cards} cards cannot be divided into groups of {tensor}",
-            hint=f"{asked.cards} cards can be in groups of {', '.join(map(str, divisors))}",
+            reason=f"{job.cards} cards cannot be divided into groups of {tensor}",
+            hint=f"{job.cards} cards can be in groups of {', '.join(map(str, divisors))}",
         )
         return
     if tensor == 1:
         return
-    config = model_config(asked.model)
+    config = model_config(job.model)
     problem = split_problem(config, tensor) if config is not None else ""
     if problem and config is not None:
         possible = [n for n in range(1, tensor) if not split_problem(config, n)]
@@ -192,31 +192,25 @@ def tensor_refusals(asked: JobDescription, tensor: int, setting: str) -> Iterato
             reason=problem,
             hint=f"it can be split over {', '.join(map(str, possible))}",
         )
-    if quantized(asked.precision):
+    if quantized(job.precision):
         yield Refusal(
             setting="precision",
-            reason=f"this version splits plain weights over cards, not {asked.precision} ones",
+            reason=f"this version splits plain weights over cards, not {job.precision} ones",
             unsupported=True,
         )
 
 
-def generation_refusals(asked: JobDescription) -> tuple[Refusal, ...]:
+def generation_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """Objections to splitting the matrices of a job of text generation."""
-    tensor = asked.parameters.get("tensor_parallel")
+    tensor = job.parameters.get("tensor_parallel")
     if tensor is None:
         return ()
-    if asked.cards == 1 and tensor > 1:
+    if job.cards == 1 and tensor > 1:
         reason = "the job has one card, so nothing can be split"
         hint = "write cards: 2 or more, or leave tensor_parallel out"
         return (Refusal(setting="tensor_parallel", reason=reason, hint=hint),)
-    return tuple(tensor_refusals(asked, tensor, "tensor_parallel"))
+    return tuple(tensor_refusals(job, tensor, "tensor_parallel"))
 
-
-# Rules of pipelines: how layers divide, how many micro-batches fill the stages. Pure, no torch.
-#
-# Between two stages travel hidden states of one fixed shape, so every sample is padded to
-# ``max_length``. The schedules are PyTorch's: 1F1B wants a micro-batch for each stage, the
-# interleaved one a multiple of them.
 
 #: Groups of layers that each card holds under the interleaved schedule, unless told.
 CHUNKS = 2
@@ -237,12 +231,12 @@ def chunks_of(parameters: Mapping[str, Any]) -> int:
     return int(parameters.get("pipeline_chunks") or CHUNKS)
 
 
-def note(asked: JobDescription) -> str:
+def note(job: JobDescription) -> str:
     """One line of the plan about a pipeline; empty without one."""
-    stages = pipeline_size(asked.parameters, asked.cards)
+    stages = pipeline_size(job.parameters, job.cards)
     if stages < 2:
         return ""
-    micro_batches, chunks = asked.parameters["gradient_accumulation"], chunks_of(asked.parameters)
+    micro_batches, chunks = job.parameters["gradient_accumulation"], chunks_of(job.parameters)
     share = idle_share(stages, micro_batches, chunks)
     by_chunks = f" of {chunks} groups of layers each" if chunks > 1 else ""
     return (
@@ -252,42 +246,42 @@ def note(asked: JobDescription) -> str:
     )
 
 
-def layout_refusals(asked: JobDescription) -> Iterator[Refusal]:
+def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to data × tensor × pipeline that is not the number of cards."""
     given = {
-        "data_parallel": asked.parameters.get("data_parallel"),
-        "tensor_parallel": asked.parameters.get("tensor_parallel"),
-        "pipeline_parallel": asked.parameters.get("pipeline_parallel"),
+        "data_parallel": job.parameters.get("data_parallel"),
+        "tensor_parallel": job.parameters.get("tensor_parallel"),
+        "pipeline_parallel": job.parameters.get("pipeline_parallel"),
     }
-    tensor = tensor_size(asked.parameters, asked.cards)
-    stages = pipeline_size(asked.parameters, asked.cards)
-    data = int(given["data_parallel"] or max(asked.cards // (tensor * stages), 1))
-    if data * tensor * stages == asked.cards:
+    tensor = tensor_size(job.parameters, job.cards)
+    stages = pipeline_size(job.parameters, job.cards)
+    data = int(given["data_parallel"] or max(job.cards // (tensor * stages), 1))
+    if data * tensor * stages == job.cards:
         return
     blamed = next((name for name in reversed(given) if (given[name] or 1) > 1), "strategy")
-    fixed = given["pipeline_parallel"] or asked.parameters.get("strategy") != "pipeline"
-    if blamed == "data_parallel" and fixed and asked.cards % (tensor * stages) == 0:
-        hint = f"write data_parallel: {asked.cards // (tensor * stages)}, or leave it out"
+    fixed = given["pipeline_parallel"] or job.parameters.get("strategy") != "pipeline"
+    if blamed == "data_parallel" and fixed and job.cards % (tensor * stages) == 0:
+        hint = f"write data_parallel: {job.cards // (tensor * stages)}, or leave it out"
     else:
         hint = (
             "the product of data_parallel, tensor_parallel and pipeline_parallel has to be "
-            f"{asked.cards}"
+            f"{job.cards}"
         )
     yield Refusal(
         setting=blamed,
         reason=f"data {data} × tensor {tensor} × pipeline {stages} is {data * tensor * stages} "
-        f"cards, and the job has {asked.cards}",
+        f"cards, and the job has {job.cards}",
         hint=hint,
     )
 
 
-def pipeline_refusals(asked: JobDescription) -> Iterator[Refusal]:
+def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to the stages of a job with strategy pipeline, whose layout is right."""
-    parameters = asked.parameters
-    stages, chunks = pipeline_size(parameters, asked.cards), chunks_of(parameters)
+    parameters = job.parameters
+    stages, chunks = pipeline_size(parameters, job.cards), chunks_of(parameters)
     if stages < 2:
         return
-    yield from _layers(asked, stages, chunks)
+    yield from _layers(job, stages, chunks)
     yield from _micro_batches(parameters["gradient_accumulation"], stages, chunks)
     if parameters.get("padding", "dynamic") not in _PADDED:
         yield Refusal(
@@ -316,8 +310,8 @@ def pipeline_refusals(asked: JobDescription) -> Iterator[Refusal]:
             )
 
 
-def _layers(asked: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
-    config = model_config(asked.model)
+def _layers(job: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
+    config = model_config(job.model)
     if config is None:
         return  # the job itself will look
     layers = config.get("num_hidden_layers")
@@ -326,7 +320,7 @@ def _layers(asked: JobDescription, stages: int, chunks: int) -> Iterator[Refusal
         groups = f" of {chunks} groups of layers each" if chunks > 1 else ""
         possible = [n for n in range(1, layers + 1) if layers % (n * chunks) == 0]
         yield Refusal(
-            setting="pipeline_parallel" if asked.parameters["pipeline_parallel"] else "strategy",
+            setting="pipeline_parallel" if job.parameters["pipeline_parallel"] else "strategy",
             reason=f"the model's {layers} layers cannot be cut into {stages} equal stages{groups}",
             hint=f"pipeline_parallel can be {', '.join(map(str, possible))}"
             if possible
@@ -335,7 +329,7 @@ def _layers(asked: JobDescription, stages: int, chunks: int) -> Iterator[Refusal
     if config.get("tie_word_embeddings"):
         yield Refusal(
             setting="strategy",
-            reason=f"the output layer of {asked.model} is its embedding, which would lie in two "
+            reason=f"the output layer of {job.model} is its embedding, which would lie in two "
             "stages of a pipeline; this version ties no weights over cards",
             hint="write strategy: ddp",
             unsupported=True,
@@ -358,14 +352,12 @@ def _micro_batches(count: int, stages: int, chunks: int) -> Iterator[Refusal]:
         )
 
 
-# Rules of strategies beside other settings: what this version cannot do together. Pure.
-
 #: DeepSpeed's, by stage.
 ZERO = ("zero0", "zero1", "zero2", "zero3")
 
 
 def combination_refusals(
-    asked: JobDescription, strategy: str | None, tensor: int
+    job: JobDescription, strategy: str | None, tensor: int
 ) -> Iterator[Refusal]:
     """Objections to a strategy, on several cards, beside a job's other settings.
 
@@ -374,20 +366,20 @@ def combination_refusals(
         tensor: cards that split each matrix.
     """
     if tensor > 1:
-        yield from _with_tensor_parallel(asked)
+        yield from _with_tensor_parallel(job)
     if strategy in ZERO:
-        yield from _with_deepspeed(asked, strategy, tensor)
+        yield from _with_deepspeed(job, strategy, tensor)
     if strategy == "fsdp2":
-        yield from _with_fsdp2(asked, tensor)
+        yield from _with_fsdp2(job, tensor)
 
 
-def driven_by_deepspeed(asked: JobDescription) -> bool:
+def driven_by_deepspeed(job: JobDescription) -> bool:
     """Tell if DeepSpeed's engine runs the model's passes and steps."""
-    return asked.cards > 1 and asked.parameters.get("strategy") in ZERO
+    return job.cards > 1 and job.parameters.get("strategy") in ZERO
 
 
 def whole_weights_refusals(
-    asked: JobDescription, setting: str, *, value: str, instead: str = ""
+    job: JobDescription, setting: str, *, value: str, instead: str = ""
 ) -> Iterator[Refusal]:
     """Objections to a technique that reads whole weights, and was tried with strategies of
     PyTorch's own only.
@@ -397,9 +389,9 @@ def whole_weights_refusals(
         value: that it is set to.
         instead: what would be right as well as another strategy; "": to leave the setting out.
     """
-    if asked.cards > 1 and divides_weights(asked.parameters, asked.cards):
+    if job.cards > 1 and divides_weights(job.parameters, job.cards):
         reason = f"{value} reads whole weights, of which each card has a part here"
-    elif driven_by_deepspeed(asked):
+    elif driven_by_deepspeed(job):
         reason = f"DeepSpeed drives the model, and {value} was not tried with it"
     else:
         return
@@ -407,8 +399,8 @@ def whole_weights_refusals(
     yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
 
-def _with_tensor_parallel(asked: JobDescription) -> Iterator[Refusal]:
-    parameters = asked.parameters
+def _with_tensor_parallel(job: JobDescription) -> Iterator[Refusal]:
+    parameters = job.parameters
     method = method_name(parameters)
     if method not in ("full", "lora"):
         yield _cannot("method", f"{method} over split matrices; full and lora do")
@@ -418,18 +410,18 @@ def _with_tensor_parallel(asked: JobDescription) -> Iterator[Refusal]:
         yield _cannot("save_adapter", "keeping an adapter that is split over cards")
 
 
-def _with_deepspeed(asked: JobDescription, strategy: str, tensor: int) -> Iterator[Refusal]:
-    parameters = asked.parameters
+def _with_deepspeed(job: JobDescription, strategy: str, tensor: int) -> Iterator[Refusal]:
+    parameters = job.parameters
     if tensor > 1 and strategy != "zero1":
         yield _cannot("tensor_parallel", f"{strategy} of split matrices; zero1 does")
     elif tensor > 1 and parameters.get("save_every"):
         yield _cannot("save_every", f"checkpoints of {strategy} over split matrices; ddp has")
-    elif tensor == asked.cards:
+    elif tensor == job.cards:
         yield Refusal(
             setting="tensor_parallel",
             reason=f"{strategy} divides the optimizer's state among copies of the model, "
             "and there is one",
-            hint=f"write a tensor_parallel below {asked.cards}, or strategy: tensor-parallel",
+            hint=f"write a tensor_parallel below {job.cards}, or strategy: tensor-parallel",
         )
     method = method_name(parameters)
     if method == "qlora" or (method.startswith("qat") and strategy == "zero3"):
@@ -443,12 +435,12 @@ def _with_deepspeed(asked: JobDescription, strategy: str, tensor: int) -> Iterat
         )
     if parameters.get("optimizer", "adamw") != "adamw":
         yield _cannot("optimizer", f"{parameters['optimizer']} under DeepSpeed; adamw does")
-    if asked.precision == "fp16":
+    if job.precision == "fp16":
         yield _cannot("precision", "fp16 weights under DeepSpeed; bf16 does")
 
 
-def _with_fsdp2(asked: JobDescription, tensor: int) -> Iterator[Refusal]:
-    parameters = asked.parameters
+def _with_fsdp2(job: JobDescription, tensor: int) -> Iterator[Refusal]:
+    parameters = job.parameters
     if tensor > 1:
         yield _cannot("tensor_parallel", "fsdp2 of split matrices; ddp and zero1 do")
     method = method_name(parameters)

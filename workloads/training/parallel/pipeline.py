@@ -3,10 +3,12 @@
 The schedules are PyTorch's (``torch.distributed.pipelining``): 1F1B, where a stage that is full
 alternates between one forward and one backward pass, and the interleaved one, where each card holds
 several groups of layers and the pipeline fills in smaller steps. Hidden states travel from stage to
-stage, gradients back; each stage computes its own mask and rotary tables. The gradients of several
-copies of the model are averaged when the pipeline has drained.
+stage, gradients back. The gradients of several copies of the model are averaged when the pipeline
+has drained.
 
-How a model is cut stands in ``stages``.
+A stage is a shallow copy of the decoder with some of its layers: the first has the embeddings, the
+last the norm and the output layer, and each computes its own mask and rotary tables. That a model's
+code reads nothing else is tried out before anything is trained.
 """
 
 from __future__ import annotations
@@ -26,12 +28,6 @@ from workloads.devices.base import Device
 from workloads.training.parallel.exchange import require
 from workloads.training.parallel.layout import Groups
 from workloads.training.technique import Inputs, Training
-
-# Stages of a decoder: the model as it stands, cut between layers.
-#
-# A stage is a shallow copy of the decoder with some of its layers: the first has the embeddings,
-# the last the norm and the output layer, and each computes its own mask and rotary tables. That a
-# model's code reads nothing else is tried out before anything is trained.
 
 
 class Stage(nn.Module):

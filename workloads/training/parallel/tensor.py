@@ -272,12 +272,6 @@ def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Li
     return made.train(layer.training)  # type: ignore[no-any-return]
 
 
-# The norm of gradients of which each card holds a part, and clipping to it.
-#
-# A split matrix adds the squares of all its parts, one that is whole on every card adds its own
-# once; the stages of a pipeline add up theirs.
-
-
 def total_norm(
     model: Any, parameters: Sequence[torch.nn.Parameter], pipeline: Passes | None = None
 ) -> torch.Tensor:

@@ -67,10 +67,10 @@ def all_techniques() -> tuple[type[Technique], ...]:
         kind = TECHNIQUES[name]
         if twice := settings.keys() & kind.model_fields.keys():
             taken = min(twice)
-            told = f"technique {name}: {settings[taken]} has a setting {taken} already; rename one"
+            text = f"technique {name}: {settings[taken]} has a setting {taken} already; rename one"
             if name in TECHNIQUES.own:
-                raise TypeError(told)
-            logging.getLogger("nightgrid.techniques").warning("left out: %s", told)
+                raise TypeError(text)
+            logging.getLogger("nightgrid.techniques").warning("left out: %s", text)
             continue
         found[name] = kind
         settings |= dict.fromkeys(kind.model_fields, name)
@@ -98,9 +98,9 @@ def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
     return tuple(metric for kind in _able(tasks) for metric in kind.metrics)
 
 
-def technique_notes(asked: JobDescription) -> tuple[str, ...]:
+def technique_notes(job: JobDescription) -> tuple[str, ...]:
     """Notes of all techniques of a job for the plan."""
-    return tuple(note for kind in chosen(asked.parameters) for note in kind.notes(asked))
+    return tuple(note for kind in chosen(job.parameters) for note in kind.notes(job))
 
 
 def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:

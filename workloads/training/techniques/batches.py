@@ -1,4 +1,4 @@
-"""Tokenizers."""
+"""Techniques of batches: the tokenizer, padding and packing, and loading ahead."""
 
 from __future__ import annotations
 
@@ -61,9 +61,6 @@ class TokenizerKind(Technique):
         loading.checks.append(check)
 
 
-# Padding.
-
-
 class Padding(Technique):
     """Padding: samples of unlike length share a rectangle of tensors.
 
@@ -121,16 +118,16 @@ class Padding(Technique):
 
     _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.packed_attention != "apart":
             return
-        if asked.parameters.get("attention", "sdpa") != "sdpa":
+        if job.parameters.get("attention", "sdpa") != "sdpa":
             yield Refusal(
                 setting="packed_attention",
                 reason="apart is PyTorch's own attention; the job asks for another one",
                 hint="leave attention out, or write packed_attention: masked",
             )
-        if compiles_whole(asked.parameters) and not one_shape(asked.parameters):
+        if compiles_whole(job.parameters) and not one_shape(job.parameters):
             yield Refusal(
                 setting="packed_attention",
                 reason="with torch_compile every new length of a row would be compiled",
@@ -187,8 +184,6 @@ def one_shape(parameters: Mapping[str, Any]) -> bool:
     """Tell if all steps of a job with these parameters have inputs of one shape."""
     return parameters.get("padding") == "fixed" or parameters.get("packed_length") == "longest"
 
-
-# Data loading.
 
 #: Batches that each worker holds ready, unless told.
 _PREFETCH = 2
@@ -254,7 +249,7 @@ class DataLoading(Technique):
         "pin_memory).",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.copy_ahead and self.non_blocking_copies:
             yield Refusal(
                 setting="non_blocking_copies",

@@ -59,9 +59,9 @@ class Compilation(Technique):
     _compiled: list[Any] = PrivateAttr(default_factory=list)
     _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        driven = driven_by_deepspeed(asked)
-        if self.torch_compile and (driven or divides_weights(asked.parameters, asked.cards)):
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        driven = driven_by_deepspeed(job)
+        if self.torch_compile and (driven or divides_weights(job.parameters, job.cards)):
             yield Refusal(
                 setting="torch_compile",
                 reason="this version compiles no model that "
@@ -131,8 +131,8 @@ def _layers(model: Any) -> list[Any]:
     Raises:
         Unsupported: it names none.
     """
-    told = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
-    names = {name for some in told for name in some}
+    text = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
+    names = {name for some in text for name in some}
     found = [module for module in model.modules() if type(module).__name__ in names]
     if not found:
         raise Unsupported(

@@ -1,4 +1,4 @@
-"""Attention implementation."""
+"""Techniques of computation: attention, products of adapters, fused kernels, and the last layer."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Attention(Technique):
         "(CUDA only).",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        yield from refusals(asked)
-        half = asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none"
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        yield from refusals(job)
+        half = job.precision != "fp32" or job.parameters.get("autocast", "none") != "none"
         if self.attention == "flash_attention_2" and not half:
             yield Refusal(
                 setting="attention",
@@ -63,9 +63,6 @@ class Attention(Technique):
 
     def on_model(self, training: Training) -> None:
         training.details["attention"] = self.attention
-
-
-# Products of adapters.
 
 
 class AdapterProducts(Technique):
@@ -94,10 +91,10 @@ class AdapterProducts(Technique):
 
     _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.adapter_products == "each":
             return ()
-        return whole_weights_refusals(asked, "adapter_products", value=self.adapter_products)
+        return whole_weights_refusals(job, "adapter_products", value=self.adapter_products)
 
     def on_model(self, training: Training) -> None:
         if self.adapter_products == "each":
@@ -119,9 +116,6 @@ class AdapterProducts(Technique):
     def after_steps(self, training: Training) -> None:
         for undo in self._undo:
             undo()
-
-
-# Fused kernels.
 
 
 class FusedKernels(Technique):
@@ -153,16 +147,16 @@ class FusedKernels(Technique):
 
     _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.fused_kernels == "none":
             return
-        if asked.parameters.get("torch_compile"):
+        if job.parameters.get("torch_compile"):
             yield Refusal(
                 setting="fused_kernels",
                 reason="torch_compile fuses the same passes into kernels of its own",
                 hint="write torch_compile: false, or leave fused_kernels out",
             )
-        yield from whole_weights_refusals(asked, "fused_kernels", value=self.fused_kernels)
+        yield from whole_weights_refusals(job, "fused_kernels", value=self.fused_kernels)
 
     def before_load(self, loading: Loading) -> None:
         if self.fused_kernels == "none":
@@ -203,9 +197,6 @@ class FusedKernels(Technique):
             undo()
 
 
-# Logits of learned positions.
-
-
 class LearnedLogits(Technique):
     """Logits of learned positions: the last layer computes only what the loss looks at.
 
@@ -232,35 +223,35 @@ class LearnedLogits(Technique):
         "chunked: each learned position alone, some at a time together with their loss.",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.logits == "all":
             return
-        of_all = self.logits == "chunked" and one_shape(asked.parameters)
-        if compiles_whole(asked.parameters) and not of_all:
+        of_all = self.logits == "chunked" and one_shape(job.parameters)
+        if compiles_whole(job.parameters) and not of_all:
             yield Refusal(
                 setting="logits",
                 reason="with torch_compile every new number of positions would be compiled",
                 hint="write logits: all, or compile_scope: layers",
             )
         if self.logits == "chunked":
-            yield from self._chunked_refusals(asked)
+            yield from self._chunked_refusals(job)
 
-    def _chunked_refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if asked.parameters.get("autocast", "none") != "none":
+    def _chunked_refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        if job.parameters.get("autocast", "none") != "none":
             yield Refusal(
                 setting="logits",
                 reason="chunked computes the last layer in the precision of its weights, outside "
                 "of autocast",
                 hint="write logits: learned, or autocast: none",
             )
-        if str(asked.parameters.get("method", "")).startswith("qat"):
+        if str(job.parameters.get("method", "")).startswith("qat"):
             yield Refusal(
                 setting="logits",
                 reason="chunked leaves the last layer out of the model, which QAT converts whole",
                 hint="write logits: learned",
             )
         yield from whole_weights_refusals(
-            asked, "logits", value=self.logits, instead="logits: learned"
+            job, "logits", value=self.logits, instead="logits: learned"
         )
 
     def on_model(self, training: Training) -> None:

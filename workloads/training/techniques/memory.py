@@ -1,4 +1,4 @@
-"""Gradient checkpointing."""
+"""Techniques that save memory: gradient checkpointing, freezing, and release between steps."""
 
 from __future__ import annotations
 
@@ -42,9 +42,6 @@ class GradientCheckpointing(Technique):
             raise Unsupported(f"{type(model).__name__} has no gradient checkpointing")
         # The other kind (reentrant) drops the gradients of adapters below a frozen embedding.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-# Freezing.
 
 
 class Freezing(Technique):
@@ -106,9 +103,6 @@ def _layers(model: Any) -> list[Any]:
         raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
     layers: list[Any] = list(sorted(lists, key=lambda modules: len(list(modules)))[-1])
     return layers
-
-
-# Releasing memory between steps.
 
 
 class MemoryRelease(Technique):

@@ -1,4 +1,4 @@
-"""The optimizer."""
+"""Techniques of the update: optimizer, gradient clipping, learning rate and accumulation."""
 
 from __future__ import annotations
 
@@ -140,9 +140,6 @@ def state_bytes(optimizer: Any) -> int:
     )
 
 
-# Gradient clipping.
-
-
 class GradientClipping(Technique):
     """Gradient clipping: no step goes further than the usual ones.
 
@@ -184,9 +181,6 @@ class GradientClipping(Technique):
 
         training.before_update.append(clip)  # DeepSpeed clips by itself
         training.details["max_gradient_norm"] = f"{norm:g}"
-
-
-# Learning-rate schedule.
 
 
 class Schedule(Technique):
@@ -236,9 +230,6 @@ class Schedule(Technique):
             group["lr"] = rate
 
 
-# Gradient accumulation.
-
-
 class GradientAccumulation(Technique):
     """Gradient accumulation: a batch that does not fit, in several passes.
 
@@ -260,21 +251,21 @@ class GradientAccumulation(Technique):
         "stays the samples per card and optimizer step, so this changes memory, not the training.",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         parts = self.gradient_accumulation
         if parts == 1:
             return
-        if not isinstance(asked.batch_size, int):
+        if not isinstance(job.batch_size, int):
             yield Refusal(
                 setting="gradient_accumulation",
-                reason=f"batch_size {asked.batch_size} looks for what fits in one pass",
+                reason=f"batch_size {job.batch_size} looks for what fits in one pass",
                 hint="write the batch size as a number, or gradient_accumulation: 1",
             )
-        elif asked.batch_size % parts:
-            divisors = [n for n in range(1, asked.batch_size + 1) if asked.batch_size % n == 0]
+        elif job.batch_size % parts:
+            divisors = [n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0]
             yield Refusal(
                 setting="gradient_accumulation",
-                reason=f"a batch of {asked.batch_size} cannot be cut into {parts} equal parts",
+                reason=f"a batch of {job.batch_size} cannot be cut into {parts} equal parts",
                 hint=f"it can be cut into {', '.join(map(str, divisors[:20]))}",
             )
 

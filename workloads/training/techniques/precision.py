@@ -1,4 +1,4 @@
-"""Automatic mixed precision."""
+"""Techniques of precision: autocast, bits of fp32 products, and the library that multiplies."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Autocast(Technique):
         "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if asked.precision == "fp16" and self.autocast != "fp16":
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        if job.precision == "fp16" and self.autocast != "fp16":
             yield Refusal(
                 setting="precision",
                 reason="training in plain fp16 ends in NaN, since small gradients become 0",
                 hint="write autocast: fp16 (loss scaling), or precision: bf16",
             )
-        if asked.precision == "bf16" and self.autocast == "fp16":
+        if job.precision == "bf16" and self.autocast == "fp16":
             yield Refusal(
                 setting="autocast",
                 reason="fp16 products of bf16 weights lose range and precision at once",
@@ -81,22 +81,20 @@ class Autocast(Technique):
         training.backward, training.update = backward, update
 
 
-# Matrix products of fp32 numbers in fewer bits than they have.
-
 #: Of sums in fp32 in another order; TF32 and bf16 lie far above.
 ROUNDING = 1e-5
 
 
-def refusals(asked: JobDescription, otherwise: str) -> Iterator[Refusal]:
+def refusals(job: JobDescription, otherwise: str) -> Iterator[Refusal]:
     """Objections to fewer bits in a job's products; ``otherwise`` is said where the device knows
     only the exact ones."""
-    autocast = asked.parameters.get("autocast", "none")
-    if asked.parameters.get("matmul_precision") in (None, "highest"):
+    autocast = job.parameters.get("autocast", "none")
+    if job.parameters.get("matmul_precision") in (None, "highest"):
         return
-    if asked.precision != "fp32":
+    if job.precision != "fp32":
         yield Refusal(
             setting="matmul_precision",
-            reason=f"it is about fp32 products, and those of this job are in {asked.precision}",
+            reason=f"it is about fp32 products, and those of this job are in {job.precision}",
             hint="write precision: fp32, or leave matmul_precision out",
         )
     elif autocast != "none":
@@ -105,10 +103,10 @@ def refusals(asked: JobDescription, otherwise: str) -> Iterator[Refusal]:
             reason=f"autocast computes products in {autocast}, and none is left in fp32",
             hint="leave one of the two out",
         )
-    if not asked.on.can("matmul_precision"):
+    if not job.on.can("matmul_precision"):
         yield Refusal(
             setting="matmul_precision",
-            reason=f"{asked.on.title} does not know PyTorch's matmul precision",
+            reason=f"{job.on.title} does not know PyTorch's matmul precision",
             hint=otherwise,
             unsupported=True,
         )
@@ -136,8 +134,8 @@ class MatmulPrecision(Technique):
         "medium in bf16 where the card can. For jobs in fp32 without autocast.",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        return refusals(asked, "write autocast: bf16 and matmul_precision: highest")
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        return refusals(job, "write autocast: bf16 and matmul_precision: highest")
 
     def on_model(self, training: Training) -> None:
         if self.matmul_precision != "highest":
@@ -174,9 +172,6 @@ def error_with(precision: str, device: Device) -> float:
     return float((left @ right - exact).abs().max() / exact.abs().max())
 
 
-# The library that multiplies fp32 matrices on a CPU..
-
-
 class MatmulBackend(Technique):
     """The library that multiplies fp32 matrices on a CPU.
 
@@ -201,16 +196,16 @@ class MatmulBackend(Technique):
         "attention over short samples is slower with it.",
     )
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.matmul_backend == "default":
             return
-        if asked.precision != "fp32" or asked.parameters.get("autocast", "none") != "none":
+        if job.precision != "fp32" or job.parameters.get("autocast", "none") != "none":
             yield Refusal(
                 setting="matmul_backend",
                 reason="it is about fp32 products, of which this job has none",
                 hint="write precision: fp32 and no autocast, or leave matmul_backend out",
             )
-        if asked.parameters.get("matmul_precision", "highest") != "highest":
+        if job.parameters.get("matmul_precision", "highest") != "highest":
             yield Refusal(
                 setting="matmul_backend",
                 reason="PyTorch has one switch for both, and matmul_precision is set too",

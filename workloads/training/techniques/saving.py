@@ -68,8 +68,8 @@ class Saving(Technique):
 
     _savers: list[Saver] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        parameters = asked.parameters
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        parameters = job.parameters
         if not self.save_every:
             return
         frozen = parameters.get("freeze_layers") or parameters.get("freeze_embeddings")
@@ -83,7 +83,7 @@ class Saving(Technique):
                 hint="write save_mode: async, or freeze layers",
             )
         strategy = parameters.get("strategy") or "ddp"
-        if asked.cards > 1 and strategy not in _SAVED:
+        if job.cards > 1 and strategy not in _SAVED:
             yield Refusal(
                 setting="save_every",
                 reason=f"this version saves no training by strategy {strategy}",

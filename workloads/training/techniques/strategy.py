@@ -1,4 +1,4 @@
-"""Strategies."""
+"""Strategies of several cards, and how their gradients travel."""
 
 from __future__ import annotations
 
@@ -140,30 +140,30 @@ class Strategy(Technique):
 
     # ------------------------------------------------------------ in the plan
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
-        if asked.cards == 1:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
+        if job.cards == 1:
             yield from self._one_card()
             return
-        tensor = tensor_size(asked.parameters, asked.cards)
+        tensor = tensor_size(job.parameters, job.cards)
         if self.strategy == "tensor-parallel" and self.tensor_parallel not in (None, tensor):
             yield Refusal(
                 setting="tensor_parallel",
-                reason=f"strategy tensor-parallel splits matrices over all {asked.cards} cards",
+                reason=f"strategy tensor-parallel splits matrices over all {job.cards} cards",
                 hint="leave it out, or write strategy: ddp for data × tensor",
             )
             return
         whole = self.strategy == "tensor-parallel"
-        yield from tensor_refusals(asked, tensor, "strategy" if whole else "tensor_parallel")
+        yield from tensor_refusals(job, tensor, "strategy" if whole else "tensor_parallel")
         yield from self._offload()
         yield from self._without_pipeline()
-        if asked.cards % tensor == 0:
-            wrong = list(layout_refusals(asked))
-            yield from wrong or pipeline_refusals(asked)
-        yield from combination_refusals(asked, self.strategy, tensor)
+        if job.cards % tensor == 0:
+            wrong = list(layout_refusals(job))
+            yield from wrong or pipeline_refusals(job)
+        yield from combination_refusals(job, self.strategy, tensor)
 
-    def notes(self, asked: JobDescription) -> Iterable[str]:
-        if told := note(asked):
-            yield told
+    def notes(self, job: JobDescription) -> Iterable[str]:
+        if text := note(job):
+            yield text
 
     def _one_card(self) -> Iterator[Refusal]:
         for name, info in type(self).model_fields.items():
@@ -301,8 +301,6 @@ def _ddp(training: Training, group: Any) -> None:
     training.around_rehearsal.append(wrapper.no_sync)
 
 
-# Gradient compression.
-
 _POWERSGD_RANK = 4
 #: Exchanges that are left whole: DDP orders its buckets anew after the first.
 _POWERSGD_START = 2
@@ -340,21 +338,21 @@ class GradientCompression(Technique):
 
     _hook: list[Any] = PrivateAttr(default_factory=list)
 
-    def refusals(self, asked: JobDescription) -> Iterable[Refusal]:
+    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if self.gradient_compression == "none":
             return
-        strategy = asked.parameters.get("strategy") or "ddp"
-        whole = model_parallel_size(asked.parameters, asked.cards) == asked.cards
-        if asked.cards == 1 or whole:
+        strategy = job.parameters.get("strategy") or "ddp"
+        whole = model_parallel_size(job.parameters, job.cards) == job.cards
+        if job.cards == 1 or whole:
             yield Refusal(
                 setting="gradient_compression",
                 reason="one card exchanges no gradients"
-                if asked.cards == 1
+                if job.cards == 1
                 else "cards that share one copy of the model exchange activations and no gradients",
                 hint="write cards: 2 or more with strategy: ddp, or leave it out",
             )
         elif strategy != "ddp":
-            owner = "DeepSpeed's" if driven_by_deepspeed(asked) else "PyTorch's"
+            owner = "DeepSpeed's" if driven_by_deepspeed(job) else "PyTorch's"
             yield Refusal(
                 setting="gradient_compression",
                 reason=f"strategy {strategy} exchanges gradients in {owner} own way",
