@@ -198,13 +198,14 @@ def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
     return commits_of(place / run) if isinstance(run, str) else {}
 
 
-def plan_run(options: RunOptions, grid: Grid, session: Session, store: Store) -> Plan:
+def plan_run(
+    options: RunOptions, grid: Grid, session: Session, store: Store, history: Sequence[PastRow]
+) -> Plan:
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
     from orchestrator.results.identity import ids_at
     from workloads.models.products import saving_of
 
-    history = history_of(store)
     retry_failed, force = options.retry_failed, options.force
     counting = history
     if options.supervisor is not None and options.restarted and (retry_failed or force):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import State
-from orchestrator.core.plan import Action
+from orchestrator.core.plan import Action, PastRow
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime.row_log import RowLog
     from orchestrator.runtime.status import RunStatus
 
-# The driver of a run, put together: board, schedule, executor and store, until the last row.
-
 _LOG = logging.getLogger("nightgrid.drive")
 
 
@@ -93,6 +91,7 @@ def drive(
     session: Session,
     plan: Plan,
     store: Store,
+    history: Sequence[PastRow],
     deadline: Deadline | None,
     seed: int,
     say: Callable[[str], None],
@@ -163,7 +162,6 @@ def drive(
         stop = signals.enter_context(StopSignal().on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
-        history = history_of(store)
         settings = ScheduleSettings(
             seed=seed,
             passports=options.passports,
@@ -208,11 +206,11 @@ def drive(
 
 def trouble_of(edge: object) -> str:
     """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
-    told: str = getattr(edge, "trouble", "")
-    return told
+    trouble: str = getattr(edge, "trouble", "")
+    return trouble
 
 
-# Nodes that a run had before, and that come back one after the other.
+# ---------------------------------------------------------------- nodes that come back
 
 #: Time that nodes may take to join a restarted head.
 NODES_PATIENCE_S = 180.0
@@ -334,15 +332,17 @@ def run_grid(
         session = with_its_nodes(options, session, say, store.path)
         session = replace(session, nodes=session.asked(session.nodes))
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
-        plan = plan_run(options, grid, session, store)  # refused here, nothing is created
+        history = history_of(store)
+        plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created
         with store, owner_of(store).marks_this_process(), _begun(session, plan, store):
             options.report(drives=True)
             if not options.restarted:
                 forget_requests(store.path)  # those for drivers that have ended
-            # Once more under the lock: another driver may just have finished the same run.
-            plan = plan_run(options, grid, session, store)
+            if (now := history_of(store)) != history:
+                # Another driver may just have finished the run, or left attempts without rows.
+                history, plan = now, plan_run(options, grid, session, store, now)
             deadline = _deadline(options, plan)
-            _announce(session, plan, store, deadline, say)
+            _announce(session, plan, store, history, deadline, say)
             for line in change.lines() if change is not None else ():
                 say(line)
             clear_up(store, say)
@@ -360,7 +360,9 @@ def run_grid(
                     log.start()
                 hurry = True
                 try:
-                    result = drive(options, session, plan, store, deadline, seed, say, mirror, logs)
+                    result = drive(
+                        options, session, plan, store, history, deadline, seed, say, mirror, logs
+                    )
                     hurry = deadline is not None or not result.finished
                 finally:
                     for told in close_all(logs, hurry=hurry):
@@ -457,7 +459,12 @@ def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
 
 
 def _announce(
-    session: Session, plan: Plan, store: Store, deadline: Deadline | None, say: Say
+    session: Session,
+    plan: Plan,
+    store: Store,
+    history: Sequence[PastRow],
+    deadline: Deadline | None,
+    say: Say,
 ) -> None:
     """Say what will happen and where rows will lie, before it happens."""
     from orchestrator.results.directory import inside_ray_job
@@ -468,7 +475,7 @@ def _announce(
     for line in summary_lines(plan):
         say(line)
     if deadline is not None:
-        for line in deadline_lines(deadline, forecast_of(plan, history_of(store), deadline)):
+        for line in deadline_lines(deadline, forecast_of(plan, history, deadline)):
             say(line)
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
