@@ -145,9 +145,9 @@ class Board:
             self._seat(event.worker_id, "idle", event.at)
         elif isinstance(event, WorkerStopped):
             self._seat(event.worker_id, "free", event.at)
-            held = self._workers.pop(event.worker_id, None)
-            if held in self._seats:
-                self._seats[held].worker_id = ""
+            freed = self._workers.pop(event.worker_id, None)
+            if freed in self._seats:
+                self._seats[freed].worker_id = ""
         elif isinstance(event, AttemptEnded):
             self._attempts += 1
             for seat in self._seats_of.pop(event.outcome.attempt_id, ()):

@@ -101,14 +101,14 @@ def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> st
 
 def kinds_of(run: Path) -> tuple[str, ...]:
     """The kinds of card that a run had; none where that is not known."""
-    cards = _kept(run).get("cards")
+    cards = _content_of(run).get("cards")
     return tuple(map(str, cards)) if isinstance(cards, dict) else ()
 
 
 def seed_of(run: Path) -> int:
     """The seed that a run began with, so that it is resumed in the same order; a new one for a run
     that has none."""
-    seed = _kept(run).get("seed")
+    seed = _content_of(run).get("seed")
     return seed % 2**32 if type(seed) is int else secrets.randbits(32)
 
 
@@ -116,16 +116,16 @@ def commits_of(run: Path) -> dict[str, str]:
     """The commits that names of the hub came to when a run was begun (``Revisions``)."""
     from workloads.models.hub import COMMIT
 
-    kept = _kept(run, paths.REVISIONS).items()
-    return {key: commit for key, commit in kept if COMMIT.fullmatch(str(commit))}
+    commits = _content_of(run, paths.REVISIONS).items()
+    return {key: commit for key, commit in commits if COMMIT.fullmatch(str(commit))}
 
 
-def _kept(run: Path, name: str = paths.OPTIONS) -> Mapping[str, Any]:
+def _content_of(run: Path, name: str = paths.OPTIONS) -> Mapping[str, Any]:
     """The content of ``options.json``, or of another; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        kept = json.loads(files.read_text(run / name))
-        if isinstance(kept, dict):
-            return kept
+        content = json.loads(files.read_text(run / name))
+        if isinstance(content, dict):
+            return content
     return {}
 
 
@@ -133,8 +133,8 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     """``options`` with the cards that the run had so far, unless they name some themselves."""
     if any(getattr(options, name) for name in _PLACE):
         return options
-    kept = _kept(run)
-    places = {name: kept[name] for name in _PLACE if name in kept}
+    content = _content_of(run)
+    places = {name: content[name] for name in _PLACE if name in content}
     known: dict[str, Any] = {n: value for n, value in places.items() if _is_place(n, value)}
     return replace(options, **known)
 

@@ -64,8 +64,8 @@ def plan_grid(
 
         if options.emulate:
             raise OptionError("--emulate cannot be combined with --address")
-        there = nodes_at(options.address)
-        nodes_for = lambda accelerators: there  # noqa: E731
+        nodes = nodes_at(options.address)
+        nodes_for = lambda accelerators: nodes  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for)
     options = with_results_of(grid, options)
     history = earlier_rows(options.results, options.name or grid.name)
@@ -115,14 +115,14 @@ def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     from orchestrator.runtime.status import RunStatus
     from workloads.files import SMALL_BYTES
 
-    found = []
+    starts_s = []
     for run in runs(results)[:MOST_STARTS]:
         with contextlib.suppress(OSError, ValueError):
             text = disk.read(results / run / paths.STATUS, SMALL_BYTES).decode()
             status = RunStatus.from_json(text)
             if status.start == kind and status.first_attempt_s is not None:
-                found.append(status.first_attempt_s)
-    return tuple(found)
+                starts_s.append(status.first_attempt_s)
+    return tuple(starts_s)
 
 
 def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
@@ -139,8 +139,8 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
         return list(with_own_packages(parse_emulation(emulate, accelerators)))
     real = [kind for kind in accelerators if not kind.spec.host]
     own = list(with_own_packages(own_nodes(accelerators))) if real else []
-    there = {node.accelerator for node in own}
-    return own + assumed_servers([kind for kind in accelerators if kind not in there])
+    own_kinds = {node.accelerator for node in own}
+    return own + assumed_servers([kind for kind in accelerators if kind not in own_kinds])
 
 
 def earlier_rows(results: Path, run: str) -> list[PastRow]:
@@ -272,8 +272,8 @@ def own_nodes(accelerators: Sequence[Accelerator]) -> list[Node]:
     processor only for a grid that names nothing else, since cards share it."""
     if all(kind.spec.host for kind in accelerators):
         return [_node(kind, (0,)) for kind in accelerators]
-    found = [(kind, own_cards(kind)) for kind in accelerators if not kind.spec.host]
-    return [_node(kind, cards) for kind, cards in found if cards]
+    cards_of_kinds = [(kind, own_cards(kind)) for kind in accelerators if not kind.spec.host]
+    return [_node(kind, cards) for kind, cards in cards_of_kinds if cards]
 
 
 def own_machine() -> list[Node]:
@@ -284,19 +284,19 @@ def own_machine() -> list[Node]:
 
 def own_cards(kind: Accelerator) -> tuple[int, ...]:
     """The indices of this machine's cards of a kind, less those that the environment hides."""
-    found = sorted(device_class(kind.device).telemetry())
+    indices = sorted(device_class(kind.device).telemetry())
     shown = os.environ.get(kind.spec.visible_variable) if kind.spec.visible_variable else None
     if shown is None:
-        return tuple(found)
-    return tuple(card for card in found if str(card) in shown.split(","))
+        return tuple(indices)
+    return tuple(card for card in indices if str(card) in shown.split(","))
 
 
 def no_cards_text(accelerators: Sequence[Accelerator]) -> str:
     """Describe where cards of these kinds were looked for on this machine, and not found."""
-    asked = [kind.spec for kind in accelerators if not kind.spec.host]
-    tools = [f"{spec.tool} lists none" for spec in asked if spec.tool]
+    specs = [kind.spec for kind in accelerators if not kind.spec.host]
+    tools = [f"{spec.tool} lists none" for spec in specs if spec.tool]
     why = f" ({', '.join(tools)})" if tools else ""
-    return f"this machine has no {' or '.join(spec.accelerator for spec in asked)} card{why}"
+    return f"this machine has no {' or '.join(spec.accelerator for spec in specs)} card{why}"
 
 
 def _node(kind: Accelerator, cards: tuple[int, ...]) -> Node:
@@ -346,11 +346,11 @@ def change_of(grid: Grid, run: Path) -> GridChange | None:
     where there is none or it cannot be read any more."""
     from orchestrator.grid.parser import load_grid
 
-    kept = run / paths.GRID
+    path = run / paths.GRID
     with contextlib.suppress(OSError, ValueError, NightgridError):
-        if files.read_text(kept) == grid.text:
+        if files.read_text(path) == grid.text:
             return None
-        before = load_grid(kept, commits=commits_of(run))  # as --resume reads it
+        before = load_grid(path, commits=commits_of(run))  # as --resume reads it
         known = {job.job_id for job in before.jobs()}
         now = {job.job_id for job in grid.jobs()}
         return GridChange(

@@ -1,4 +1,4 @@
-"""Hung workers: the schedule is told of what has been in one phase for too long, and stops it.
+"""Watches for hung workers: the schedule stops what has been in one phase for too long.
 
 A call into a driver or a collective can hang for ever, holding the interpreter, so that nothing in
 the worker could notice. Every phase has a generous limit of its own: imports and loading depend
@@ -35,8 +35,8 @@ LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A worker's activity at the last look, and its start."""
+class _Activity:
+    """A worker's activity at the last look, and when it was first seen."""
 
     attempt_id: str
     phase: str
@@ -49,61 +49,64 @@ class Watchdog:
 
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
     longest_pause_s: float = LONGEST_PAUSE_S
-    #: Worker -> limits that its job asks for, by phase.
-    _asked_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    _seen: dict[str, _Seen] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    #: Worker -> time that its job may take beyond the limits, by phase.
+    _allowances_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    _activities: dict[str, _Activity] = field(default_factory=dict)
+    _reported: set[str] = field(default_factory=set)
     _looked_at: float | None = None
 
     def did(self, command: Command) -> None:
         """Take note of what a worker was given to do."""
         if isinstance(command, RunAttempt):
+            measure = command.attempt.job.measure
+            warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
+            # Until the end of warm-up, what was timed may prove to be warm-up.
+            measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
             for worker_id in command.worker_ids:
-                measure = command.attempt.job.measure
-                warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
-                # Until the end of warm-up, what was timed may prove to be warm-up.
-                measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
-                self._asked_s[worker_id] = {"warmup": warmup_s, "measure": measure_s}
+                self._allowances_s[worker_id] = {"warmup": warmup_s, "measure": measure_s}
 
     def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""
         self._pass_over_pause(now)
-        found = []
+        events = []
         present = [card for card in cards if card.worker_id]
         for card in present:
-            seen = self._seen.get(card.worker_id)
-            if seen is None or (seen.attempt_id, seen.phase) != (card.attempt_id, card.phase):
-                seen = _Seen(card.attempt_id, card.phase, now)
-                self._seen[card.worker_id] = seen
-            limit = self._limit(card)
-            if limit is None or now - seen.since <= limit or card.worker_id in self._told:
+            activity = self._activities.get(card.worker_id)
+            if activity is None or (activity.attempt_id, activity.phase) != (
+                card.attempt_id,
+                card.phase,
+            ):
+                activity = _Activity(card.attempt_id, card.phase, now)
+                self._activities[card.worker_id] = activity
+            limit_s, age_s = self._limit_s(card), now - activity.since
+            if limit_s is None or age_s <= limit_s or card.worker_id in self._reported:
                 continue
-            self._told.add(card.worker_id)
+            self._reported.add(card.worker_id)
             what = "did not come up" if card.phase == "starting" else f"hung in {card.phase}"
-            reason = f"{what}: no progress for {now - seen.since:.0f} s, the limit is {limit:.0f} s"
-            found.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
+            reason = f"{what}: no progress for {age_s:.0f} s, the limit is {limit_s:.0f} s"
+            events.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
         self._forget_all_but({card.worker_id for card in present})
-        return found
+        return events
 
     def _pass_over_pause(self, now: float) -> None:
         """Leave out time without a look, since this process was halted or waited for a
-        disk: what workers have told meanwhile is heard only after the first look."""
-        left_out = 0.0
+        disk: what workers reported meanwhile is read only after the first look."""
+        left_out_s = 0.0
         if self._looked_at is not None:
-            left_out = max(0.0, now - self._looked_at - self.longest_pause_s)
+            left_out_s = max(0.0, now - self._looked_at - self.longest_pause_s)
         self._looked_at = now
-        if left_out:
-            for worker_id, seen in self._seen.items():
-                self._seen[worker_id] = replace(seen, since=seen.since + left_out)
+        if left_out_s:
+            for worker_id, activity in self._activities.items():
+                self._activities[worker_id] = replace(activity, since=activity.since + left_out_s)
 
-    def _limit(self, card: CardStatus) -> float | None:
-        limit = self.limits.get(card.phase)  # None: idle or free
-        if limit is None:
+    def _limit_s(self, card: CardStatus) -> float | None:
+        limit_s = self.limits.get(card.phase)  # None: idle or free
+        if limit_s is None:
             return None
-        return limit + self._asked_s.get(card.worker_id, {}).get(card.phase, 0.0)
+        return limit_s + self._allowances_s.get(card.worker_id, {}).get(card.phase, 0.0)
 
     def _forget_all_but(self, worker_ids: set[str]) -> None:
-        for kept in (self._asked_s, self._seen):
-            for worker_id in kept.keys() - worker_ids:
-                del kept[worker_id]
-        self._told &= worker_ids
+        for known in (self._allowances_s, self._activities):
+            for worker_id in known.keys() - worker_ids:
+                del known[worker_id]
+        self._reported &= worker_ids
