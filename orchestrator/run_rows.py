@@ -181,7 +181,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: the verdict, what is not real, and the first rows."""
-        from orchestrator.report.cells import plus_minus
+        from orchestrator.report.wording import plus_minus
         from orchestrator.util.format import number, one_line
 
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]

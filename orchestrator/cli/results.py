@@ -180,7 +180,7 @@ def write_figures(summary: Summary, directory: Path) -> None:
 
 def tables(summary: Summary, path: Path | None, *, verbose: bool = False, page: str = "") -> str:
     """The terminal's tables as text, coloured if standard output is a terminal."""
-    from orchestrator.report.terminal import print_summary
+    from orchestrator.report.text import print_summary
 
     to_screen = path in (None, STANDARD_OUTPUT)
     console = (
@@ -197,7 +197,7 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
     if form == "terminal":
         return tables(summary, path, verbose=verbose)
     if form == "md":
-        from orchestrator.report.markdown import to_markdown
+        from orchestrator.report.text import to_markdown
 
         return to_markdown(summary)
     if form == "vendor":
@@ -295,11 +295,11 @@ def run_compare(args: argparse.Namespace) -> int:
         allow=frozenset(args.allow),
     )
     if args.json:
-        from orchestrator.report.comparison_text import comparison_json
+        from orchestrator.report.export import comparison_json
 
         output.say_json(comparison_json(comparison, args.fail_on_regression), indent=2)
     else:
-        from orchestrator.report.comparison_text import print_comparison
+        from orchestrator.report.text import print_comparison
 
         print_comparison(comparison, output.console(highlight=False), every=args.all)
     if not comparison.changes and not comparison.broken:

@@ -370,7 +370,7 @@ def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None,
     """Write the page; print the tables and where everything is, or make one JSON document."""
     from orchestrator.core.errors import StoreError
     from orchestrator.report.run_report import read_summary, write_page
-    from orchestrator.report.terminal import print_summary
+    from orchestrator.report.text import print_summary
 
     summary, measurements = read_summary(store, lean=True)
     page, why = None, ""

@@ -15,8 +15,8 @@ from orchestrator.analysis.trends import Trend, Trends, trends_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.answers import best_text
 from orchestrator.report.svg import svg, text_at
+from orchestrator.report.wording import best_text
 from orchestrator.results import bulk, disk, paths
 from orchestrator.results.finding import existing_runs
 from orchestrator.results.store import Store
@@ -136,7 +136,7 @@ def headline(trends: Trends) -> str:
 
 def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Sequence[str]) -> str:
     """The page, which needs nothing else: no script, no network, no other file."""
-    from orchestrator.report.page import asset, environment
+    from orchestrator.report.html import asset, environment
 
     return (
         environment()

@@ -12,11 +12,11 @@ from orchestrator.analysis.effects import Effect, Scaling
 from orchestrator.analysis.hardware import Comparison, DeviceSheet, Share
 from orchestrator.analysis.rankings import Front, interval, latency, throughput
 from orchestrator.analysis.ratio import Ratio
-from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.selection import Differences, Setting, described
 from orchestrator.analysis.tables import BATCH, PRECISION, SETTING, Table, uneven
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells
+from orchestrator.report import wording
 from orchestrator.report.svg import (
     BOTTOM,
     HEIGHT,
@@ -371,6 +371,28 @@ def _with_ticks(axis: Axis, values: Sequence[float]) -> Axis:
     return replace(axis, ticks=tuple(values))
 
 
+def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
+    """The entries of one piece of work each, which share a figure."""
+    groups: dict[Setting, list[Scaling]] = {}
+    for one in scalings:
+        groups.setdefault(one.setting, []).append(one)
+    return list(groups.values())
+
+
+def roofline_groups(shares: Sequence[Share]) -> list[tuple[DeviceSheet, list[Share]]]:
+    """The rows of each card, nearest to one of its limits first."""
+    groups: dict[str, list[Share]] = {}
+    for share in shares:
+        groups.setdefault(share.sheet.device, []).append(share)
+    return [
+        (group[0].sheet, sorted(group, key=_nearness, reverse=True)) for group in groups.values()
+    ]
+
+
+def _nearness(share: Share) -> float:
+    return max(share.bandwidth or 0.0, share.compute or 0.0)
+
+
 # ---------------------------------------------------------------- bars
 
 #: Characters of a label's line left of the bars, and room for each; a longer label goes on in the
@@ -481,7 +503,7 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
 
 def _width(table: Table) -> int:
     """Pixels of a column: the longest text of any cell."""
-    told = [cells.cell_text(table, *place) for place in table.cells]
+    told = [wording.cell_text(table, *place) for place in table.cells]
     longest = max(
         (max((len(one.value) + 2) * 7.4, len(one.note) * 5.7) for one in told), default=0.0
     )
@@ -496,7 +518,7 @@ def _cell(
     box: tuple[float, float, float],
     index: Mapping[str, int] | None,
 ) -> Iterator[str]:
-    told = cells.cell_text(table, *place)
+    told = wording.cell_text(table, *place)
     at, top, wide = box
     number = (index or {}).get(row.job_id)
     yield f'<g data-row="{number}">' if number is not None else "<g>"

@@ -20,7 +20,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.comparison import Change, RunComparison
 from orchestrator.analysis.flags import Raised, raised_on_each
+from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Contest, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import precision_rank
 from orchestrator.analysis.summary import Summary
@@ -290,6 +292,83 @@ def _jsonable(value: object) -> object:
     if isinstance(value, tuple):
         return [_jsonable(one) for one in value]
     return str(value)
+
+
+def comparison_json(comparison: RunComparison, limit: float | None = None) -> dict[str, object]:
+    """The comparison as one JSON-able object."""
+    return {
+        "before": comparison.before,
+        "after": comparison.after,
+        "confidence": comparison.confidence,
+        "noise": finite(comparison.noise),
+        "noise_estimated": comparison.noise_estimated,
+        "overall_ratio": finite(comparison.overall),
+        "changes": [_change_json(change, limit) for change in comparison.changes],
+        "turned": [
+            _named(t.after)
+            | {"before": str(t.before.state), "after": str(t.after.state), "broken": t.broken}
+            for t in comparison.turned
+        ],
+        "refused": [
+            _named(r.after)
+            | {
+                "differences": [
+                    {"key": d.key, "before": d.before, "after": d.after} for d in r.differences
+                ]
+            }
+            for r in comparison.refused
+        ],
+        "warnings": [
+            {"key": key, "before": before, "after": after, "jobs": jobs}
+            for (key, before, after), jobs in comparison.warnings.items()
+        ],
+        "only_before": comparison.only_before,
+        "only_after": comparison.only_after,
+    }
+
+
+def _change_json(change: Change, limit: float | None) -> dict[str, object]:
+    record = _named(change.after) | {
+        "throughput_before": finite(change.before.metrics.throughput),
+        "throughput_after": finite(change.after.metrics.throughput),
+        "unit": change.after.metrics.throughput_unit,
+        "ratio": finite(change.ratio.value),
+        "ratio_low": finite(change.ratio.low),
+        "ratio_high": finite(change.ratio.high),
+        "p_value": finite(change.ratio.p_value),
+        "significant": change.significant,
+        "figures": [
+            {
+                "name": figure.metric.name,
+                "title": figure.metric.title,
+                "unit": figure.metric.unit,
+                "better": figure.metric.better,
+                "before": finite(figure.before),
+                "after": finite(figure.after),
+                "improved": figure.improved,
+            }
+            for figure in figure_changes(change.before, change.after)
+        ],
+    }
+    if limit is not None:
+        record["regression"] = change.significant and change.slower_by >= limit
+    return record
+
+
+def _named(row: Measurement) -> dict[str, object]:
+    return {
+        "job_id": row.job_id,
+        "workload": row.workload,
+        "model": row.model,
+        "dataset": row.dataset,
+        "accelerator": str(row.accelerator),
+        "cards": row.cards,
+        "precision": row.precision,
+        "batch_size": row.batch_size_requested,
+        "engine": row.engine,
+        "parameters": dict(row.parameters),
+        "emulated": row.emulated,
+    }
 
 
 # ---------------------------------------------------------------- the vendors' table

@@ -31,12 +31,13 @@ from orchestrator.report.charts import (
     front_figure,
     heat_map,
     roofline_figure,
+    roofline_groups,
     scaling_figure,
+    scaling_groups,
     throughput_curve,
 )
-from orchestrator.report.interactive import cards_figure, prompts_figure
-from orchestrator.report.page import asset, roofline_groups, scaling_groups
-from orchestrator.report.payload import prompt_points
+from orchestrator.report.html import asset
+from orchestrator.report.interactive import cards_figure, prompt_points, prompts_figure
 from orchestrator.util import format as units
 from orchestrator.util.format import csv_field, finite, visible
 

@@ -9,17 +9,22 @@ equal wherever they are. ``timeline.js`` zooms the cards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
-from orchestrator.analysis.timeline import Lane, Timeline
+from orchestrator.analysis.timeline import Lane, Span, Timeline
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.payload import shown_spans
 from orchestrator.report.svg import SHAPES, WIDE, WIDTH, nice_top, precision_style, svg, text_at
 from orchestrator.util import format as units
-from orchestrator.util.format import one_line, visible
+from orchestrator.util.format import finite, one_line, visible
 
+MOST_POINTS = 6_000
+MOST_SPANS = 20_000  # of the timeline; with more, those of a moment are drawn as one
+SLOWEST_KEPT = 100  # the slowest prompts are always shown: they are what one looks for
 #: Where the reader's eye is at first: radians about the upright axis, and above it.
 TURN, TILT = -0.62, 0.42
 HIGH = 480
@@ -142,6 +147,31 @@ def _legend(precisions: Sequence[str]) -> Iterator[str]:
         yield key + text_at(22 + 84 * column, 16, precision, f"name p{style}")
 
 
+def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
+    """Prompts as columns: number of the row, input and output tokens, latency in seconds."""
+    every = [
+        (item.latency_s, number, item.input_tokens, item.output_tokens)
+        for number, row in enumerate(rows)
+        if row.state is State.SUCCEEDED
+        for _, item in row.items
+        if finite(item.latency_s) is not None
+    ]
+    shown = every
+    if len(every) > MOST_POINTS:
+        order = sorted(range(len(every)), key=lambda i: every[i], reverse=True)
+        # A random sample with a fixed seed: the same rows always give the same page, and no
+        # regularity of the dataset's order can fall in step with it.
+        rest = random.Random(0).sample(order[SLOWEST_KEPT:], MOST_POINTS - SLOWEST_KEPT)
+        shown = [every[i] for i in sorted(order[:SLOWEST_KEPT] + rest)]
+    return {
+        "total": len(every),
+        "row": [point[1] for point in shown],
+        "input": [point[2] for point in shown],
+        "output": [point[3] for point in shown],
+        "latency": [finite(point[0], 5) for point in shown],
+    }
+
+
 # ---------------------------------------------------------------- what each card did
 
 LEFT, RIGHT, TOP = 120, 44, 24
@@ -240,3 +270,28 @@ def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
     for tick in range(int(wall / unit_s / step) + 1):
         x = LEFT + tick * step * unit_s * scale
         yield text_at(x, y, f"{tick * step:g} {unit}", "small time", "middle")
+
+
+def shown_spans(timeline: Timeline) -> list[tuple[int, Span, int]]:
+    """The number of the lane, the span and the count of its jobs, merged where there are too many
+    spans to be told apart."""
+    lanes = timeline.lanes
+    if span_count(timeline) <= MOST_SPANS:
+        return [(n, span, 1) for n, lane in enumerate(lanes) for span in lane.spans]
+    slot = timeline.wall_s * len(lanes) / MOST_SPANS
+    return [(n, *one) for n, lane in enumerate(lanes) for one in _merged(lane, slot)]
+
+
+def span_count(timeline: Timeline) -> int:
+    """Attempts on all cards."""
+    return sum(len(lane.spans) for lane in timeline.lanes)
+
+
+def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
+    """The spans of a lane, those that start within one slot of time and ended alike as one."""
+    slots: dict[object, tuple[Span, float, int]] = {}
+    for span in lane.spans:
+        key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")
+        first, end, count = slots.get(key, (span, span.end, 0))
+        slots[key] = (first, max(end, span.end), count + 1)
+    return [(replace(first, end=end), count) for first, end, count in slots.values()]

@@ -101,7 +101,7 @@ class Notice:
     def text(self) -> str:
         """A few lines for people, in which nothing has a meaning for a chat program."""
         from orchestrator.report.all_runs import since_text  # a run that begins needs it not
-        from orchestrator.report.answers import best_text
+        from orchestrator.report.wording import best_text
 
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
         if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):

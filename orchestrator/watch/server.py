@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
 @cache
 def report_policy() -> str:
     """The report's own security policy; besides, it may not be framed, nor be of our origin."""
-    from orchestrator.report.page import content_security_policy
+    from orchestrator.report.html import content_security_policy
 
     more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
     return f"{content_security_policy()}; {more}"

@@ -319,8 +319,8 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
 
 
 def _entry(store: Store) -> RunEntry:
-    from orchestrator.report.answers import best_text
     from orchestrator.report.run_report import read_status, read_summary
+    from orchestrator.report.wording import best_text
 
     best, note = "", ""
     try:

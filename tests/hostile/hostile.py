@@ -31,7 +31,7 @@ SEED = 20261122
 PRELOADED = (
     *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
     *("rich.console", "typst", "workloads.models.description"),
-    *("orchestrator.on_ray.cluster", "orchestrator.on_ray.jobs", "orchestrator.report.page"),
+    *("orchestrator.on_ray.cluster", "orchestrator.on_ray.jobs", "orchestrator.report.html"),
     *("orchestrator.report.figures", "orchestrator.watch.server"),
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')

@@ -242,7 +242,7 @@ TIME_OF_DAY = {
         "GuardedFile._losses_told": "since when output was lost, for people",
     },
     "orchestrator/report/run_report.py": {
-        "_read": "how old a driver's last word is, which may be on another host",
+        "_summarized": "how old a driver's last word is, which may be on another host",
     },
     "orchestrator/results/lock.py": {
         "Holder.this_process": "since when a run is held, for people",

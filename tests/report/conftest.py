@@ -6,7 +6,7 @@ import pytest
 from measurement_factory import large_run
 
 from orchestrator.analysis.summary import summarize
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,10 @@ from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.answers import answers
 from orchestrator.report.charts import heat_map, throughput_curve
-from orchestrator.report.markdown import to_markdown
-from orchestrator.report.page import render
-from orchestrator.report.terminal import print_summary
+from orchestrator.report.html import render
+from orchestrator.report.text import print_summary, to_markdown
+from orchestrator.report.wording import answers
 from orchestrator.results.schema import OUT_OF_RANGE
 from orchestrator.util import format as units
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from measurement_factory import Night, a_job
 
-from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.forms import forms
-from orchestrator.report.markdown import to_markdown
-from orchestrator.report.page import render
+from orchestrator.report.blocks import Section
+from orchestrator.report.html import render
+from orchestrator.report.sections import sections
+from orchestrator.report.text import to_markdown
 
 
 def rows() -> list[Measurement]:
@@ -34,9 +35,16 @@ def rows() -> list[Measurement]:
     return night.rows
 
 
+def forms(summary: Summary) -> Section | None:
+    """The section of forms, where there is one."""
+    return next((one for one in sections(summary) if one.id == "forms"), None)
+
+
 def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
     """The step that saved a model, its settings, and the row's bytes, quality and tokens/s."""
-    found = forms(summarize(rows()))
+    section = forms(summarize(rows()))
+    assert section is not None
+    found = section.table
     assert [(row[0], row[1]) for row in found.rows] == [
         ("trained", ""),
         ("small", "quantization of trained: method static, numbers int8"),
@@ -44,7 +52,7 @@ def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
     small = found.rows[1]
     assert small[2].startswith("int8 ") and small[2].endswith("calibration ranges")
     assert small[3:6] == ("977 KiB", "0.9700", "0.001000")
-    assert "±" in small[7] and "trained in fp32" in found.note
+    assert "±" in small[7] and "trained in fp32" in section.note
 
 
 def test_the_table_is_on_the_page_and_in_markdown_and_nowhere_without_forms() -> None:
@@ -54,4 +62,4 @@ def test_the_table_is_on_the_page_and_in_markdown_and_nowhere_without_forms() ->
         summary
     )
     plain = summarize(rows()[-1:])
-    assert not forms(plain).rows and 'id="forms"' not in render(plain, plain.rows)
+    assert forms(plain) is None and 'id="forms"' not in render(plain, plain.rows)

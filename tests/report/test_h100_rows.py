@@ -11,7 +11,7 @@ import pytest
 from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 from orchestrator.results.tables import from_table
 from orchestrator.util.format import times
 
@@ -101,8 +101,8 @@ def test_the_page_shows_the_pairs(run: str) -> None:
     page = render(summary(run), summary(run).rows)
     section = page[page.index('<section id="effects">') :]
     for effect in summary(run).effects:
-        assert f"<b>{effect.name.replace('_', ' ')}</b>" in section
-        assert f"{effect.before} →</span> {effect.after}" in section
+        name = effect.name.replace("_", " ")
+        assert f"{name}: {effect.before} → {effect.after}" in section
         if len(effect.pairs) > 1:
             each = [f"{times(p.ratio.value)} at {p.row.batch_size_requested}" for p in effect.pairs]
             assert ", ".join(each) in section

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from measurements import row
 
-from orchestrator.report.images import MOST_BYTES, images_of
+from orchestrator.report.html import MOST_BYTES, images_of
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.results.bulk import read_lean, with_raw
 from orchestrator.results.store import Store

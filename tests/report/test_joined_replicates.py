@@ -17,8 +17,8 @@ from orchestrator.analysis.selection import settings_of
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.report.cells import cell_text, scopes, throughput
-from orchestrator.report.findings import replicates as replicates_found
+from orchestrator.report.sections import sections
+from orchestrator.report.wording import cell_text, scopes, throughput
 from workloads.confidence import Spread, mean_interval
 
 
@@ -125,7 +125,7 @@ def test_the_report_says_over_what_an_interval_is() -> None:
     assert cell_text(table, "bf16", "8").value == "102.0"
     (contest,) = summary.contests
     assert contest.contenders == 2
-    (line,) = replicates_found(summary).rows
+    (line,) = next(one.table for one in sections(summary) if one.id == "replicates").rows
     assert line[1] == "3 of 3" and line[2].endswith("over 3 processes")
     alone = summarize([replicate(1, 100.0)])
     assert scopes(alone.tables[0]) == "± is the interval within one process"

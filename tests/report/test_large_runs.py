@@ -20,9 +20,9 @@ from measurement_strategies import measurements
 from orchestrator.analysis.selection import Differences, Setting, varying_parameters
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
-from orchestrator.report import payload, run_report
+from orchestrator.report import html, interactive
 from orchestrator.report.export import document, json_parts, to_json
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.results import arrays, bulk, fragments
 from orchestrator.results.bulk import about_how_many, measurements_of, with_raw
@@ -200,8 +200,8 @@ def test_rows_are_counted_by_the_names_of_their_files() -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A run that is large where thirty rows are ordinary, in a compacted file and some others."""
-    monkeypatch.setattr(run_report, "ORDINARY_ROWS", 30)
-    monkeypatch.setattr(run_report, "MOST_TABLES", 2)
+    monkeypatch.setattr(html, "ORDINARY_ROWS", 30)
+    monkeypatch.setattr(html, "MOST_TABLES", 2)
     rows = [*large_run(160, items=3), *every_state(items=2)]
     with Store.open(tmp_path, "overnight") as store:
         store.append(*rows[:60])
@@ -256,7 +256,7 @@ def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> 
     """Where there are too many to be told apart; each is counted, and none reaches further."""
     rows = large_run(400, items=0)
     whole = data_of(render(summarize(rows), rows))["timeline"]
-    monkeypatch.setattr(payload, "MOST_SPANS", 60)
+    monkeypatch.setattr(interactive, "MOST_SPANS", 60)
     merged = data_of(render(summarize(rows), rows))["timeline"]
     assert sum(merged["jobs"]) == len(whole["start"]) > 2 * len(merged["start"])
     assert merged["lanes"] == whole["lanes"] and set(merged["state"]) == set(whole["state"])

@@ -15,9 +15,8 @@ from orchestrator.analysis.rankings import Leader
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import document
-from orchestrator.report.markdown import to_markdown
-from orchestrator.report.page import render
-from orchestrator.report.terminal import print_summary
+from orchestrator.report.html import render
+from orchestrator.report.text import print_summary, to_markdown
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 

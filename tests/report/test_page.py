@@ -14,8 +14,8 @@ from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 
 from orchestrator.analysis.summary import SHORT_STATE, summarize
 from orchestrator.core.job import State
-from orchestrator.report.page import render
-from orchestrator.report.payload import MOST_POINTS, MOST_TEXT, payload
+from orchestrator.report.html import MOST_TEXT, payload, render
+from orchestrator.report.interactive import MOST_POINTS
 from orchestrator.util import format as units
 
 VOID = {"meta", "link", "input", "br", "img", "path", "rect"}

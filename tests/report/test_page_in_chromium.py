@@ -12,8 +12,8 @@ from patience import patience
 
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
-from orchestrator.report.page import render
-from orchestrator.report.payload import MOST_POINTS
+from orchestrator.report.html import render
+from orchestrator.report.interactive import MOST_POINTS
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from measurements import row
 
-from orchestrator.report.profiles import profiles_of
+from orchestrator.report.html import profiles_of
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.results.store import Store
 

@@ -13,7 +13,7 @@ from orchestrator.analysis.summary import Table, summarize, underway_of
 from orchestrator.core.job import Accelerator
 from orchestrator.report import svg
 from orchestrator.report.charts import clipped, throughput_curve
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
@@ -153,8 +153,7 @@ def test_terminal_and_markdown_tell_the_findings() -> None:
     from rich.console import Console
 
     from orchestrator.report.export import to_json
-    from orchestrator.report.markdown import to_markdown
-    from orchestrator.report.terminal import print_summary
+    from orchestrator.report.text import print_summary, to_markdown
 
     night = Night(emulated=False)
     for cards in (1, 2):

@@ -16,8 +16,7 @@ from rich.console import Console
 from orchestrator.analysis.summary import SHORT_STATE, Summary, summarize
 from orchestrator.core.job import State
 from orchestrator.report.export import to_csv, to_json
-from orchestrator.report.markdown import to_markdown
-from orchestrator.report.terminal import print_summary
+from orchestrator.report.text import print_summary, to_markdown
 from orchestrator.util import format as safe
 from orchestrator.util import format as units
 

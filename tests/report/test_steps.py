@@ -11,7 +11,7 @@ from orchestrator.analysis.metrics import step_times_of
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.findings import findings
+from orchestrator.report.sections import sections
 from workloads.base import Sample
 
 
@@ -71,8 +71,9 @@ def test_rows_that_did_not_train_or_failed_have_none() -> None:
 def test_the_terminal_names_every_part() -> None:
     """One line a row, shares as per cent."""
     row = trained(step(0, **PARTS, communication_s=0.4), cards=2)
-    found = {one.title: one for one in findings(summarize([row]))}
-    table = found["Training"]
+    found = {one.title: one for one in sections(summarize([row]))}
+    training = found["Training"]
+    table = training.table
     assert table.head[-6:] == ("step", "data", "forward", "backward", "optimizer", "waiting")
     assert table.rows[0][-6:] == ("2.00 s", "5.0%", "25%", "50%", "10%", "20%")
-    assert "part of" in table.note
+    assert "part of" in training.note

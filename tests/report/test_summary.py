@@ -17,10 +17,10 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.timeline import held_cards, timeline_of, union
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import cells
-from orchestrator.report.cells import cell_text
+from orchestrator.report import wording
 from orchestrator.report.interactive import cards_figure
 from orchestrator.report.svg import nice_top
+from orchestrator.report.wording import cell_text
 
 
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
@@ -358,9 +358,9 @@ def test_energy_names_the_thriftiest_setting_where_it_is_known() -> None:
     nobody read take no part in it, and a contest without any says that it is not known."""
     fast, slow = measured({"bf16": (200.0, 2.0), "int4": (100.0, 1.0)})
     (contest,) = summarize([fast, slow]).contests
-    assert contest.thriftiest is None and cells.energy(None) == "not known"
+    assert contest.thriftiest is None and wording.energy(None) == "not known"
     metered = replace(slow, metrics=replace(slow.metrics, energy_j=1500.0, power_w=50.0))
     (contest,) = summarize([fast, metered]).contests
-    assert contest.fastest == fast and cells.energy(contest.fastest) == "not known"
+    assert contest.fastest == fast and wording.energy(contest.fastest) == "not known"
     assert contest.thriftiest == metered
-    assert cells.energy(contest.thriftiest) == "2.000 tokens/J (50.0 W)"
+    assert wording.energy(contest.thriftiest) == "2.000 tokens/J (50.0 W)"

@@ -17,7 +17,7 @@ from measurement_factory import every_state
 from run_directory import RunDirectory
 
 from orchestrator.analysis.summary import summarize
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 from orchestrator.watch.server import WatchServer
 from orchestrator.watch.state import RunFeed
 

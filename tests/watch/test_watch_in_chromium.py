@@ -16,7 +16,7 @@ from test_server import TOKEN, serving
 
 from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 
 pytestmark = [
     pytest.mark.slow,

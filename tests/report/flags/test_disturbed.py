@@ -11,8 +11,8 @@ from measurement_factory import Night, a_job, with_interval
 from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.cells import cell_text
-from orchestrator.report.markdown import to_markdown
+from orchestrator.report.text import to_markdown
+from orchestrator.report.wording import cell_text
 
 
 def row(precision: str = "fp32", cards: int = 1, rate: float = 100.0, **facts: Any) -> Measurement:

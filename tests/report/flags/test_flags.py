@@ -18,10 +18,9 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import to_csv, to_json
-from orchestrator.report.markdown import to_markdown
-from orchestrator.report.page import render
+from orchestrator.report.html import render
 from orchestrator.report.query import query
-from orchestrator.report.terminal import print_summary
+from orchestrator.report.text import print_summary, to_markdown
 from orchestrator.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,538 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+
+A template escapes every value; style, scripts and data are put inline; a content security policy
+allows exactly these scripts, by their hash, and no request at all. So a model's output that looks
+like a script stays text, and what the page shows is what the rows said.
+
+Ten thousand rows must open fast, so the page's data are stored by column, repeated texts are kept
+in a dictionary, numbers have six significant figures, and what grows without bound is capped:
+outputs and log tails have a budget. What is left out is counted, and the page says so; nothing is
+lost, since the Parquet tables keep all of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.metrics import titled
+from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes
+from orchestrator.analysis.selection import Differences, described, precision_rank
+from orchestrator.analysis.summary import SETTLED, SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.report import wording
+from orchestrator.report.charts import clipped, front_figure, heat_map, throughput_curve
+from orchestrator.report.interactive import (
+    cards_figure,
+    prompt_points,
+    prompts_figure,
+    shown_spans,
+    span_count,
+)
+from orchestrator.report.sections import sections
+from orchestrator.report.svg import precision_style
+from orchestrator.results import paths
+from orchestrator.util import format as units
+from orchestrator.util.format import finite, one_line, script_json, tail, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
+PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
+MOST_CURVES = 60  # further tables have none
+OPEN_TABLES = 6  # further ones are folded
+LISTED = 12  # further winners and causes are folded
+OPEN_FRONTS = 12  # further ones are not drawn
+OPEN_ROWS = 20  # of a section's table; further ones are folded
+MOST_LISTED = 300  # rows of a section's table, and flagged rows of each flag
+#: Runs of up to so many jobs are shown whole.
+ORDINARY_ROWS = 10_000
+#: Limits for a larger run: tables, winners and causes, with the rows of the first tables linked.
+MOST_TABLES = 300
+MOST_WINNERS = 300
+MOST_CAUSES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Numbers of the things that a page does not show."""
+
+    rows: int = 0
+    tables: int = 0
+    winners: int = 0
+    causes: int = 0
+
+
+def shown_of(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], LeftOut]:
+    """The summary as the page prints it, the rows that it lists, and what is left out."""
+    if len(summary.rows) <= ORDINARY_ROWS:
+        return summary, summary.rows, LeftOut()
+    tables = summary.tables[:MOST_TABLES]
+    rows = _first(
+        (row for row in summary.rows if row.state not in SETTLED),
+        (row for table in tables for row in table.cells.values()),
+        summary.rows,
+    )
+    shown = replace(
+        summary,
+        tables=tables,
+        contests=summary.contests[:MOST_WINNERS],
+        causes=summary.causes[:MOST_CAUSES],
+    )
+    left_out = LeftOut(
+        rows=len(summary.rows) - len(rows),
+        tables=len(summary.tables) - len(tables),
+        winners=len(summary.contests) - len(shown.contests),
+        causes=len(summary.causes) - len(shown.causes),
+    )
+    listed = {row.job_id for row in rows}
+    return shown, tuple(row for row in summary.rows if row.job_id in listed), left_out
+
+
+def _first(*groups: Iterable[Measurement]) -> list[Measurement]:
+    """The first rows of the groups, each once."""
+    chosen: dict[str, Measurement] = {}
+    for group in groups:
+        for row in group:
+            if len(chosen) == ORDINARY_ROWS:
+                return list(chosen.values())
+            chosen.setdefault(row.job_id, row)
+    return list(chosen.values())
+
+
+def render(
+    summary: Summary,
+    measurements: Sequence[Measurement],
+    with_items: Callable[[Sequence[Measurement]], Sequence[Measurement]] = lambda rows: rows,
+) -> str:
+    """The whole page.
+
+    Args:
+        summary: what the page says.
+        measurements: all rows that ``summary`` was made from.
+        with_items: brings the items and images of rows that were read without them.
+    """
+    jobs = len(summary.rows)
+    summary, listed, left_out = shown_of(summary)
+    if left_out.rows:
+        listed = tuple(with_items(listed))
+    points = prompt_points(listed)
+    every = sections(summary) if summary.measured else ()
+    template = environment().get_template("page.html.jinja")
+    return template.render(
+        summary=summary,
+        style=asset("page.css"),
+        script=_script(),
+        policy=content_security_policy(),
+        data=script_json(payload(summary, measurements, listed, points)),
+        jobs=jobs,
+        left_out=left_out,
+        answers=wording.answers(summary),
+        head_to_head=[one for one in every if one.id.startswith("head-")],
+        sections=[one for one in every if not one.id.startswith("head-")],
+        warned=_warnings(summary),
+        timed=any(contest.fastest.metrics.latency_p50_s for contest in summary.contests),
+        metered=any(contest.thriftiest for contest in summary.contests),
+        tops=_tops(summary),
+        prompts=prompts_figure(listed, points, PROMPTS_TITLE),
+        images=images_of(listed),
+        profiles=profiles_of(listed),
+        index={row.job_id: number for number, row in enumerate(listed)},
+        apart=Differences.among,
+        contests_apart=Differences.among([one.setting for one in summary.contests]),
+        named=lambda row: _named(summary, row),
+        listed_labels=lambda rows: units.listed([summary.label(row) for row in rows], 5),
+    )
+
+
+@cache
+def content_security_policy() -> str:
+    """The policy of the page, in itself and where it is served: nothing is loaded from anywhere,
+    and of scripts only our own run."""
+    script_hash = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _warnings(summary: Summary) -> list[str]:
+    """In a few words each: what may make a figure less than it seems."""
+    told = []
+    for banner in summary.banners:
+        part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
+        told.append(f"{banner.name}{part}")
+    if summary.raised:
+        told.append(units.plural(len(summary.raised), "flagged row"))
+    told += [f"more than one {fact.name}" for fact in summary.provenance.mixed]
+    if summary.damaged:
+        told.append(units.plural(len(summary.damaged), "unreadable file"))
+    return told
+
+
+def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
+    """The choices of a row: its precision, "" where all have the same, and the rest."""
+    told = summary.chosen(row)
+    first, _, rest = told.partition(" ")
+    return (first, rest) if first == row.precision else ("", told)
+
+
+def bar(row: Measurement, top: float) -> tuple[float, float, float]:
+    """Value, low and high of a row's throughput as percentages of ``top``."""
+    low, high = interval(row)
+    value = row.metrics.throughput or 0.0
+    shares = [100 * v / top if top else 0.0 for v in (value, low, high)]
+    return round(shares[0], 2), round(shares[1], 2), round(shares[2], 2)
+
+
+def _tops(summary: Summary) -> dict[str, float]:
+    """Upper end of the best interval, by unit: bars of one unit share one scale."""
+    tops: dict[str, float] = {}
+    for contest in summary.contests:
+        tops[contest.unit] = max(tops.get(contest.unit, 0.0), interval(contest.fastest)[1])
+    return tops
+
+
+def _script() -> str:
+    """All scripts as one, in a scope of its own. Nothing in it may end the element early."""
+    body = "\n".join(asset(name) for name in SCRIPTS)
+    assert "</script" not in body.lower()
+    return f'(() => {{\n"use strict";\n{body}\n}})();'
+
+
+@cache
+def asset(name: str) -> str:
+    """Return the text of one of the page's parts."""
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def environment() -> Environment:
+    """The templates, each value escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=FunctionLoader(asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.globals.update(
+        wording=wording,
+        units=units,
+        State=State,
+        SHORT_STATE=SHORT_STATE,
+        STATE_MEANING=STATE_MEANING,
+        SETTLED=SETTLED,
+        OPEN_TABLES=OPEN_TABLES,
+        OPEN_FRONTS=OPEN_FRONTS,
+        OPEN_ROWS=OPEN_ROWS,
+        LISTED=LISTED,
+        MOST_LISTED=MOST_LISTED,
+        MOST_CURVES=MOST_CURVES,
+        described=described,
+        precision_style=precision_style,
+        bar=bar,
+        clipped=clipped,
+        cards_figure=cards_figure,
+        heat_map=heat_map,
+        throughput_curve=throughput_curve,
+        front_figure=front_figure,
+    )
+    environment.filters["one_line"] = one_line
+    environment.filters["tail"] = tail
+    environment.filters["state_class"] = lambda state: f"s-{str(state).lower()}"
+    return environment
+
+
+# ---------------------------------------------------------------- data for the scripts
+
+MOST_TEXT = 1_500_000  # characters of outputs, and as many of log tails
+LONGEST_OUTPUT = 600
+LONGEST_TAIL = 4_000
+
+Json = dict[str, object]
+Read = Callable[[Measurement], object]
+
+
+def payload(
+    summary: Summary,
+    measurements: Sequence[Measurement],
+    listed: Sequence[Measurement] | None = None,
+    points: Json | None = None,
+) -> Json:
+    """Everything the scripts draw from, as one JSON-able object.
+
+    Args:
+        summary: what the page says.
+        measurements: all rows that ``summary`` was made from.
+        listed: the rows that the page lists, in their order; None: all of the summary.
+        points: their ``prompt_points``, where these were made already.
+    """
+    rows = summary.rows if listed is None else listed
+    index = {row.job_id: number for number, row in enumerate(rows)}
+    return {
+        "run": visible(summary.run),
+        "count": len(rows),
+        "states": {
+            str(s): {"short": SHORT_STATE[s], "meaning": STATE_MEANING[s]} for s in SHORT_STATE
+        },
+        "precisions": sorted({row.precision for row in rows}, key=precision_rank),
+        "labels": {
+            "precision": any(label.precision for label in summary.labels.values()),
+            "batch": any(label.batch for label in summary.labels.values()),
+        },
+        "columns": _columns(summary, measurements, rows),
+        "scatter": prompt_points(rows) if points is None else points,
+        "timeline": _timeline(summary, index),
+    }
+
+
+def _columns(
+    summary: Summary, measurements: Sequence[Measurement], rows: Sequence[Measurement]
+) -> Json:
+    """Columns by name: ``{"v": […]}`` of numbers, ``{"d": […], "c": […]}`` of coded texts."""
+    attempts: dict[str, int] = {}
+    for row in measurements:
+        if row.started_at is not None:
+            attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
+    shared_settings, labels = summary.settings, summary.labels
+    texts: dict[str, Read] = {
+        "state": lambda r: str(r.state),
+        # A label is put together again (``data.js``): each is another, its parts are few.
+        "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
+        "after": lambda r: labels[r.job_id].rest,
+        "experiment": lambda r: r.experiment,
+        "workload": lambda r: r.workload,
+        "model": lambda r: r.model,
+        "dataset": lambda r: r.dataset,
+        "device": lambda r: shared_settings[r.job_id].where,
+        "precision": lambda r: r.precision,
+        "batch": lambda r: r.batch_size_requested,
+        "engine": lambda r: r.engine,
+        "isolation": lambda r: r.isolation,
+        "parameters": lambda r: described(dict(shared_settings[r.job_id].parameters)),
+        "unit": lambda r: r.metrics.throughput_unit,
+        "memory_kind": memory_kind,
+        "where": wording.where,
+        "reason": lambda r: one_line(r.reason, 900),
+        "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
+        "failure_class": lambda r: r.failure_class or "",
+        "stop_reason": lambda r: r.stop_reason or "",
+        "warm_up": wording.warm_up,
+        "energy_source": lambda r: r.metrics.energy_source or "",
+        "precision_detail": lambda r: r.precision_detail or "",
+        "driver": lambda r: r.driver_version or "",
+        "commit": _commit,
+        "versions": lambda r: described(r.versions),
+        "details": lambda r: one_line(described({**titled(r), **r.details}), 900),
+        "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
+    }
+    numbers: dict[str, Read] = {
+        "cards": lambda r: r.cards,
+        "batch_size": lambda r: r.batch_size,
+        "throughput": lambda r: r.metrics.throughput,
+        "low": lambda r: r.metrics.throughput_low,
+        "high": lambda r: r.metrics.throughput_high,
+        "total_rate": lambda r: r.metrics.total_tokens_per_s,
+        "repeats": lambda r: r.metrics.repeats or None,
+        "ttft": lambda r: r.metrics.ttft_s,
+        "tpot50": lambda r: r.metrics.tpot_p50_s,
+        "tpot95": lambda r: r.metrics.tpot_p95_s,
+        "tpot99": lambda r: r.metrics.tpot_p99_s,
+        "latency50": lambda r: r.metrics.latency_p50_s,
+        "latency95": lambda r: r.metrics.latency_p95_s,
+        "memory": peak_memory_bytes,
+        "weights": lambda r: r.weight_bytes,
+        "parameter_count": lambda r: r.parameter_count,
+        "load": lambda r: r.load_s,
+        "compile": lambda r: r.compile_s,
+        "warmup": lambda r: r.warmup_s,
+        "measured": lambda r: r.metrics.measure_s,
+        "energy": lambda r: r.metrics.energy_j,
+        "power": lambda r: r.metrics.power_w,
+        "per_joule": lambda r: r.metrics.work_per_joule,
+        "attempts": lambda r: attempts.get(r.job_id, 0),
+        "started": lambda r: r.started_at and round(r.started_at, 1),
+        "duration": _duration,
+        "jobs_before": lambda r: r.jobs_before,
+        "threads": lambda r: r.threads,
+        "niceness": lambda r: r.niceness,
+        "emulated": lambda r: int(r.emulated),
+        "random": lambda r: None if r.random_weights is None else int(r.random_weights),
+        "synthetic": lambda r: None if r.synthetic_data is None else int(r.synthetic_data),
+        "resident": lambda r: None if r.model_was_resident is None else int(r.model_was_resident),
+    }
+    columns: Json = {"job_id": {"v": [row.job_id for row in rows]}}
+    for name, read in texts.items():
+        columns[name] = _coded(visible(str(read(row))) for row in rows)
+    for name, read in numbers.items():
+        values = [_number(read(row), exact=name == "started") for row in rows]
+        if any(value is not None for value in values):
+            columns[name] = {"v": values}
+    columns["tail"] = _coded(_within_budget(map(_tail, rows)))
+    columns["outputs"] = _coded(_within_budget(map(_outputs, rows)))
+    return columns
+
+
+def _number(value: object, *, exact: bool) -> float | int | None:
+    if not isinstance(value, (int, float)):
+        return None
+    return finite(value, 15 if exact else 6)
+
+
+def _coded(texts: Iterable[str]) -> Json:
+    codes: dict[str, int] = {}
+    return {"c": [codes.setdefault(text, len(codes)) for text in texts], "d": list(codes)}
+
+
+def _within_budget(texts: Iterable[str]) -> Iterable[str]:
+    """The texts; once the distinct ones exceed the budget, a note replaces every new one."""
+    known: set[str] = set()
+    spent = 0
+    for text in texts:
+        if text and text not in known:
+            if spent + len(text) > MOST_TEXT:
+                yield "Left out of the page for its size; the Parquet tables have it."
+                continue
+            known.add(text)
+            spent += len(text)
+        yield text
+
+
+def _tail(row: Measurement) -> str:
+    return tail(row.failure_tail or "", LONGEST_TAIL)
+
+
+def _outputs(row: Measurement) -> str:
+    texts = [visible(item.output_text) for _, item in row.items if item.output_text is not None]
+    return "\x1e".join(
+        text if len(text) <= LONGEST_OUTPUT else text[:LONGEST_OUTPUT] + "…" for text in texts
+    )
+
+
+def _commit(row: Measurement) -> str:
+    if not row.git_commit:
+        return ""
+    return row.git_commit[:12] + (" with uncommitted changes" if row.git_dirty else "")
+
+
+def _duration(row: Measurement) -> float | None:
+    if row.started_at is None or row.ended_at is None:
+        return None
+    return row.ended_at - row.started_at
+
+
+def _timeline(summary: Summary, index: dict[str, int]) -> Json:
+    """Lanes and their spans; times in seconds since the first start. Where spans are too many to
+    be told apart, those of a moment that ended alike are one, and ``jobs`` says of how many."""
+    timeline = summary.timeline
+    origin = timeline.windows[0][0] if timeline.windows else 0.0
+    states = [str(state) for state in SHORT_STATE]
+    shown = shown_spans(timeline)
+    spans = [(n, span) for n, span, _ in shown]
+    jobs = [number for _, _, number in shown] if len(spans) < span_count(timeline) else []
+    if jobs:
+        index = {}
+    told: Json = {
+        "origin": round(origin, 3),
+        "windows": [[round(a - origin, 2), round(b - origin, 2)] for a, b in timeline.windows],
+        "lanes": [
+            {
+                "node": visible(lane.node),
+                "card": lane.card,
+                "kind": lane.accelerator,
+            }
+            for lane in timeline.lanes
+        ],
+        "lane": [number for number, _ in spans],
+        "start": [round(span.start - origin, 2) for _, span in spans],
+        "end": [round(span.end - origin, 2) for _, span in spans],
+        "row": [index.get(span.row.job_id, -1) for _, span in spans],
+        "state": [states.index(str(span.row.state)) for _, span in spans],
+        "attempt": [span.row.attempt_number for _, span in spans],
+        "probe": [int(span.row.purpose != "measure") for _, span in spans],
+    }
+    return told | ({"jobs": jobs} if jobs else {})
+
+
+# ---------------------------------------------------------------- images
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Bytes of all images of a page; further ones stay in the rows.
+MOST_BYTES = 6_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One image, and the row that keeps it."""
+
+    row: Measurement
+    source: str  # a data URL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """The images of a page, and how many it leaves out."""
+
+    shown: tuple[Shown, ...] = ()
+    left_out: int = 0
+    random_weights: bool = False  # whether all of them are of models that were never trained
+
+
+def images_of(rows: Sequence[Measurement]) -> Images:
+    """The images of these rows, in their order, up to ``MOST_BYTES``."""
+    kept = [(row, row.image) for row in rows if row.image and row.image.startswith(_PNG)]
+    shown: list[Shown] = []
+    left = MOST_BYTES
+    for row, image in kept:
+        if len(image) <= left:
+            left -= len(image)
+            text = base64.b64encode(image).decode()
+            shown.append(Shown(row=row, source=f"data:image/png;base64,{text}"))
+    return Images(
+        shown=tuple(shown),
+        left_out=len(kept) - len(shown),
+        random_weights=all(one.row.random_weights for one in shown),
+    )
+
+
+# ---------------------------------------------------------------- profiles
+
+#: What a line about a profile says, of which detail of the row.
+_ABOUT = (("", "profile"), ("copies: ", "profile_copies"), ("", "profile_launches"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """The profile of one row."""
+
+    row: Measurement
+    operators: tuple[str, ...]  # the dearest first, each with its share and calls
+    about: tuple[str, ...]
+    trace: str  # name of the file beside the page; "": there is none
+
+
+def profiles_of(rows: Sequence[Measurement]) -> tuple[Profiled, ...]:
+    """The profiles in these rows, in their order."""
+    return tuple(_profiled(row) for row in rows if "profile" in row.details)
+
+
+def _profiled(row: Measurement) -> Profiled:
+    told, name = row.details, paths.trace_of(row.attempt_id)
+    kept = told.get("profile_trace_bytes", "").isdigit() and paths.is_trace(name)
+    return Profiled(
+        row=row,
+        operators=tuple(filter(None, told.get("profile_operators", "").split("; "))),
+        about=tuple(word + told[key] for word, key in _ABOUT if key in told),
+        trace=name if kept else "",
+    )

@@ -1,0 +1,441 @@
+"""Sections of the report that are tables, with their figures: the same in text and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.analysis.effects import Effect
+from orchestrator.analysis.hardware import REFERENCES, Comparison, Line, Share
+from orchestrator.analysis.rankings import HeadToHead
+from orchestrator.analysis.ratio import Ratio
+from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.summary import SHORT_STATE, Summary
+from orchestrator.core.measurement import Measurement
+from orchestrator.report import wording
+from orchestrator.report.blocks import Cell, Figure, Section, Table
+from orchestrator.report.charts import (
+    MOST_LINES,
+    effects_chart,
+    published_chart,
+    roofline_figure,
+    roofline_groups,
+    scaling_figure,
+    scaling_groups,
+)
+from orchestrator.util import format as units
+from workloads.quality_metrics import METRICS
+
+#: Effects in one figure, figures of one section, and rows of a table on the page.
+MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300
+
+#: What a step does to a model, as its settings say.
+_MADE_BY = ("method", "sparsity", "sparsity_share", "numbers", "student_layers", "student_hidden")
+#: The figures of quality that are shown.
+_QUALITY = ("quality_top1_agreement", "quality_kl", "answer_loss")
+#: What an engine does to one.
+_CHOSEN = ("graph_optimization", "calibration", "fusions")
+
+
+def sections(summary: Summary) -> tuple[Section, ...]:
+    """The sections that have something to say, in the page's order."""
+    every = (
+        *(_head_to_head(one, place) for place, one in enumerate(summary.head_to_head, 1)),
+        _effects(summary),
+        _forms(summary),
+        _training(summary),
+        _replicates(summary),
+        _scaling(summary),
+        _roofline(summary),
+        _published(summary),
+    )
+    return tuple(one for one in every if one.table.rows or one.note)
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """``1.52× (1.40× to 1.65×)``."""
+    if ratio.low is None:
+        return units.times(ratio.value)
+    return f"{units.times(ratio.value)} ({units.times(ratio.low)} to {units.times(ratio.high)})"
+
+
+def _head_to_head(one: HeadToHead, place: int) -> Section:
+    """A comparison of accelerators or engines: a column for each of them."""
+
+    def cell(row: Measurement | None, ratio: Ratio | None) -> str:
+        if row is None:
+            return units.MISSING
+        figure = units.number(row.metrics.throughput)
+        return figure if ratio is None else f"{figure}, {ratio_text(ratio)}{_tie(ratio)}"
+
+    rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
+    if len(one.lines) > 1:
+        means = (
+            "1×" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}" for ratio in one.overall
+        )
+        rows.append(("all together", *means))
+    note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
+    if one.left_out:
+        note += f" {units.plural(one.left_out, 'slower setting')} not listed."
+    return Section(
+        id=f"head-{place}",
+        title="Head to head" if not one.workload else f"Head to head: {one.workload}",
+        menu="Head to head" if place == 1 else "",
+        table=Table(
+            head=("setting", *one.sides),
+            rows=tuple(rows),
+            numbers=tuple(range(1, len(one.sides) + 1)),
+        ),
+        note=note,
+    )
+
+
+def _tie(ratio: Ratio) -> str:
+    return "" if ratio.decided or ratio.low is None else " ~"
+
+
+def _effects(summary: Summary) -> Section:
+    effects = summary.effects
+    apart = Differences.among([effect.told for effect in effects])
+    rows = [_effect(effect, described(apart.of(effect.told))) for effect in effects]
+    title = "Throughput, times the baseline's. The table below has the values."
+    return Section(
+        id="effects",
+        title="What each technique buys",
+        menu="Techniques",
+        table=Table(
+            head=("changed", "where", "throughput", "real tokens/s", "memory"),
+            rows=tuple(rows),
+            numbers=(2, 3, 4),
+        ),
+        note="~ tied with the baseline" if any(row[2].text.endswith("~") for row in rows) else "",
+        lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
+        "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
+        "crosses the middle is tied with the baseline.",
+        figures=lambda: [Figure(drawing=effects_chart(effects[:MOST_DRAWN], title))],
+    )
+
+
+def _effect(effect: Effect, about: str) -> tuple[str, str, Cell, str, str]:
+    batches = ",".join(pair.row.batch_size_requested for pair in effect.pairs)
+    by_batch = (
+        f"{units.times(pair.ratio.value)} at {pair.row.batch_size_requested}"
+        for pair in effect.pairs
+    )
+    return (
+        f"{effect.name.replace('_', ' ')}: {effect.before or 'unset'} → {effect.after or 'unset'}",
+        f"{effect.setting.model}, {effect.setting.where}, b={batches}"
+        + (f" · {about}" if about else ""),
+        Cell(
+            text=ratio_text(effect.ratio) + ("" if effect.ratio.decided else " ~"),
+            notes=(", ".join(by_batch),) if len(effect.pairs) > 1 else (),
+        ),
+        units.times(effect.token_ratio),
+        units.times(effect.memory_ratio),
+    )
+
+
+def _forms(summary: Summary) -> Section:
+    """Forms of one model that a run made of it: rows that are held against its texts, grouped by
+    that model, with size, quality and speed."""
+    saved = {str(name): row for row in summary.rows if (name := row.parameters.get("save_model"))}
+    rows = [row for row in summary.joined.rows if row.parameters.get("quality_of")]
+    shown = [
+        (
+            row.model,
+            _made(row, saved),
+            " ".join([row.precision, row.engine, *_settings(row, _CHOSEN)]),
+            units.size(row.weight_bytes),
+            *(units.number(row.reported(name)) for name in _QUALITY),
+            f"{wording.figure(row)} {wording.plus_minus(row)}".strip(),
+        )
+        for row in sorted(rows, key=lambda row: str(row.parameters["quality_of"]))
+        if row.metrics.throughput is not None
+    ]
+    titles = [next(one.title for one in METRICS if one.name == name) for name in _QUALITY]
+    models = sorted({str(row.parameters["quality_of"]) for row in rows})
+    return Section(
+        id="forms",
+        title="Forms of one model",
+        menu="Forms of one model",
+        table=Table(
+            head=("model", "made by", "run in", "weights", *titles, "tokens/s"),
+            rows=tuple(shown),
+            numbers=(3, 4, 5, 6, 7),
+        ),
+        note=f"Quality: against the texts of {units.listed(models)} in fp32." if shown else "",
+    )
+
+
+def _made(row: Measurement, saved: Mapping[str, Measurement]) -> str:
+    step = saved.get(row.model)
+    if step is None:
+        return ""
+    return f"{step.workload} of {step.model}: {', '.join(_settings(step, _MADE_BY))}"
+
+
+def _settings(row: Measurement, names: Iterable[str]) -> list[str]:
+    given = ((name, row.parameters.get(name)) for name in names)
+    return [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in given
+        if value not in (None, False, "none")
+    ]
+
+
+def _training(summary: Summary) -> Section:
+    """Rows that trained, the fastest first: the loss of their first and last timed step, and where
+    the time of a step goes."""
+    steps = {one.row.job_id: one for one in summary.steps}
+    trained = [row for row in summary.joined.rows if wording.losses(row) or row.job_id in steps]
+    known = {row.metrics.throughput_unit for row in trained}
+    unit = known.pop() if len(known) == 1 else ""
+    rows = []
+    for row in sorted(trained, key=lambda row: row.metrics.throughput or 0.0, reverse=True):
+        step = steps.get(row.job_id)
+        shares = (
+            (step.data, step.forward, step.backward, step.optimizer, step.communication)
+            if step
+            else (None,) * 5
+        )
+        own_unit = "" if unit else f"{row.metrics.throughput_unit} "
+        rows.append(
+            (
+                summary.label(row),
+                f"{wording.figure(row)} {own_unit}{wording.plus_minus(row)}".strip(),
+                units.number(row.metrics.loss_first),
+                units.number(row.metrics.loss_last),
+                units.seconds(step.step_s if step else None),
+                *(units.percent(share, 2) for share in shares),
+            )
+        )
+    head = (unit or "throughput", "loss first", "loss last", "step", "data", "forward", "backward")
+    note = "Loss of the first and of the last timed step. Then shares of a timed step."
+    if any(one.communication is not None for one in summary.steps):
+        note += " Waiting for other cards is a part of the times beside it."
+    table = Table(
+        head=("job", *head, "optimizer", "waiting"), rows=tuple(rows), numbers=tuple(range(1, 10))
+    )
+    return Section(
+        id="training",
+        title="Training",
+        menu="Training",
+        table=_without_blanks(table),
+        note=note if rows else "",
+    )
+
+
+def _without_blanks(table: Table) -> Table:
+    """The table without columns that say nothing in any row."""
+    kept = [
+        column
+        for column in range(len(table.head))
+        if any(row[column] != units.MISSING for row in table.rows)
+    ]
+    return replace(
+        table,
+        head=tuple(table.head[column] for column in kept),
+        rows=tuple(tuple(row[column] for column in kept) for row in table.rows),
+        numbers=tuple(place for place, column in enumerate(kept) if column in table.numbers),
+    )
+
+
+def _replicates(summary: Summary) -> Section:
+    """Cells that ran in several processes: the mean, its interval, and both parts of its
+    variance."""
+    rows = []
+    for cell in summary.joined.cells:
+        mean, spread = cell.row.metrics.throughput, cell.spread
+        known = spread is not None and mean
+        rows.append(
+            (
+                summary.label(cell.row),
+                f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
+                wording.throughput(cell.row) if mean else SHORT_STATE[cell.row.state],
+                units.percent(spread.between / mean, 2) if spread and mean else units.MISSING,
+                units.percent(spread.within / mean, 2)
+                if spread and mean and spread.within is not None
+                else units.MISSING,
+            )
+        )
+    return Section(
+        id="replicates",
+        title="Replicates",
+        menu="Replicates",
+        table=Table(
+            head=("cell", "processes", "throughput", "between processes", "within one"),
+            rows=tuple(rows),
+            numbers=(1, 3, 4),
+        ),
+        note="Between processes: standard deviation, above what repeats explain. Within one: "
+        "standard error of its mean. The interval holds both (Student's t over the processes' "
+        "means)."
+        if rows
+        else "",
+    )
+
+
+def _scaling(summary: Summary) -> Section:
+    rows = []
+    for one in summary.scalings:
+        base = one.base.metrics
+        job = (
+            f"{one.setting.model} {one.precision} b={one.batch_size} on {one.setting.accelerator}"
+            + (", emulated" if one.setting.emulated else "")
+        )
+        rate = f"{units.number(base.throughput)} {base.throughput_unit}"
+        note = f"{units.plural(one.base.cards, 'card')}: {rate}"
+        rows += [
+            (
+                Cell(text=job, notes=(one.setting.device, note)),
+                f"{step.row.cards}",
+                ratio_text(step.speedup),
+                units.percent(step.efficiency, 3),
+            )
+            for step in one.steps[1:]
+        ]
+    apart = Differences.among([one.setting for one in summary.scalings])
+
+    def figures() -> Iterator[Figure]:
+        for group in scaling_groups(summary.scalings)[:MOST_FIGURES]:
+            setting = group[0].setting
+            name = " · ".join(filter(None, (setting.model, described(apart.of(setting)))))
+            cut = f" The first {MOST_LINES} settings are drawn." if len(group) > MOST_LINES else ""
+            title = f"Efficiency against cards, {name}. The table below has the values."
+            yield Figure(
+                drawing=scaling_figure(group, title),
+                caption=f"{name}. Dashed: perfect scaling.{cut}",
+            )
+
+    return Section(
+        id="scaling",
+        title="Scaling over cards",
+        menu="Scaling",
+        table=Table(
+            head=("job", "cards", "speed-up", "efficiency"), rows=tuple(rows), numbers=(1, 2, 3)
+        ),
+        lead="Every card has a batch of its own. Efficiency is what N cards give, of N times what "
+        "the fewest cards give.",
+        figures=lambda: list(figures()),
+    )
+
+
+def _roofline(summary: Summary) -> Section:
+    roofline = summary.roofline
+    groups = roofline_groups(roofline.shares)
+    near = sorted(
+        roofline.shares, key=lambda s: max(s.bandwidth or 0.0, s.compute or 0.0), reverse=True
+    )
+    emulated = roofline.emulated
+    note = f"None for {units.plural(emulated, 'row')} of emulated cards." if emulated else ""
+    if roofline.unknown:
+        note = f"{note} No data sheet for {units.listed(list(roofline.unknown))}.".strip()
+
+    def figures() -> Iterator[Figure]:
+        for sheet, shares in groups[:MOST_FIGURES]:
+            title = f"Roofline of {sheet.device}. The table below has the shares."
+            if drawing := roofline_figure(sheet, shares, title):
+                caption = "Each mark: the decoding steps of one setting. The line: the limit of"
+                yield Figure(drawing=drawing, caption=f"{caption} {sheet.device}.")
+
+    return Section(
+        id="roofline",
+        title="Share of the card's limits",
+        menu="Limits",
+        table=Table(
+            head=("job", "card", "bandwidth, at least", "compute"),
+            rows=tuple(_share(summary, share) for share in near),
+            numbers=(2, 3),
+        ),
+        note=note if near else "",
+        lead="What was reached of the published peaks. A decoding step reads all weights once: "
+        "bandwidth is a lower bound from that alone, without the key-value cache. Compute counts "
+        "the operations that the real tokens need; in prefill (MFU) those of the prompts, over the "
+        "time to the first token.",
+        figures=lambda: list(figures()),
+        remarks=tuple(
+            f"Data sheet of {sheet.device}: {sheet.limits}. {sheet.source}" for sheet, _ in groups
+        ),
+    )
+
+
+def _share(summary: Summary, share: Share) -> tuple[str | Cell, ...]:
+    notes = [share.arithmetic] if share.arithmetic else []
+    notes += [f"in prefill {units.percent(share.prefill, 3)}"] if share.prefill else []
+    return (
+        summary.label(share.row),
+        share.sheet.device,
+        units.percent(share.bandwidth, 3),
+        Cell(text=units.percent(share.compute, 3), notes=tuple(notes)),
+    )
+
+
+def _published(summary: Summary) -> Section:
+    measured = [one for one in summary.published if one.measured]
+    others = [one for one in summary.published if not one.measured]
+
+    def figures() -> Iterator[Figure]:
+        for one in measured[:MOST_FIGURES]:
+            name = f"{one.task.replace('-', ' ')}: {one.model}"
+            title = f"{name}. The table below has the values."
+            yield Figure(drawing=published_chart(one, title), caption=name)
+
+    lines = [line for one in summary.published for line in one.lines]
+    sources = dict.fromkeys(line.figure.source for line in lines if not line.ours)
+    remarks = [note for one in summary.published for note in one.notes]
+    for one in measured:
+        if one.emulated:
+            verb = "is" if one.emulated == 1 else "are"
+            remarks.append(
+                f"{one.task}: {units.plural(one.emulated, 'row')} of this run did the same on "
+                f"emulated cards and {verb} left out."
+            )
+    return Section(
+        id="published",
+        title="Measured against published",
+        menu="Published",
+        table=_published_table(measured),
+        lead="Rows of this run that did the same as a published figure: task, model, data, "
+        "precision, batch size per card, cards and the settings behind the figure agree; the "
+        "device may differ.",
+        figures=lambda: list(figures()),
+        others=_published_table(others) if others else None,
+        others_title="The other published figures",
+        remarks=(
+            *dict.fromkeys(remarks),
+            f"Published: {'; '.join(sources)}. A speed-up is over the same batch size where the "
+            "source has one, else it says best against best. A figure with a question mark is "
+            "doubtful, and nothing is compared with it.",
+        ),
+    )
+
+
+def _published_table(comparisons: Sequence[Comparison]) -> Table:
+    return Table(
+        head=("who", "task", "setting", "figure", *(f"over {device}" for device in REFERENCES)),
+        rows=tuple(_published_row(one, line) for one in comparisons for line in one.lines),
+        numbers=tuple(range(3, 4 + len(REFERENCES))),
+    )
+
+
+def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
+    figure, row = line.figure, line.row
+    task_notes = [f"on {one.dataset}"] if one.dataset else []
+    notes = ["less is better"] if one.lower_is_better else []
+    notes += ["?: doubtful"] if figure.doubtful else []
+    notes += [f"trained {line.training}"] if line.training else []
+    about = [figure.software] if figure.software else []
+    if row is not None:
+        notes += [wording.plus_minus(row)] if wording.plus_minus(row) else []
+        about += ["random weights"] if row.random_weights else []
+        about += ["synthetic data"] if row.synthetic_data else []
+    return (
+        Cell(text="this run" if line.ours else "published", style="good" if line.ours else ""),
+        Cell(
+            text=f"{one.task}, {one.model}, {units.plural(one.cards, 'card')}",
+            notes=tuple(task_notes),
+        ),
+        Cell(text=f"{figure.device} {figure.precision} b={figure.batch_size}", notes=tuple(about)),
+        Cell(text=f"{units.number(figure.value)} {one.unit}", notes=tuple(notes)),
+        *(line.speedup(device) for device in REFERENCES),
+    )
