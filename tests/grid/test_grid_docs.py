@@ -12,13 +12,12 @@ from grid_cases import grid
 from orchestrator.grid.axes import parse_range
 from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.schema import grid_schema
-from orchestrator.grid.vocabulary import FIELD_NAMES, GridFile, JobFields, MeasureBlock
-from tools.documents.settings import renewed
+from orchestrator.grid.vocabulary import GridFile, MeasureBlock
+from tools.documents.settings import document
 from workloads.precision import PRECISIONS
-from workloads.registry import WORKLOADS
-from workloads.settings import declarations
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "grids.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "grids.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
@@ -50,31 +49,15 @@ def test_every_key_is_documented() -> None:
     assert experiment == set(STRUCTURE)
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    """Fields, parameters and the measure block, as the models have them."""
-    fields = documented("Settings: fields that every job has")
-    assert set(fields) == set(FIELD_NAMES)
-    for name, info in JobFields.model_fields.items():
-        if name != "engine":
-            assert fields[name] == ("none" if info.is_required() else str(info.default))
-    for workload, entry in WORKLOADS.items():
-        said = documented(f"Settings: parameters of {workload}")
-        defaults = {name: info.default for name, info in entry.parameters.model_fields.items()}
-        assert {name: yaml.safe_load(text) for name, text in said.items()} == defaults
-    said = documented("Settings: of engines")
-    assert {name: yaml.safe_load(text) for name, text in said.items()} == {
-        name: declaration.default
-        for entry in WORKLOADS.values()
-        for model in entry.setting_models()[1:]
-        for name, declaration in declarations(model).items()
-    }
+def test_the_measure_block_is_documented_with_its_defaults() -> None:
+    """As the model has them."""
     measure = {name: yaml.safe_load(text) for name, text in documented("measure").items()}
     assert measure == MeasureBlock().model_dump()
 
 
-def test_the_tables_of_settings_are_the_declarations() -> None:
-    """`python -m tools.documents.settings docs/grids.md` renews them."""
-    assert renewed(TEXT) == TEXT
+def test_the_page_of_settings_is_made_from_the_declarations() -> None:
+    """`python -m tools.documents.settings > docs/settings.md` renews it."""
+    assert document() == (DOCS / "settings.md").read_text(encoding="utf-8")
 
 
 def test_every_precision_is_named() -> None:

@@ -1,47 +1,41 @@
-"""The tables of settings in ``docs/grids.md``, from the declarations.
+"""``docs/settings.md``: the settings of jobs, workloads and engines, from their declarations.
 
-``python -m tools.documents.settings docs/grids.md`` renews them in place, one beneath
-each heading "Settings: …"; a test compares. Everything else in the document is written by hand.
+``python -m tools.documents.settings > docs/settings.md`` writes it; a test compares.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.core.settings import FIELDS
 from workloads.engines import ENGINES, engines_for
 from workloads.registry import WORKLOADS
 from workloads.settings import Declaration, declarations
 
-_TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.MULTILINE)
+_HEAD = """\
+# Settings
+
+Every setting that a job may have beside the keys of [grid files](grids.md), made from the
+declarations (`python -m tools.documents.settings > docs/settings.md`). The role says whether rows
+that differ in it are compared ([roles](grids.md#roles-of-settings)).
+"""
 
 
-def renewed(document: str) -> str:
-    """Rewrite every table of settings in the document.
-
-    Raises:
-        ValueError: a heading is missing, or has no table beneath it.
-    """
-    for heading, declared in _sections():
-        start = document.index(f"\n## Settings: {heading}\n")
-        end = document.find("\n## ", start + 1)
-        table = _TABLE.search(document, start, end)
-        if table is None:
-            raise ValueError(f"no table beneath 'Settings: {heading}'")
-        document = document[: table.start()] + _table(declared) + document[table.end() :]
-    return document
+def document() -> str:
+    """The page, with a section for each workload."""
+    parts = [_HEAD]
+    for heading, summary, declared in _sections():
+        parts.append(f"\n## {heading}\n\n{summary}\n\n{_table(declared)}")
+    return "".join(parts)
 
 
-def _sections() -> Iterator[tuple[str, Mapping[str, Declaration]]]:
-    yield "fields that every job has", FIELDS
+def _sections() -> Iterator[tuple[str, str, Mapping[str, Declaration]]]:
+    yield "Fields that every job has", "What is measured, and on how many cards.", FIELDS
     for workload, entry in WORKLOADS.items():
-        yield f"parameters of {workload}", declarations(entry.parameters)
-    yield "of engines", _of_engines()
+        yield workload, entry.summary, declarations(entry.parameters)
+    yield "Engines", "An engine that lacks a setting makes the job UNSUPPORTED.", _of_engines()
 
 
 def _of_engines() -> dict[str, Declaration]:
@@ -84,5 +78,4 @@ def _role(one: Declaration) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    print(document(), end="")
