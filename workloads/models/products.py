@@ -7,13 +7,10 @@ which clocks and copies make wrong: a training of hours would be run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.models.saved import ATTEMPT, SAVED_BY, models_root, origin_of
-from workloads.onnx_graphs.calibrations import calibrations_root
-from workloads.training.adapters import adapters_root
+from workloads.models.saved import ATTEMPT, PRODUCT_ROOTS, SAVED_BY, origin_of, product_root
 
 
 class Saving(NamedTuple):
@@ -28,22 +25,10 @@ class Saving(NamedTuple):
         return f"{self.saved_by}-{self.attempt}" if self.saved_by and self.attempt else ""
 
 
-#: The directory of each kind's names, on this machine.
-_ROOTS: dict[str, Callable[[], Path]] = {
-    "model": models_root,
-    "adapter": adapters_root,
-    "calibration": calibrations_root,
-}
-
-
 def saving_of(kind: str, name: object) -> Saving:
-    """The saving of what has a name now, as far as anything of it is known on this machine.
-
-    Raises:
-        DataMissing: the cache directory cannot be made.
-    """
-    if kind not in _ROOTS or not isinstance(name, str):
+    """The saving of what has a name now, as far as anything of it is known on this machine."""
+    if kind not in PRODUCT_ROOTS or not isinstance(name, str):
         return Saving()
-    note = origin_of(_ROOTS[kind]() / Path(name).expanduser())
+    note = origin_of(product_root(kind) / Path(name).expanduser())
     attempt = note.get(ATTEMPT)
     return Saving(str(note.get(SAVED_BY, "")), attempt if isinstance(attempt, int) else 0)

@@ -34,34 +34,40 @@ _BESIDE_WEIGHTS = frozenset({".json", ".model", ".txt", ".jinja"})
 _OF_WEIGHTS = frozenset({"config.json", "generation_config.json", ORIGIN})
 
 
-def models_root() -> Path:
-    """The directory of all saved models on this machine; need not exist."""
-    named = os.environ.get("NIGHTGRID_MODELS")
-    return Path(named).expanduser() if named else cache_root() / "models"
+#: By kind of product: the variable that names its directory, and its place in the node's cache.
+PRODUCT_ROOTS = {
+    "model": ("NIGHTGRID_MODELS", "models"),
+    "adapter": ("NIGHTGRID_ADAPTERS", "adapters"),
+    "calibration": ("NIGHTGRID_CALIBRATIONS", "onnx-calibrations"),
+}
+
+
+def product_root(kind: str) -> Path:
+    """The directory of all saved products of a kind on this machine; need not exist."""
+    variable, folder = PRODUCT_ROOTS[kind]
+    named = os.environ.get(variable)
+    return Path(named).expanduser() if named else cache_root() / folder
 
 
 def find_saved(name: str) -> Path | None:
     """The directory of a saved model of this name; None where there is none."""
     if os.sep in name or name.startswith("."):
         return None
-    directory = models_root() / name
-    if not directory.exists() and any(models_root().glob(f".{glob.escape(name)}.replaced-*")):
+    root = product_root("model")
+    directory = root / name
+    if not directory.exists() and any(root.glob(f".{glob.escape(name)}.replaced-*")):
         with contextlib.suppress(OSError), file_lock(_lock_of(directory)):
             remove_abandoned(directory)  # whoever replaced it was killed in between
     return directory if (directory / "config.json").is_file() else None
 
 
-def origin_of(directory: str | os.PathLike[str]) -> dict[str, Any]:
+def origin_of(directory: Path) -> dict[str, Any]:
     """The note that was kept with a saved model; empty for any other directory."""
-    note = os.path.join(directory, ORIGIN)  # text, not a path: every job asks
     try:
-        if not os.access(note, os.F_OK):  # most have none, and an error takes longer than a look
-            return {}
-        with open(note, encoding="utf-8") as file:
-            found = json.load(file)
+        note = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
 def origin_by(request: Request) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def save_trained(
         copy_tokenizer(Path(source.tokenizer_path), directory)
         write_origin(directory, origin)
 
-    return keep("model", models_root() / name, fill)
+    return keep("model", product_root("model") / name, fill)
 
 
 def _mark_random(file: Path) -> None:

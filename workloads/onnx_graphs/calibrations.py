@@ -9,15 +9,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.cache import cache_root
-from workloads.models.saved import ORIGIN
+from workloads.models.saved import ORIGIN, product_root
 
 RANGES = "ranges.json"
 
@@ -38,8 +36,7 @@ class Calibration:
 
 def calibrations_root() -> Path:
     """The directory of all calibrations on this machine; need not exist."""
-    named = os.environ.get("NIGHTGRID_CALIBRATIONS")
-    return Path(named).expanduser() if named else cache_root() / "onnx-calibrations"
+    return product_root("calibration")
 
 
 def find_calibration(name: str) -> Calibration:

@@ -19,7 +19,6 @@ fused one has its old rank. Only plain LoRA is linear in this way.
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,9 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
-from workloads.cache import cache_root
 from workloads.models.checkpoint_files import refuse_odd_files
-from workloads.models.saved import keep, write_origin
+from workloads.models.saved import keep, product_root, write_origin
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +37,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 def adapters_root() -> Path:
     """The directory of all named adapters on this machine; need not exist."""
-    named = os.environ.get("NIGHTGRID_ADAPTERS")
-    return Path(named).expanduser() if named else cache_root() / "adapters"
+    return product_root("adapter")
 
 
 def find_adapter(name: str) -> Path:
