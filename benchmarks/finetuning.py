@@ -196,7 +196,7 @@ def _compare(
     setting: Setting, comparison: Comparison, files: Path
 ) -> tuple[Mapping[str, list[dict[str, Any]]], dict[str, Any]]:
     """Turns of all contenders, and facts of the samples."""
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.data import encode_samples
 

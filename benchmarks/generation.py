@@ -65,7 +65,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from tokenizers import Tokenizer
 
-    from workloads.data.examples import Example, write_json_lines
+    from workloads.data.shapes import Example, write_json_lines
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
 
     count, output_tokens = setting.sized((100, 48), (12, 48), (6, 6))
@@ -231,10 +231,10 @@ def _lines(
 
 def mixed_prompts(count: int) -> list[str]:
     """Different prompts of mixed length: the embedded ones, then longer and shorter beginnings."""
-    from workloads.data.english_prompts import PROMPTS
+    from workloads.data.embedded import ENGLISH_PROMPTS
 
     found: dict[str, None] = {}
-    for text in _beginnings(PROMPTS):
+    for text in _beginnings(ENGLISH_PROMPTS):
         found.setdefault(text)
         if len(found) == count:
             return list(found)

@@ -24,13 +24,13 @@ OURS: dict[str, dict[str, Any]] = {"as it is": {}, "channels last": {"channels_l
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    from workloads.data.image_prompts import PROMPTS
+    from workloads.data.embedded import IMAGE_PROMPTS
     from workloads.models.loading import open_model
 
     steps, images = setting.sized((50, 4), (20, 4), (2, 2))
     source = open_model(MODEL)
     texts = setting.scratch / "texts.json"
-    texts.write_text(json.dumps(PROMPTS))
+    texts.write_text(json.dumps(IMAGE_PROMPTS))
     lines: list[Line] = []
     facts: dict[str, Any] = {"model": MODEL, "steps": steps, "images of a turn": images}
     for size in setting.sized((1, 4), (4,), (2,)):

@@ -38,7 +38,7 @@ from orchestrator.core.card_check import Passport, spread_of_runs
 from orchestrator.core.measurement import Measurement
 from orchestrator.results.passports import read_passports
 from orchestrator.results.tables import from_table
-from workloads.confidence import ALIKE, Spread, student_t_quantile, student_t_two_sided
+from workloads.util.statistics import ALIKE, Spread, student_t_quantile, student_t_two_sided
 
 TITLE = "Intervals: a grid repeated ten times"
 TAKES_S = Takes(whole=110, quick=None)

@@ -67,7 +67,7 @@ def _write_chunks(file: Path, steps: int) -> None:
     """The chunks of all steps, and the masks that ours draws in each."""
     from transformers import AutoConfig
 
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.data import SampleFormat
     from workloads.training.masking import draw, encode

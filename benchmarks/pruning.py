@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.figures import Goal, Line, cpu_ratio, rates
 from benchmarks.setting import Setting, Takes
-from workloads.confidence import mean_interval
+from workloads.util.statistics import mean_interval
 
 TITLE = "Generation with half of the feed-forward channels"
 TAKES_S = Takes(whole=35, quick=19)
@@ -77,7 +77,7 @@ def make(directory: Path, sizes: tuple[int, int, int], share: float) -> int:
 
     from workloads.compression import pruning
     from workloads.models.loading import open_model
-    from workloads.models.saved import copy_tokenizer
+    from workloads.models.products import copy_tokenizer
 
     source = open_model("tiny-chatglm3")
     config = AutoConfig.from_pretrained(source.path)

@@ -45,7 +45,7 @@ KINDS = {
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import open_model
 
     count = setting.sized(COUNT, 24, 8)

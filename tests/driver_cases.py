@@ -36,7 +36,7 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.runtime.status import CardStatus, RunStatus
 from workloads.base import Result, Sample
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 MOMENT = 1_700_000_000.0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from workloads.base import JobContext, OutOfMemory, Unsupported
-from workloads.data.examples import Example
+from workloads.data.shapes import Example
 from workloads.engines.base import GenerationEngine
 
 #: Answers that are read, the first of the dataset.

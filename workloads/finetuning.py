@@ -28,10 +28,10 @@ from workloads.base import (
     require,
 )
 from workloads.engines import engine_function
-from workloads.models import targets
-from workloads.models.known_config import known_config, positions_of
-from workloads.models.model_rules import saving_refusals, too_long
-from workloads.precision import quantized, support
+from workloads.models import rules
+from workloads.models.catalog import known_config, positions_of
+from workloads.models.precision import quantized, support
+from workloads.models.rules import saving_refusals, too_long
 from workloads.registry import WorkloadSpec, find_workload
 from workloads.rules import refusals
 from workloads.training.methods import ADAPTER_METHODS, MethodParameters, method_of
@@ -154,11 +154,11 @@ def _lengths(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _targets(job: JobDescription, wanted: str) -> Iterator[Refusal]:
-    there = targets.linear_names(job.model)
+    there = rules.linear_names(job.model)
     if there is None:
         return  # the job itself will look
     try:
-        targets.choose(wanted, there)
+        rules.choose(wanted, there)
     except BadConfiguration as error:
         reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
         yield Refusal(setting="targets", reason=reason, hint=hint)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from workloads import attention_packages
 from workloads.base import JobDescription, Refusal
 from workloads.generation.rules import batching_refusals
-from workloads.models.known_config import known_config, vocabulary_size
-from workloads.models.model_rules import quantised_refusals
+from workloads.models.catalog import known_config, vocabulary_size
+from workloads.models.rules import quantised_refusals
 from workloads.training.parallel.layout import generation_refusals
 
 

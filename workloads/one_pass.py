@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
-from workloads.data.catalog import Dataset
+from workloads.data.datasets import Dataset
 from workloads.engines.base import Generated, GenerationEngine, figures_of
 
 if TYPE_CHECKING:

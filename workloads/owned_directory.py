@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import files
 from workloads.process_stat import started_ticks
+from workloads.util import files
 
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1

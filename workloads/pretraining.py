@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, WorkloadError
-from workloads.data.catalog import Reading, find_dataset, load_examples
-from workloads.data.examples import text_of
+from workloads.data.datasets import Reading, find_dataset, load_examples
+from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.models.catalog import MADE, find_model
-from workloads.models.checkpoint_files import weight_files
-from workloads.models.masked_lm import config_of, mask_token, usable_positions
+from workloads.models.checkpoints import weight_files
+from workloads.models.loading import config_of, mask_token, usable_positions
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 from workloads.training.methods import TrainingParameters

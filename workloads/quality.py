@@ -30,10 +30,10 @@ from workloads.base import (
     WorkloadError,
     WorkloadParameters,
 )
-from workloads.cache import cache_root
-from workloads.data.catalog import Reading
+from workloads.data.cache import cache_root
+from workloads.data.datasets import Reading
 from workloads.engines.base import GenerationEngine
-from workloads.models.layouts import fingerprint
+from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
 from workloads.training.adapters import find_adapter

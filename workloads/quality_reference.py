@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from workloads.base import JobContext, Request, Result
-from workloads.cache import build_aside, file_lock
-from workloads.data.catalog import load_dataset
+from workloads.data.cache import build_aside, file_lock
+from workloads.data.datasets import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
 from workloads.one_pass import continued, result_of

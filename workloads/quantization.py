@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import (
     SAMPLES,
     BadConfiguration,
@@ -39,15 +37,15 @@ from workloads.compression.quantization import (
     library_config,
     mean_outputs,
 )
-from workloads.data.catalog import load_dataset
-from workloads.data.examples import Example, text_of
-from workloads.data.rules import DatasetParameters
-from workloads.models.known_config import known_config
+from workloads.data.datasets import DatasetParameters, load_dataset
+from workloads.data.shapes import Example, text_of
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.catalog import known_config
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
-from workloads.models.model_rules import is_protected, saving_refusals
+from workloads.models.products import origin_by, save_trained
 from workloads.models.random_weights import PREFIX
-from workloads.models.saved import origin_by, save_trained
-from workloads.models.targets import linear_shapes
+from workloads.models.rules import is_protected, linear_shapes, saving_refusals
 from workloads.registry import WorkloadSpec, find_workload, task_for
 from workloads.rules import refusals
 from workloads.settings import setting
@@ -240,8 +238,8 @@ def _model(job: JobDescription, found: QuantizationParameters) -> Iterator[Refus
 
 def _texts(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
     """Fewer texts than are wanted; a token is at least one byte."""
-    from workloads.data.catalog import find_dataset, load_examples
-    from workloads.data.examples import text_of
+    from workloads.data.datasets import find_dataset, load_examples
+    from workloads.data.shapes import text_of
 
     wanted = found.samples * found.length
     try:
@@ -371,7 +369,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     inputs = _inputs(request, parameters, source, tokenizer)
     dtype = precisions.compute_dtype(request.precision)
     plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
-    before = weights.inspect(plain, request.precision, device.name)
+    before = precision.inspect(plain, request.precision, device.name)
     load_s = context.clock() - began
     plain_read = read(plain, inputs.samples, request.batch_size, device)
 
@@ -401,7 +399,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     device.synchronize()
     wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
 
-    after = weights.inspect(model, PRECISION[parameters.numbers], device.name)
+    after = precision.inspect(model, PRECISION[parameters.numbers], device.name)
     found = read(model, inputs.samples, request.batch_size, device)
     details = {
         "quantization": f"{parameters.method}, {parameters.numbers}",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from workloads.base import Workload
     from workloads.engines.base import EngineSpec
     from workloads.models.catalog import ModelEntry
-    from workloads.models.checkpoint_kind import CheckpointKind
+    from workloads.models.checkpoints import CheckpointKind
 
 T = TypeVar("T")
 

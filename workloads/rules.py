@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from workloads.base import JobDescription, Refusal
-from workloads.data.rules import DatasetParameters, dataset_refusals
+from workloads.data.datasets import DatasetParameters, dataset_refusals
 from workloads.engines import ENGINES, engine_refusals
 from workloads.engines.base import Ability
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.checkpoint_kind import CheckpointKind
-from workloads.models.model_rules import text_refusals
+from workloads.models.checkpoints import CheckpointKind
+from workloads.models.rules import text_refusals
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, task_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import Unsupported
-from workloads.models.saved import origin_of
+from workloads.models.products import origin_of
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.base import BadConfiguration
-from workloads.cache import cached_directory
+from workloads.data.cache import cached_directory
 from workloads.devices import environment_for, host_device
-from workloads.models.layouts import fingerprint
+from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
 from workloads.training.adapters import find_adapter
 

@@ -27,22 +27,22 @@ from workloads.base import (
     Result,
     reporting_phases_to,
 )
-from workloads.data.catalog import load_dataset
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.bench.measure import Observation, instruments_of, measure
+from workloads.bench.profiling import Profile, profiled
+from workloads.bench.warmup import WarmupPlan
+from workloads.data.datasets import load_dataset
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function, find_engine
 from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
 from workloads.generation.encoder_figures import figures
 from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
-from workloads.measure import Observation, instruments_of, measure
 from workloads.one_pass import check_length
-from workloads.profiling import Profile, profiled
 from workloads.training.parallel.layout import Layout
-from workloads.warmup import WarmupPlan
 from workloads.workloads.text_generation import TextGenerationParameters
 
 if TYPE_CHECKING:
-    from workloads.data.examples import Example
+    from workloads.data.shapes import Example
     from workloads.devices.base import Device
     from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures

@@ -19,14 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.base import BadConfiguration, JobContext, MeasureSettings, Request, Result
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.bench.measure import Observation, instruments_of, measure
+from workloads.bench.warmup import WarmupPlan
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
 from workloads.engines.base import figures_of
 from workloads.images.pipeline import ImagePipeline
 from workloads.images.png import one_colour, png_of
 from workloads.images.rules import whole_batches
-from workloads.measure import Observation, instruments_of, measure
-from workloads.warmup import WarmupPlan
 from workloads.workloads.text_to_image import TextToImageParameters
 
 #: Of a probe: they take as much memory as all of them.
@@ -35,7 +35,7 @@ _PROBE_STEPS = 2
 
 def run(request: Request, context: JobContext) -> Result:
     """Measure text to image; see ``workloads.base.Workload``."""
-    from workloads.data.catalog import load_dataset
+    from workloads.data.datasets import load_dataset
 
     parameters = TextToImageParameters.model_validate(dict(request.parameters))
     if request.batch_size < 1:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import JobContext, Request, Result
-from workloads.data.catalog import load_dataset
+from workloads.data.datasets import load_dataset
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
+from workloads.models.precision import quantized
 from workloads.one_pass import continued, result_of
-from workloads.precision import quantized
 from workloads.stock_reference import Question, Reference, answer
 from workloads.workloads.verification import VerificationParameters
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from workloads import text_generation
 from workloads.base import JobContext, MeasureSettings, Request
-from workloads.collective import OneCard
+from workloads.bench.collective import OneCard
 from workloads.devices import device_for
 
 PROMPT, TOKENS, LENGTH = 100, 48, 256

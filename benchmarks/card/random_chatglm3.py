@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from workloads.models import chatglm3
-from workloads.models.chatglm3 import Sizes
-from workloads.models.chatglm3_tokenizer import write_tokenizer
-from workloads.models.tiny_vocabulary import pieces
+from workloads.models.chatglm3 import layout
+from workloads.models.chatglm3.layout import Sizes
+from workloads.models.chatglm3.tokenizer import write_tokenizer
+from workloads.models.embedded.tiny_chatglm3 import pieces
 
 SIZES = Sizes(
     hidden=4096,
@@ -37,14 +37,14 @@ def main(directory: Path) -> None:
     """Write configuration, tokenizer and weights; the weights are drawn on the card."""
     began = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
-    config = chatglm3.native_config(SIZES, eos_token_ids=ENDS, max_positions=8192)
+    config = layout.native_config(SIZES, eos_token_ids=ENDS, max_positions=8192)
     (directory / "config.json").write_text(json.dumps(config | {"random_weights": True}))
     generation = {"bos_token_id": 1, "eos_token_id": ENDS, "pad_token_id": 0}
     (directory / "generation_config.json").write_text(json.dumps(generation))
     write_tokenizer(directory, pieces(), 8192)
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in chatglm3.original_shapes(SIZES).items():
-        for part in chatglm3.native_parts(name, SIZES):
+    for name, shape in layout.original_shapes(SIZES).items():
+        for part in layout.native_parts(name, SIZES):
             shapes[part.name] = (part.stop - part.start, *shape[1:])
     parameters = sum(math.prod(shape) for shape in shapes.values())
     groups: list[list[str]] = [[] for _ in range(FILES)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from workloads import registry
 from workloads.base import JobContext, MeasureSettings, Request, Result, Sample
-from workloads.collective import OneCard
+from workloads.bench.collective import OneCard
 from workloads.devices import device_for
 from workloads.devices.base import Device
 

@@ -40,8 +40,8 @@ from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.host_server import PRELOAD
 from orchestrator.worker.process_server import preload
 from orchestrator.worker.turns import turn as turn_of_host
+from workloads.bench.card_check import check_card
 from workloads.devices import device_for
-from workloads.passport import measure_passport
 
 CARD = Card(node_id="here", index=0, accelerator=Accelerator("CPU"))
 
@@ -100,7 +100,7 @@ def _rows(jobs: list[Job], run: int, replicate: int) -> tuple[list[Measurement],
         device_name=info.device_name,
         emulated=False,
         threads=info.threads,
-        **measure_passport(device_for(CARD.accelerator.device)),
+        **check_card(device_for(CARD.accelerator.device)),
     )
     return [_row(worker, job, run) for job in mine], passport
 

@@ -19,8 +19,8 @@ from orchestrator.analysis.raw import Raw
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
+from workloads.bench.warmup import TOLERANCE
 from workloads.registry import installed
-from workloads.steadiness import TOLERANCE
 
 if TYPE_CHECKING:
     import pyarrow as pa

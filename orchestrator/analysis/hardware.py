@@ -32,10 +32,10 @@ from orchestrator.analysis.metrics import figure_of
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import number, scalar, seconds, times
-from workloads import files
 from workloads.bench.metrics import PREFILL_TOKENS_PER_S as PREFILL
-from workloads.data.records import ENDINGS
+from workloads.data.datasets import ENDINGS
 from workloads.devices import all_devices
+from workloads.util import files
 
 _LOG = logging.getLogger("nightgrid.report")
 _Line = TypeVar("_Line")

@@ -26,7 +26,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.results.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
 from workloads.base import END_TOKEN_IDS
-from workloads.confidence import percentile
+from workloads.util.statistics import percentile
 
 #: Figures that were computed from the same numbers differ by rounding only.
 ROUNDING = 1e-3

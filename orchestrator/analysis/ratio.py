@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.measurement import Measurement, Metrics
-from workloads.confidence import student_t_quantile, student_t_two_sided
+from workloads.util.statistics import student_t_quantile, student_t_two_sided
 
 #: Degrees of freedom of a spread that is taken as known.
 KNOWN = math.inf

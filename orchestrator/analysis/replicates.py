@@ -1,8 +1,8 @@
 """Replicates joined into one cell: its mean over processes, with the interval that holds. Pure.
 
-A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables
-and comparisons see one row for all of them, which is the first with the figures of all: the mean of
-the processes' means, and Student's t interval over these (``workloads/confidence.py``). A row that
+A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables and
+comparisons see one row for all of them, which is the first with the figures of all: the mean of the
+processes' means, and Student's t interval over these (``workloads/util/statistics.py``). A row that
 is flagged is left out where others are not. Rows of one and the same process say nothing of what
 differs between processes; where there is no second one the interval stays the row's own, and the
 report says "within one process".
@@ -24,7 +24,7 @@ from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
-from workloads.confidence import ALIKE, NestedInterval, Spread, nested_interval
+from workloads.util.statistics import ALIKE, NestedInterval, Spread, nested_interval
 
 _SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")
 _OWN = ("drift", "hump_ratio")  # of one process alone

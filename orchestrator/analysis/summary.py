@@ -51,7 +51,7 @@ from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.runtime.status import CardStatus, RunStatus
 from orchestrator.util.format import moment, plural, seconds
-from workloads.confidence import ALIKE, Spread
+from workloads.util.statistics import ALIKE, Spread
 
 #: Answers, not accidents: the question "does this setting work here?" was settled.
 SETTLED = frozenset({State.SUCCEEDED, State.OUT_OF_MEMORY, State.UNSUPPORTED, State.PRUNED})

@@ -29,7 +29,7 @@ from orchestrator.analysis.ratio import (
 from orchestrator.core.job import State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from workloads.confidence import student_t_two_sided
+from workloads.util.statistics import student_t_two_sided
 
 #: Of the changes called significant at most this share are expected to be false.
 LEVEL = 0.05

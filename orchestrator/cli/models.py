@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.planning.verification import Verified
-    from workloads.data.advertisegen import Description as DatasetDescription
-    from workloads.data.examples import Example
+    from workloads.data.lengths import Description as DatasetDescription
     from workloads.data.lengths import Distribution
-    from workloads.models.description import Description
+    from workloads.data.shapes import Example
+    from workloads.models.describe import Description
 
 DESCRIBE_EPILOG = """\
 examples:
@@ -47,10 +47,9 @@ def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 def run_describe(args: argparse.Namespace) -> int:
     """Describe, then print."""
     from orchestrator.report.run_report import write_aside
-    from workloads.models.description import describe_model
-    from workloads.models.drawing import draw_svg
-    from workloads.models.picture import picture_of
-    from workloads.models.slide import draw_slide
+    from workloads.models.describe import describe_model
+    from workloads.models.drawing import draw_svg, picture_of
+    from workloads.models.slides import draw_slide
 
     description = describe_model(args.model, lora_rank=args.lora_rank)
     title = f"{description.model}: {description.parameters:,} parameters"
@@ -70,7 +69,7 @@ def print_description(description: Description, console: Console) -> None:
     """All parts, for people."""
     from rich.text import Text
 
-    from workloads.models.picture import draw_text, picture_of
+    from workloads.models.drawing import draw_text, picture_of
 
     random = "  (random weights: its texts mean nothing)" if description.random_weights else ""
     name = description.architecture.name
@@ -175,7 +174,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Convert, showing progress, and say what was written."""
-    from workloads.models.conversion import convert
+    from workloads.models.chatglm3.conversion import convert
 
     begin = time.perf_counter()
     converted = convert(
@@ -253,20 +252,20 @@ def add_protect_arguments(parser: argparse.ArgumentParser) -> None:
 def run_protect(args: argparse.Namespace) -> int:
     """Protect, and say what was written."""
     from workloads.base import BadConfiguration
-    from workloads.models import protection
-    from workloads.models.checkpoint_files import protected_files
+    from workloads.models import encryption
+    from workloads.models.checkpoints import protected_files
 
     if args.new_key:
         try:
-            protection.write_key(args.key_file)
+            encryption.write_key(args.key_file)
         except OSError as error:
             raise BadConfiguration(
                 f"--new-key cannot make {args.key_file}: {error.strerror}"
             ) from error
-    key = protection.read_key(args.key_file)
+    key = encryption.read_key(args.key_file)
     began = time.perf_counter()
     try:
-        written, left_out = protection.protect(args.source, args.destination, key)
+        written, left_out = encryption.protect(args.source, args.destination, key)
     except OSError as error:
         raise BadConfiguration(f"{args.source} cannot be protected: {error}") from error
     seconds = time.perf_counter() - began
@@ -356,12 +355,12 @@ def run_dataset(args: argparse.Namespace) -> int:
     if args.kind == "probe":
         return _probe(args)
     if args.kind == "advertisegen":
-        from workloads.data.advertisegen import read_directory
+        from workloads.data.lengths import read_directory
 
         return _lengths(
             args, "directory", str(args.directory), lambda: read_directory(args.directory)
         )
-    from workloads.data.catalog import Reading, load_examples
+    from workloads.data.datasets import Reading, load_examples
 
     reading = Reading(columns=args.columns, split=args.split, revision=args.revision)
     return _lengths(
@@ -387,7 +386,7 @@ def _lengths(
     name: str,
     read: Callable[[], dict[str, list[Example]]],
 ) -> int:
-    from workloads.data import advertisegen
+    from workloads.data import lengths as advertisegen
 
     out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
     if out is not None:
@@ -414,7 +413,7 @@ def _lengths(
 
 
 def _synthetic(args: argparse.Namespace) -> int:
-    from workloads.data import advertisegen
+    from workloads.data import lengths as advertisegen
 
     if args.count < 2:
         raise NightgridError("--count must be at least 2: one example for each file")

@@ -78,7 +78,7 @@ def run_init(args: argparse.Namespace) -> int:
     from orchestrator.core.settings import FIELDS
     from orchestrator.grid.parser import parse_grid
     from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
-    from workloads.precision import PRECISIONS, support
+    from workloads.models.precision import PRECISIONS, support
     from workloads.registry import find_workload
 
     fitting = _fitting(args.model)
@@ -515,7 +515,7 @@ def run_schema(args: argparse.Namespace) -> int:
 
 
 def _print_precisions(*, as_json: bool) -> None:
-    from workloads.precision import table
+    from workloads.models.precision import table
 
     if as_json:
         output.say_json([dataclasses.asdict(row) for row in table()], indent=1)

@@ -649,7 +649,7 @@ def _rows(results: Path, run: str) -> Iterator[Measurement]:
 
 def _bundle(path: Path) -> Atlas:
     from orchestrator.report.atlas import LARGEST_BYTES, from_json
-    from workloads import files
+    from workloads.util import files
 
     try:
         text = files.read_text(path, limit_bytes=LARGEST_BYTES)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from workloads.confidence import Spread
+from workloads.util.statistics import Spread
 
 #: Shares of the usual figure below which a card is called slow. Emulated cards share a processor,
 #: whose caches and clock are no card's own: what a busy neighbour costs is no slow card.

@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Attempt, Failure, Outcome, WorkerInfo
 from orchestrator.core.topology import Card, Node
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 # ---------------------------------------------------------------- events
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from workloads.confidence import percentile
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
+from workloads.util.statistics import percentile
 
 #: A stretch has to be this many times as long as the longest time between two of its readings:
 #: what happens between readings at its two ends is only interpolated.

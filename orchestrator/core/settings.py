@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from workloads import registry
-from workloads.data.catalog import EMBEDDED as DATASETS
+from workloads.data.datasets import EMBEDDED as DATASETS
 from workloads.devices import own_devices
 from workloads.engines import default_engine
 from workloads.models.catalog import EMBEDDED as MODELS

@@ -15,7 +15,7 @@ from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
 from orchestrator.on_ray.jobs import Versions
 from workloads.devices import all_devices
 from workloads.engines import ENGINES, engine_packages
-from workloads.models.quantized_checkpoints import PACKAGES
+from workloads.models.rules import PACKAGES
 
 # Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure.
 

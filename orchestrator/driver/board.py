@@ -33,7 +33,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import NOTHING, Action, Plan, Span
 from orchestrator.core.topology import Card, CardSet, Node
 from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 #: Number of last failures whose messages are kept; all failures are counted.
 KEPT_FAILURES = 5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.errors import GridError
 from orchestrator.results import paths
 from orchestrator.results.directory import default_results_dir, directory_of, is_address
-from workloads import files
+from workloads.util import files
 
 if TYPE_CHECKING:
     from orchestrator.driver.supervisor import SupervisorLink

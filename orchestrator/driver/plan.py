@@ -20,8 +20,8 @@ from orchestrator.core.topology import Node
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
 from orchestrator.results import paths
 from orchestrator.results.directory import directory_of, is_address
-from workloads import files
 from workloads.devices import all_devices, device_class, host_device
+from workloads.util import files
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
@@ -113,7 +113,7 @@ def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     from orchestrator.results import disk
     from orchestrator.results.stored_run import runs
     from orchestrator.runtime.status import RunStatus
-    from workloads.files import SMALL_BYTES
+    from workloads.util.files import SMALL_BYTES
 
     starts_s = []
     for run in runs(results)[:MOST_STARTS]:

@@ -308,7 +308,7 @@ def run_grid(
     from orchestrator.results.store import Store
     from orchestrator.runtime.row_log import RowLog, close_all
     from orchestrator.trackers.base import tracker_of
-    from workloads.models import protection, remote_code
+    from workloads.models import encryption, loading
 
     grid = grid_of(source, options)
     options = with_results_of(grid, options)
@@ -325,8 +325,8 @@ def run_grid(
     if change is not None:
         refuse_another(grid, change, store.run, {row.job_id for row in history_of(store)})
     with (
-        remote_code.permitted(options.remote_code),
-        protection.key_named(options.key_file),
+        loading.permitted(options.remote_code),
+        encryption.key_named(options.key_file),
         _session(options, grid) as session,
     ):
         session = with_its_nodes(options, session, say, store.path)

@@ -23,7 +23,7 @@ from workloads.engines import ENGINES
 from workloads.settings import Declaration, declarations, removed_settings
 
 if TYPE_CHECKING:
-    from workloads.hub_revisions import Revisions
+    from workloads.models.hub import Revisions
 
 
 class MeasureBlock(BaseModel):
@@ -165,14 +165,14 @@ class Vocabulary:
     ) -> Vocabulary:
         """The settings of this installation; ``check_data`` also looks for models and datasets.
         ``commits`` are those that a run came to before."""
-        from workloads.precision import PRECISIONS
+        from workloads.models.precision import PRECISIONS
         from workloads.registry import WORKLOADS
 
         if not check_data:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
-        from workloads.data.catalog import find_dataset
-        from workloads.hub_revisions import Revisions
+        from workloads.data.datasets import find_dataset
         from workloads.models.catalog import find_model
+        from workloads.models.hub import Revisions
         from workloads.onnx_graphs.calibrations import find_calibration
         from workloads.training.adapters import find_adapter
 
@@ -277,7 +277,7 @@ class Vocabulary:
         if name == "accelerator":
             return _unknown_accelerator(value)
         if name == "precision":
-            from workloads.precision import ALSO_CALLED
+            from workloads.models.precision import ALSO_CALLED
 
             meant = ALSO_CALLED.get(str(value).casefold(), "")
             return _not_among(value, self.precisions, "precision", meant)

@@ -26,7 +26,7 @@ import yaml
 
 from orchestrator.core.errors import GridError, Problem
 from orchestrator.core.job import Scalar
-from workloads import files
+from workloads.util import files
 
 #: In a checkout a link to its ``grids/``; an installer copies what lies there.
 DIRECTORY = Path(__file__).with_name("shipped")

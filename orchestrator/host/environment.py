@@ -22,7 +22,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.results.derive import Provenance
 from workloads.devices import all_devices
 from workloads.engines import engine_packages
-from workloads.models.quantized_checkpoints import PACKAGES as READER_PACKAGES
+from workloads.models.rules import PACKAGES as READER_PACKAGES
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"

@@ -49,10 +49,9 @@ from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.redaction import redact
 from orchestrator.worker.served_process import HeldServer, wait_for_end
 from orchestrator.worker.wire import pickled, unpickled
-from workloads.compilation import compiled_directory
 from workloads.devices import DeviceSpec, device_class
-from workloads.devices.monitoring.release import idle_memory_bytes
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.base import compiled_directory
+from workloads.devices.monitor.host import CardTelemetry, idle_memory_bytes
 
 #: Variables of Ray's workers: Ray runs them at niceness 15, which a benchmark would feel.
 WORKER_VARIABLES = {"RAY_worker_niceness": "0"}

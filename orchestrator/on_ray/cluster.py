@@ -24,10 +24,10 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.host.node_packages import packages_here
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
-from workloads import files
 from workloads.devices import all_devices, host_device
 from workloads.engines import choice_packages
 from workloads.environment import variables
+from workloads.util import files
 
 # Advice for users whose Ray cluster asks for a token that this process does not have.
 #

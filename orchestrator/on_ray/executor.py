@@ -66,8 +66,8 @@ from orchestrator.worker.messages import (
     Stop,
 )
 from orchestrator.worker.outcome_bytes import unpacked
-from workloads.devices.monitoring.telemetry import CardTelemetry
-from workloads.models import protection, remote_code
+from workloads.devices.monitor.host import CardTelemetry
+from workloads.models import encryption, loading
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
 #: Jobs that are over sooner are not listed among Ray's tasks: nobody could see them there.
@@ -390,7 +390,7 @@ class WorkerPool:
             self._worker_stopped(command.worker_id, failure)
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
-        passed_on = {**remote_code.passed_on(), **protection.passed_on()}
+        passed_on = {**loading.passed_on(), **encryption.passed_on()}
         launch = launch_of(command, claim.node, claim.facts, self._factory, passed_on)
         claim.channel.put(Start(launch))
 

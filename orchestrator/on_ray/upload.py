@@ -132,7 +132,7 @@ def is_secret_file(name: str) -> bool:
 
 def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
     """Models, datasets and adapters that are there, at a path relative to the working directory."""
-    from workloads.data import catalog as datasets
+    from workloads.data import datasets
     from workloads.models import catalog as models
 
     jobs = list(jobs)

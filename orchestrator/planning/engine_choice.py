@@ -19,7 +19,7 @@ from orchestrator.core.topology import Node
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
-from workloads.precision import support
+from workloads.models.precision import support
 from workloads.registry import WORKLOADS, find_workload
 from workloads.rules import refusals_by
 

@@ -25,8 +25,8 @@ from orchestrator.planning.engine_choice import differences, software_of, with_e
 from orchestrator.planning.forecast import Startup, duration
 from orchestrator.planning.rules import Rules
 from workloads.engines import ENGINES
+from workloads.models.precision import support
 from workloads.models.products import Saving
-from workloads.precision import support
 from workloads.registry import find_workload
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from orchestrator.results.passports import slow_cards_of, spread_between_runs
 from orchestrator.results.store import Store
 from orchestrator.results.stored_run import Contents
 from orchestrator.runtime.status import RunStatus
-from workloads import files
-from workloads.files import SMALL_BYTES
+from workloads.util import files
+from workloads.util.files import SMALL_BYTES
 
 
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:

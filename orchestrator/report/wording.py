@@ -26,7 +26,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util import format as units
 from orchestrator.util.format import one_line
-from workloads.confidence import samples_needed
+from workloads.util.statistics import samples_needed
 
 if TYPE_CHECKING:
     from orchestrator.analysis.summary import Summary

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from workloads import files
+from workloads.util import files
 
 #: Size limit of a file of rows; the largest are compacted ones. Smaller files have own limits.
 LARGEST_BYTES = 2 * 2**30

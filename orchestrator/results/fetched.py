@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from orchestrator.results.store import Store
-from workloads import files
+from workloads.util import files
 
 
 def fetched_directory(results: Path, name: str, source: str, told: Mapping[str, object]) -> Path:

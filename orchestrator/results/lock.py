@@ -25,9 +25,9 @@ from pathlib import Path
 
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.results import disk, paths
-from workloads import files
 from workloads.owned_directory import ProcessIdentity
 from workloads.process_stat import started_ticks
+from workloads.util import files
 
 HEARTBEAT_S = 5.0
 _RENEW_S = 1.0  # between two signs of life that looks leave beside it

@@ -23,14 +23,14 @@ from orchestrator.core.measurement import (
 )
 from orchestrator.results.series import LEAST_SAMPLES, hump_ratio_of
 from workloads.base import SAMPLES, TOKENS, Item, Sample, Throughput
-from workloads.confidence import (
+from workloads.bench.warmup import LEAST_STEPS, Step, drift
+from workloads.util.statistics import (
     Interval,
     mean_interval,
     percentile,
     ratio_interval,
     tail_percentile,
 )
-from workloads.steadiness import LEAST_STEPS, Step, drift
 
 #: Metrics of an attempt that timed nothing.
 NOTHING = Metrics()

@@ -29,7 +29,7 @@ from orchestrator.results.directory import directory_of
 from orchestrator.results.finding import find_run
 from orchestrator.results.identity import id_at
 from orchestrator.results.scan import has_rows
-from workloads import files
+from workloads.util import files
 
 MARK = "NIGHTGRID-PARCEL-1"
 PART_BYTES = 48 * 1024

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.card_check import Passport, SlowCard, slow_cards, spread_of_runs
 from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
-from workloads.confidence import Spread
-from workloads.files import SMALL_BYTES
+from workloads.util.files import SMALL_BYTES
+from workloads.util.statistics import Spread
 
 if TYPE_CHECKING:
     import pyarrow as pa

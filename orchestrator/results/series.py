@@ -3,7 +3,7 @@
 The mean and its interval describe values that scatter around one. Two things spoil that and are
 found here: speed that drifts over the night (a rack that heats up, a host that fills), and speed
 that jumps between two values (two clock states, a neighbour that comes and goes). Whether a row's
-own repeats are steady is decided in ``workloads/steadiness.py``.
+own repeats are steady is decided in ``workloads/bench/warmup.py``.
 
 The trend is tested by Mann and Kendall (H. B. Mann, Econometrica 13, 1945) and measured by Theil
 and Sen's slope, neither of which an outlier moves. Two humps are tested by the cluster index of
@@ -21,7 +21,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from workloads.steadiness import mann_kendall_score
+from workloads.bench.warmup import mann_kendall_score
 
 #: Level of both tests. A night has hundreds of rows, so it is strict.
 LEVEL = 0.01

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.results import paths
 from orchestrator.results.store import Store
-from workloads import files
+from workloads.util import files
 
 MOST = 2
 

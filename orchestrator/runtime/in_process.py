@@ -32,7 +32,7 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_worker import CardWorker
 from orchestrator.worker.process_server import OPTIONAL
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
 

@@ -28,7 +28,7 @@ from orchestrator.core.outcome import Outcome, Purpose
 from orchestrator.core.settings import Goal, Search
 from workloads import registry
 from workloads.base import MeasureSettings
-from workloads.confidence import Interval, mean_interval
+from workloads.util.statistics import Interval, mean_interval
 
 #: The share of a card's memory at which the line is read: allocators lose some between blocks.
 USABLE = 0.97

@@ -31,7 +31,7 @@ from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool, blamed_cards
 from orchestrator.scheduler.retry import POLICIES, Breaker, Verdict, failure_class_of, judge
 from orchestrator.scheduler.state import JobRecord, Phase, Worker, WorkerState
-from workloads.confidence import Interval
+from workloads.util.statistics import Interval
 
 
 class Searches:

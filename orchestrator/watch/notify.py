@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import INTERRUPTED, NightgridError
 from orchestrator.core.job import State
 from orchestrator.util.format import finite, one_line
-from workloads import files
+from workloads.util import files
 
 if TYPE_CHECKING:
     from orchestrator.analysis.comparison import RunComparison

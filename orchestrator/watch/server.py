@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from orchestrator.results import paths
-from workloads import files
+from workloads.util import files
 
 if TYPE_CHECKING:
     from orchestrator.results.store import Store

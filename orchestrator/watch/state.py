@@ -35,7 +35,7 @@ from orchestrator.results.scan import scan_rows
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
 from orchestrator.util.format import number, one_line, plural, seconds
-from workloads.files import SMALL_BYTES
+from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

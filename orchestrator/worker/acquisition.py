@@ -16,7 +16,7 @@ from orchestrator.core.topology import Card
 from orchestrator.worker.failure_record import one_line
 from workloads.base import BadConfiguration, CardFaulty, CardNotAcquired
 from workloads.devices import host_device
-from workloads.devices.monitoring.release import Waiting
+from workloads.devices.monitor.host import ReleaseWait
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
@@ -91,7 +91,7 @@ class CardHolder:
             CardNotAcquired: it is not free in time; the message names the process or the memory.
         """
         card = self.config.card
-        waiting = Waiting(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
+        waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
         while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
             if waiting.is_over(now := time.monotonic()):
                 raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")

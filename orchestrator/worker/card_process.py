@@ -23,7 +23,7 @@ from orchestrator.host.clock import Interval
 from orchestrator.worker.redaction import redacted_end
 from orchestrator.worker.served_process import ServedProcess
 from orchestrator.worker.wire import Channel, compact
-from workloads import files
+from workloads.util import files
 
 #: Part of a log that a row keeps.
 TAIL_BYTES = 4000

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from orchestrator.core.readings import Energy, Reading, card_readings, energy_between
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 Read = Callable[[], Mapping[int, CardTelemetry]]
 

@@ -33,7 +33,7 @@ from orchestrator.worker.redaction import redactor_of
 from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import KeptTurn, turn
 from workloads.base import BadConfiguration, Collective, JobContext, Phase, Result
-from workloads.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -242,14 +242,14 @@ class CardWorker(CardHolder):
         side and together, and a card that fails here fails in the job."""
         import torch
 
-        from workloads.passport import EMULATED_PIECE_S, PIECE_S, measure_link, measure_passport
+        from workloads.bench.card_check import EMULATED_PIECE_S, PIECE_S, check_card, check_link
 
         assert self.device is not None
         piece_s = EMULATED_PIECE_S if self.config.emulated else PIECE_S
-        self._passport = measure_passport(self.device, piece_s=piece_s)
+        self._passport = check_card(self.device, piece_s=piece_s)
         size = len(attempt.cards)
         if size > 1:
-            self._passport["link_bytes_per_s"] = measure_link(size, self.device)
+            self._passport["link_bytes_per_s"] = check_link(size, self.device)
         if self.device.spec.can("host_cores"):
             self._passport["threads"] = torch.get_num_threads()
         else:

@@ -19,7 +19,7 @@ from orchestrator.core.outcome import Failure, RankOutcome, WorkerInfo
 from orchestrator.core.readings import Energy
 from orchestrator.worker.card_process import Launch, Order
 from orchestrator.worker.wire import compact
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 # ---------------------------------------------------------------- from the driver
 

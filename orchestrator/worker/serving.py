@@ -37,7 +37,7 @@ from orchestrator.worker.child import Child, adopt_orphans, die_with_parent, end
 from orchestrator.worker.memory_kills import memory_kills
 from orchestrator.worker.process_table import descendants, processes
 from orchestrator.worker.redaction import redact
-from workloads import files
+from workloads.util import files
 
 _REQUEST_BYTES = 1 << 20
 

@@ -41,10 +41,10 @@ from typing import ClassVar
 
 from orchestrator.core.readings import Turn
 from orchestrator.worker.wake_up import WakeUp, wake
-from workloads import files
 from workloads.base import Collective
 from workloads.devices import host_device
 from workloads.process_stat import process_stat
+from workloads.util import files
 
 #: The file of the whole host; where another user keeps it closed, one of this user's own.
 PATHS = (Path("/tmp/nightgrid-turns.lock"), Path(f"/tmp/nightgrid-turns-{os.geteuid()}.lock"))

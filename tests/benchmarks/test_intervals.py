@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.intervals import Told, coverage
-from workloads.confidence import ALIKE, Spread, mean_interval, nested_interval
+from workloads.util.statistics import ALIKE, Spread, mean_interval, nested_interval
 
 
 def runs(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.readings import card_readings
-from workloads.devices.monitoring.nvml import throttle_names
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
+from workloads.devices.monitor.nvidia import throttle_names
 
 RECORDED = Path(__file__).parents[2] / "results" / "h100" / "nvml_readings.json"
 

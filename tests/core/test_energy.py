@@ -15,7 +15,7 @@ from orchestrator.results.derive import measurement_of
 from orchestrator.worker import card_sampler
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.base import Result
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 
 def counted(*points: tuple[float, float]) -> list[Reading]:

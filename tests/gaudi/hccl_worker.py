@@ -9,7 +9,7 @@ from scripted_worker import ScriptedWorker
 
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Attempt, RankOutcome
-from workloads import collective
+from workloads.bench import collective
 from workloads.devices import device_for
 
 #: Of every wait, where the transport knows one.

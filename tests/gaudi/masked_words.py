@@ -21,9 +21,9 @@ from generation_cases import Worker
 
 from workloads import finetuning
 from workloads.base import MeasureSettings, Request, Result
-from workloads.collective import Rendezvous, joined
-from workloads.compilation import of_torch
+from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
+from workloads.devices.base import torch_compilations
 from workloads.engines.gaudi import library
 
 
@@ -87,9 +87,9 @@ def main(mode: str) -> None:
         done["gang"] = gang(mode)  # forked before this process has threads
 
     def run(**given: Any) -> dict[str, Any]:
-        before = of_torch().graphs or 0
+        before = torch_compilations().graphs or 0
         result = finetuning.run(job(mode, **given), replace(Worker().context(), device=device))
-        return told(result) | {"graphs": (of_torch().graphs or 0) - before}
+        return told(result) | {"graphs": (torch_compilations().graphs or 0) - before}
 
     done["fresh"] = run()
     done["mixed"] = run(autocast="bf16")

@@ -18,7 +18,7 @@ from generation_cases import Worker, request
 
 from workloads import finetuning, text_generation
 from workloads.base import MeasureSettings, Request, Result
-from workloads.collective import Rendezvous, joined
+from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.engines.gaudi import library
 

@@ -14,7 +14,7 @@ from orchestrator.grid.experiment import STRUCTURE
 from orchestrator.grid.schema import grid_schema
 from orchestrator.grid.vocabulary import GridFile, MeasureBlock
 from tools.documents.settings import document
-from workloads.precision import PRECISIONS
+from workloads.models.precision import PRECISIONS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "grids.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from orchestrator.grid.parser import load_grid
 from orchestrator.grid.schema import grid_schema, grid_schema_text
 from orchestrator.grid.vocabulary import FIELD_NAMES
 from workloads.devices import DEVICES
-from workloads.precision import PRECISIONS
+from workloads.models.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 
 GRIDS = Path(__file__).resolve().parents[2] / "grids"

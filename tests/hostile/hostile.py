@@ -30,7 +30,7 @@ SEED = 20261122
 #: What commands import on demand, so that the workers, which are forked, have it.
 PRELOADED = (
     *("torch", "transformers", "duckdb", "mlflow", "pyarrow.parquet", "pyarrow.dataset"),
-    *("rich.console", "typst", "workloads.models.description"),
+    *("rich.console", "typst", "workloads.models.describe"),
     *("orchestrator.on_ray.cluster", "orchestrator.on_ray.jobs", "orchestrator.report.html"),
     *("orchestrator.report.figures", "orchestrator.watch.server"),
 )

@@ -116,10 +116,10 @@ class Worlds:
     # ------------------------------------------------------------ what is sound
 
     def _make_sound(self) -> None:
-        from workloads.data.examples import write_json_lines
-        from workloads.data.synthetic import synthetic_examples
-        from workloads.models import tiny_chatglm3
-        from workloads.models.restoration import restore_into
+        from workloads.data.embedded import synthetic_examples
+        from workloads.data.shapes import write_json_lines
+        from workloads.models.chatglm3.conversion import restore_into
+        from workloads.models.embedded import tiny_chatglm3
 
         results = self.sound / "results"
         for run in ("night", "other"):

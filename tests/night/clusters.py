@@ -38,7 +38,7 @@ from orchestrator.driver.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduler.retry import POLICIES
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulator import VirtualCluster
-from workloads.devices.monitoring.telemetry import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 if TYPE_CHECKING:
     from nights import Night

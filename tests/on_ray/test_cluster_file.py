@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from workloads.devices.monitoring.gaudi_products import PRODUCTS
+from workloads.devices.monitor.gaudi import PRODUCTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["cluster.yaml", "clusters/gpu.yaml", "clusters/mixed.yaml"]

@@ -18,7 +18,7 @@ from orchestrator.results.schema import schema
 from orchestrator.results.store import Store
 from orchestrator.worker.host_facts import HostFacts
 from orchestrator.worker.launch import launch_of
-from workloads.models import remote_code
+from workloads.models import loading
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 
@@ -34,7 +34,7 @@ def test_nothing_is_unpickled(package: str) -> None:
     numpy file may hold objects."""
     for path in modules(package):
         own = {name.split(".")[0] for name in imported(path)} & PICKLES
-        catches = path.name == "shards.py" and "pickle.load" not in path.read_text()
+        catches = path.name == "checkpoints.py" and "pickle.load" not in path.read_text()
         assert not own or catches or path == ROOT / "orchestrator/worker/wire.py", path
     calls = (
         (path, node)
@@ -83,7 +83,7 @@ def test_result_columns_hold_no_objects() -> None:
 
 def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was named on the command line reaches every worker, and nothing does otherwise."""
-    monkeypatch.delenv(remote_code.VARIABLE, raising=False)
+    monkeypatch.delenv(loading.VARIABLE, raising=False)
     card = Card(node_id="n", accelerator=Accelerator.HPU, index=0)
     node = Node(
         node_id="n",
@@ -99,11 +99,11 @@ def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPa
     start = StartWorker(worker_id="w1", card=card)
 
     def environment() -> str:
-        launch = launch_of(start, node, facts, "m:f", remote_code.passed_on())
-        return launch.environments[""][remote_code.VARIABLE]
+        launch = launch_of(start, node, facts, "m:f", loading.passed_on())
+        return launch.environments[""][loading.VARIABLE]
 
     assert environment() == ""
-    with remote_code.permitted(["org/model"]):
+    with loading.permitted(["org/model"]):
         assert environment() == "org/model"
 
 

@@ -19,8 +19,8 @@ from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.results.metrics_of_samples import metrics_of
 from workloads.base import Sample
-from workloads.confidence import ratio_interval
 from workloads.training.parallel.layout import model_parallel_size, pipeline_size
+from workloads.util.statistics import ratio_interval
 
 HEAD = "name: g\ndefaults: {workload: finetuning, model: tiny-chatglm3}\nexperiments:\n"
 SHIPPED = Path(__file__).resolve().parents[2] / "grids" / "chatglm3-finetune.yaml"

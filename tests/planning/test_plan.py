@@ -23,7 +23,7 @@ from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.planning.planner import card_seconds, legal_counts, make_plan
 from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
-from workloads.precision import support
+from workloads.models.precision import support
 
 HPU, GPU, CPU = Accelerator.HPU, Accelerator.GPU, Accelerator.CPU
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.confidence import (
+from workloads.util.statistics import (
     mean_interval,
     nested_interval,
     percentile,

@@ -19,7 +19,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.sections import sections
 from orchestrator.report.wording import cell_text, scopes, throughput
-from workloads.confidence import Spread, mean_interval
+from workloads.util.statistics import Spread, mean_interval
 
 
 def replicate(number: int, value: float, pid: int | None = None, **changes: Any) -> Measurement:

@@ -19,7 +19,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import MAX, Accelerator, Job
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import FIELDS, JobFields
-from workloads.precision import PRECISIONS
+from workloads.models.precision import PRECISIONS
 from workloads.registry import WORKLOADS
 
 NAMES = {

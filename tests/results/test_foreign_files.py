@@ -14,10 +14,9 @@ from orchestrator.cli.main import main
 from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.results import paths
 from workloads.base import BadConfiguration, DataMissing
-from workloads.data.records import records
-from workloads.models.chatglm3 import from_original_config, sizes_of
-from workloads.models.checkpoint_files import index_shards, read_config
-from workloads.models.shards import open_shard
+from workloads.data.datasets import records
+from workloads.models.chatglm3.layout import from_original_config, sizes_of
+from workloads.models.checkpoints import index_shards, open_shard, read_config
 
 ORIGINAL: dict[str, Any] = {
     "model_type": "chatglm",

@@ -26,7 +26,7 @@ from orchestrator.results.passports import (
     spread_between_runs,
 )
 from orchestrator.results.store import Store
-from workloads.confidence import ALIKE
+from workloads.util.statistics import ALIKE
 
 
 def passport(index: int, speed: float = 1e12, **changes: object) -> Passport:

@@ -27,7 +27,7 @@ from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.earlier import cards_before, clear_up, owner_of
 from orchestrator.worker.requests import request_of
-from workloads.models.saved import ORIGIN, origin_by, write_origin
+from workloads.models.products import ORIGIN, origin_by, write_origin
 
 
 def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:

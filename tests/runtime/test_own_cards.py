@@ -15,8 +15,8 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.driver.plan import own_cards, own_machine, own_nodes, planned_nodes
 from orchestrator.driver.session import own_session
-from workloads.devices.monitoring import hlml, nvml
-from workloads.devices.monitoring.nvidia_smi import QUERY
+from workloads.devices.monitor import gaudi, nvidia
+from workloads.devices.monitor.nvidia import QUERY
 
 GPU, HPU, CPU = map(Accelerator, ("GPU", "HPU", "CPU"))
 NVIDIA_CSV = ", ".join(QUERY) + "\n" + "".join(f"{n}, 71.3, 34, 0, 4, 81559\n" for n in range(2))
@@ -33,8 +33,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
-    for library in (nvml, hlml):  # those of a machine that has a card
-        monkeypatch.setattr(library, "telemetry", dict)
+    monkeypatch.setattr(nvidia, "nvml_telemetry", dict)  # those of a machine that has a card
+    monkeypatch.setattr(gaudi, "hlml_telemetry", dict)
     return tmp_path / "tools"
 
 

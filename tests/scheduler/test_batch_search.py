@@ -29,7 +29,7 @@ from orchestrator.scheduler.batch_size import (
 )
 from orchestrator.scheduler.simulated_faults import simulated_result, true_rate
 from workloads.base import Result
-from workloads.confidence import mean_interval
+from workloads.util.statistics import mean_interval
 
 CARD = 10**11
 

@@ -10,7 +10,7 @@ import pytest
 from patience import patience
 
 from workloads.base import CollectiveFailed
-from workloads.collective import OneCard, Rendezvous, joined, listen
+from workloads.bench.collective import OneCard, Rendezvous, joined, listen
 from workloads.devices import device_for
 
 CPU = device_for("cpu")

@@ -20,9 +20,9 @@ from orchestrator.results import disk
 from orchestrator.results.store import Store
 from orchestrator.watch.notify import hook_of
 from workloads.base import DataMissing
-from workloads.data.examples import Example, write_json_lines
-from workloads.data.records import records
-from workloads.models.checkpoint_files import index_shards, read_config
+from workloads.data.datasets import records
+from workloads.data.shapes import Example, write_json_lines
+from workloads.models.checkpoints import index_shards, read_config
 from workloads.training.adapters import find_adapter
 
 PRECIOUS = "what belongs to somebody else\n"

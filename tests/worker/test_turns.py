@@ -19,7 +19,7 @@ from patience import patience
 
 from orchestrator.worker import turns
 from orchestrator.worker.turns import KeptTurn, Locks, Place, turn
-from workloads.collective import OneCard
+from workloads.bench.collective import OneCard
 
 CORES = (0, 2, 5)
 

@@ -29,10 +29,9 @@ from orchestrator.worker.requests import request_of
 from orchestrator.worker.turns import turn
 from workloads.base import BadConfiguration, CardNotAcquired
 from workloads.devices.cpu import CpuDevice
-from workloads.devices.monitoring.release import CardUse
-from workloads.devices.monitoring.telemetry import Holder
+from workloads.devices.monitor.host import CardUse, Holder
 from workloads.isolation import ProcessState
-from workloads.models.saved import ORIGIN
+from workloads.models.products import ORIGIN
 
 CARD = node().cards[0]
 HOLDER = Holder(pid=7, name="python")

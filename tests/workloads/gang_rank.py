@@ -32,7 +32,7 @@ import torch
 
 from workloads import finetuning, text_generation
 from workloads.base import JobContext, MeasureSettings, Request
-from workloads.collective import Rendezvous, joined
+from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.training import checkpoints
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import JobContext, MeasureSettings, Request, Result
-from workloads.collective import OneCard
+from workloads.bench.collective import OneCard
 from workloads.devices import device_for
 from workloads.registry import find_workload
 

@@ -12,7 +12,7 @@ from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.card_worker import CardWorker
 from workloads.devices import cpu
 from workloads.devices.base import Device
-from workloads.devices.monitoring.release import CardUse
+from workloads.devices.monitor.host import CardUse
 
 #: Bytes that a worker takes, and a file for what it found on its card just before it took it.
 HOLDS, FOUND = "NIGHTGRID_TEST_HOLDS", "NIGHTGRID_TEST_FOUND"

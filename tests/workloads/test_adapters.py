@@ -138,7 +138,7 @@ def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int
     """A native model converted from a random checkpoint of the original layout, and that one."""
     from transformers import AutoModelForCausalLM
 
-    from workloads.models.conversion import convert
+    from workloads.models.chatglm3.conversion import convert
 
     state = reference.random_state()
     source = reference.write_checkpoint(directory / "original", state)

@@ -21,9 +21,9 @@ from generation_cases import Worker
 
 from workloads import finetuning
 from workloads.base import MeasureSettings
-from workloads.cache import try_lock
-from workloads.compilation import Compilations
 from workloads.compression.pruning import Pruned
+from workloads.data.cache import try_lock
+from workloads.devices.base import Compilations
 from workloads.devices.cpu import CpuDevice
 from workloads.training import checkpoints as on_disk
 from workloads.training import checkpoints as resuming

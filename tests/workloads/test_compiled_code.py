@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from workloads import compilation
 from workloads.base import BadConfiguration
-from workloads.compilation import Compilations, compiled_directory, size_mib
-from workloads.devices import device_class
+from workloads.devices import base, device_class
+from workloads.devices.base import Compilations, compiled_directory, compiled_size_mib
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(compilation.DIRECTORY, str(tmp_path / "compiled"))
+    monkeypatch.setenv(base.COMPILED_DIRECTORY, str(tmp_path / "compiled"))
     return tmp_path / "compiled"
 
 
@@ -49,19 +48,19 @@ def test_a_disk_that_takes_nothing_costs_the_cache_alone(
 ) -> None:
     """No directory, no error; nor is there one where nothing is compiled."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv(compilation.DIRECTORY, str(tmp_path / "file"))
+    monkeypatch.setenv(base.COMPILED_DIRECTORY, str(tmp_path / "file"))
     assert compiled_directory("plugin") is None
     assert compiled_directory("") is None and device_class("cpu").compiler() == ""
 
 
 def test_the_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """In MiB; anything but a whole number above 0 is refused by name."""
-    assert size_mib() == 8192
-    monkeypatch.setenv(compilation.SIZE, "100")
-    assert size_mib() == 100
-    monkeypatch.setenv(compilation.SIZE, "0")
+    assert compiled_size_mib() == 8192
+    monkeypatch.setenv(base.COMPILED_SIZE, "100")
+    assert compiled_size_mib() == 100
+    monkeypatch.setenv(base.COMPILED_SIZE, "0")
     with pytest.raises(BadConfiguration, match="NIGHTGRID_COMPILED_MIB='0'"):
-        size_mib()
+        compiled_size_mib()
 
 
 def test_a_row_says_cold_or_cached() -> None:

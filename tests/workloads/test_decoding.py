@@ -28,7 +28,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workloads import weights
 from workloads.base import JobDescription, Unsupported
 from workloads.decoding import decoder, description, packing, slots
 from workloads.decoding import engine as graph
@@ -38,6 +37,7 @@ from workloads.engines import engine_refusals
 from workloads.generation.continuous_generation import ContinuousGeneration
 from workloads.generation.prompts import Prompt
 from workloads.generation.static_shapes import graph_limits
+from workloads.models import precision as weights
 from workloads.workloads.text_generation import TextGenerationParameters
 
 _SIZES = {

@@ -384,7 +384,7 @@ def test_memory_that_a_step_freed_serves_the_next_until_it_is_released() -> None
     program = """
 import resource
 from workloads.devices import device_for
-from workloads.devices.monitoring.host_memory import resident_bytes
+from workloads.devices.monitor.host import resident_bytes
 
 def step():
     blocks = [b"x" * (megabytes << 20) for megabytes in (3, 17, 40, 2)]

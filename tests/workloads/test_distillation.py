@@ -60,7 +60,7 @@ def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
 def test_training_learns_from_what_plain_torch_computes() -> None:
     """The first step's loss is α·T²·KL + (1 − α)·cross entropy of the untrained student, by models
     that are loaded here and a batch that is padded here."""
-    from workloads.data.catalog import load_dataset
+    from workloads.data.datasets import load_dataset
     from workloads.models.loading import load_tokenizer
     from workloads.training.data import encode_samples, padded
     from workloads.training.methods import method_of

@@ -11,7 +11,7 @@ from generation_cases import ONCE, Worker, request, write_dataset
 
 from workloads.base import BadConfiguration, Result
 from workloads.encoding import run as encoding
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
 
 LENGTHS = (5, 2, 5, 1, 5, 2, 3)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads import files
+from workloads.util import files
 
 
 def pipe(path: Path) -> Path:

@@ -77,9 +77,9 @@ def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
 
     from workloads.devices import device_for
     from workloads.models.loading import load_causal_model, open_model
+    from workloads.models.precision import stored_bytes
     from workloads.training import methods
     from workloads.training.methods import method_for
-    from workloads.weights import stored_bytes
 
     held = {}
     for name in ("lora", "qlora"):
@@ -127,7 +127,7 @@ def test_each_step_is_a_sample(lora: Result) -> None:
 
 def test_padding_is_computed_but_not_counted(lora: Result) -> None:
     """Real tokens are those of the samples, computed ones fill the rectangle of the batch."""
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.data import encode_samples
 
@@ -150,7 +150,7 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
     import torch
     from transformers import AutoModelForCausalLM
 
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.data import encode_samples
 
@@ -190,7 +190,7 @@ def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import load_tokenizer, open_model
     from workloads.training.data import encode_samples
 
@@ -210,7 +210,7 @@ def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
 
 def test_samples_end_as_the_model_should(cache: Path) -> None:
     """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
-    from workloads.data.catalog import load_examples
+    from workloads.data.datasets import load_examples
     from workloads.models.loading import encode_prompt, load_tokenizer, open_model
     from workloads.training.data import encode_samples
 
@@ -352,9 +352,9 @@ def test_what_cannot_run_says_why(
 
 def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
     """For models with a template the answer is what the template adds, its ending included."""
-    from workloads.data.examples import Turn
+    from workloads.data.shapes import Turn
     from workloads.models.loading import load_tokenizer, open_model
-    from workloads.models.prompt import encode_answer, encode_prompt
+    from workloads.models.prompts import encode_answer, encode_prompt
 
     tokenizer = load_tokenizer(open_model("tiny-chatglm3"))
     tokenizer.init_kwargs.pop("prompt_layout")

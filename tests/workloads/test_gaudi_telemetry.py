@@ -15,11 +15,9 @@ from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 from orchestrator.analysis.hardware import reference
 from orchestrator.core.readings import card_readings
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.monitoring import hl_smi, hlml
-from workloads.devices.monitoring.gaudi_products import PRODUCTS, fp8_scales, product_of
-from workloads.devices.monitoring.hl_smi import GaudiCard
-from workloads.devices.monitoring.release import occupation
-from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry, Holder
+from workloads.devices.monitor import gaudi
+from workloads.devices.monitor.gaudi import PRODUCTS, GaudiCard, fp8_scales, product_of
+from workloads.devices.monitor.host import CardInventory, CardTelemetry, Holder, occupation
 
 MIB = 2**20
 
@@ -29,7 +27,7 @@ MIB = 2**20
 
 def test_cards_are_known_by_their_module_ids() -> None:
     """The driver's order, ``index``, is another."""
-    cards = hl_smi.parse_cards(GAUDI3_CSV)
+    cards = gaudi.parse_cards(GAUDI3_CSV)
     assert [card.module_id for card in cards] == list(range(8))
     assert [card.index for card in cards] == [4, 0, 2, 1, 7, 6, 3, 5]
     assert {(card.name, card.driver_version) for card in cards} == {("HL-325L", "1.24.1-b336d5e")}
@@ -37,7 +35,7 @@ def test_cards_are_known_by_their_module_ids() -> None:
 
 def test_values_with_units_are_read_and_missing_columns_stay_unknown() -> None:
     """A query with fewer fields, and without ``nounits``."""
-    telemetry = hl_smi.parse_cards(GAUDI3_CSV)[0].telemetry
+    telemetry = gaudi.parse_cards(GAUDI3_CSV)[0].telemetry
     expected = CardTelemetry(memory_used_bytes=672 * MIB, memory_total_bytes=131072 * MIB)
     assert telemetry == expected
 
@@ -47,10 +45,10 @@ def test_values_without_units_keep_units_in_their_headers() -> None:
     lines = GAUDI_CSV.splitlines()
     rows = [f"{i}, {7 - i}, {row}" for i, row in enumerate(lines[1:])]
     text = "\n".join([f"index, module_id, {lines[0]}", *rows])
-    found = {card.module_id: card.telemetry for card in hl_smi.parse_cards(text)}
+    found = {card.module_id: card.telemetry for card in gaudi.parse_cards(text)}
     assert found[7] == CardTelemetry(
         power_w=102,
-        power_of=hl_smi.RAIL_POWER,
+        power_of=gaudi.RAIL_POWER,
         temperature_c=29,
         utilization_percent=14,
         memory_used_bytes=512 * MIB,
@@ -65,12 +63,12 @@ def test_values_without_units_keep_units_in_their_headers() -> None:
 )
 def test_what_lists_no_card_is_no_card(text: str) -> None:
     """An error message in place of a table, or nothing, is not an exception."""
-    assert hl_smi.parse_cards(text) == []
+    assert gaudi.parse_cards(text) == []
 
 
 def test_a_figure_that_is_none_stays_unknown() -> None:
     """Not zero: an unknown power must not look like a card that takes none."""
-    (card,) = hl_smi.parse_cards("index, module_id, power.draw [W]\n0, 3, N/A\n")
+    (card,) = gaudi.parse_cards("index, module_id, power.draw [W]\n0, 3, N/A\n")
     assert card.telemetry == CardTelemetry()
 
 
@@ -90,7 +88,7 @@ def test_a_figure_that_is_none_stays_unknown() -> None:
 )
 def test_processes_are_read_from_the_table(table: str, expected: dict[int, list[Holder]]) -> None:
     """Names may hold blanks, and a line may lack its last bar."""
-    assert hl_smi.parse_processes(table) == expected
+    assert gaudi.parse_processes(table) == expected
 
 
 # ---------------------------------------------------------------- who has a card
@@ -132,7 +130,7 @@ def test_a_card_is_free_when_nothing_says_otherwise(
     expected: str | None,
 ) -> None:
     """By hl-smi's list, by open device files, and by its memory."""
-    assert occupation(1, hl_smi.use_in(1, cards, processes, holders)) == expected
+    assert occupation(1, gaudi.use_in(1, cards, processes, holders)) == expected
 
 
 def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> None:
@@ -152,8 +150,8 @@ def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> No
         (tmp_path / f"proc/{pid}/fd").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/comm").write_text("python3\n", encoding="ascii")
         (tmp_path / f"proc/{pid}/fd/17").symlink_to(file)
-    assert hl_smi.holders(5, tmp_path) == [Holder(pid=31, name="python3")]
-    assert hl_smi.holders(0, tmp_path) == []
+    assert gaudi.holders(5, tmp_path) == [Holder(pid=31, name="python3")]
+    assert gaudi.holders(0, tmp_path) == []
 
 
 def test_without_gaudi_cards_nothing_is_said(tmp_path: Path, monkeypatch: Any) -> None:
@@ -166,7 +164,7 @@ def test_without_gaudi_cards_nothing_is_said(tmp_path: Path, monkeypatch: Any) -
 def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) -> None:
     """A script in hl-smi's place answers the very query; any other fails."""
     script = tmp_path / "hl-smi"
-    wanted = " ".join(hl_smi.COMMAND[1:])
+    wanted = " ".join(gaudi.COMMAND[1:])
     script.write_text(
         f'#!/bin/sh\nif [ "$*" = "{wanted}" ]; then cat <<END\n{GAUDI3_CSV}END\n'
         f'elif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\nelse exit 1; fi\n',
@@ -182,21 +180,21 @@ def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) ->
 def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
     """The table's figure, by hl-smi's own index, where there is one; the query has one rail only.
     Either is named in the row."""
-    assert hl_smi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
+    assert gaudi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
     script = tmp_path / "hl-smi"
     rows = "\n".join(
         f"{index}, {7 - index}, HL-225, 1.24, 60, 30, 0, 768, 98304" for index in (0, 1)
     )
     script.write_text(
         f'#!/bin/sh\nif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
-        f"else cat <<END\n{', '.join(hl_smi.QUERY)}\n{rows}\nEND\nfi\n",
+        f"else cat <<END\n{', '.join(gaudi.QUERY)}\n{rows}\nEND\nfi\n",
         encoding="ascii",
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    both, one = hl_smi.telemetry()[7], hl_smi.telemetry()[6]
-    assert (both.power_w, both.power_of) == (82.0, hl_smi.WHOLE_POWER)
-    assert (one.power_w, one.power_of) == (60.0, hl_smi.RAIL_POWER)
+    both, one = gaudi.hl_smi_telemetry()[7], gaudi.hl_smi_telemetry()[6]
+    assert (both.power_w, both.power_of) == (82.0, gaudi.WHOLE_POWER)
+    assert (one.power_w, one.power_of) == (60.0, gaudi.RAIL_POWER)
     told = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
     assert "54 V rail alone" in told and "54 V and 12 V" in told
 
@@ -295,7 +293,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
 
 def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) -> None:
     """pyhlml gives millijoules, milliwatts and bytes."""
-    assert hlml.telemetry()[4] == CardTelemetry(
+    assert gaudi.hlml_telemetry()[4] == CardTelemetry(
         power_w=82.0,
         power_of="HLML, hlmlDeviceGetPowerUsage",
         energy_j=5000.0,
@@ -310,7 +308,7 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
 
 def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) -> None:
     """One reading fails, on one card; the others are there."""
-    readings = hlml.telemetry()
+    readings = gaudi.hlml_telemetry()
     assert readings[0].throttled == {"power cap", "temperature (hardware)"}
     assert readings[0].energy_j is None and readings[0].power_w == 101.0
     assert readings[4].energy_j == 5000.0
@@ -322,13 +320,13 @@ def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) ->
 def test_cards_that_cannot_be_counted_are_none(library: FakeLibrary, name: str) -> None:
     """The tool is asked instead, then."""
     library.lacks = (name,)
-    assert hlml.telemetry() == {}
+    assert gaudi.hlml_telemetry() == {}
 
 
 def test_a_missing_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     """pyhlml prints when it finds none; nobody asked."""
     pytest.importorskip("pyhlml")
-    assert hlml.telemetry() == {}
+    assert gaudi.hlml_telemetry() == {}
     assert capsys.readouterr().out == ""
 
 
@@ -343,9 +341,9 @@ def test_internal_ports_that_are_up_are_counted(up: int, expected: tuple[int, in
     other, where external ports may be up as well."""
     ports = "".join(f"port {n}: {'external' if n > 20 else 'internal'}\n" for n in range(24))
     link = "".join(f"port {n}: {'UP' if n < up else 'DOWN'}\n" for n in range(24))
-    found = hl_smi.parse_links("HL-225", ports, link)
+    found = gaudi.parse_links("HL-225", ports, link)
     assert (found.links, found.links_up) == expected
-    assert hl_smi.parse_links("HL-225", "", link).links is None
+    assert gaudi.parse_links("HL-225", "", link).links is None
 
 
 def test_the_inventory_asks_each_card_by_its_bus(
@@ -362,10 +360,10 @@ def test_the_inventory_asks_each_card_by_its_bus(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    (card,) = hl_smi.inventory().items()
+    (card,) = gaudi.hl_smi_inventory().items()
     assert card == (5, CardInventory(product="HL-325L", links=2, links_up=1))
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    assert hl_smi.inventory() == {}
+    assert gaudi.hl_smi_inventory() == {}
 
 
 @pytest.mark.parametrize(
@@ -391,6 +389,6 @@ def test_declared_cards_have_data_sheets() -> None:
     sheets = {sheet.device: sheet for sheet in reference().devices}
     for each in PRODUCTS:
         assert sheets[each.name].memory_gb == each.memory_bytes / 2**30
-    assert hl_smi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes == (
+    assert gaudi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes == (
         product_of("HL-325L").memory_bytes  # type: ignore[union-attr]
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from patience import until
 
-from workloads.devices.monitoring import host_memory
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.devices.monitor import host
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 
 BLOCK = 80_000_000
 
@@ -28,7 +28,7 @@ def touch(seen: Callable[[], object]) -> None:
 def test_a_peak_is_seen_and_forgotten(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was freed inside still counts; the next measurement starts from what is left."""
     if not permitted:
-        monkeypatch.setattr(host_memory, "reset_high_water", lambda: False)
+        monkeypatch.setattr(host, "reset_high_water", lambda: False)
     before = resident_bytes()
     with HostMemoryPeak() as first:
         touch(lambda: first.method == "VmHWM" or first.bytes - before > 0.8 * BLOCK)
@@ -61,8 +61,8 @@ def test_sampling_is_over_when_the_peak_is_told(monkeypatch: pytest.MonkeyPatch)
             over.set()
         return 1
 
-    monkeypatch.setattr(host_memory, "reset_high_water", lambda: False)
-    monkeypatch.setattr(host_memory, "resident_bytes", slowly)
+    monkeypatch.setattr(host, "reset_high_water", lambda: False)
+    monkeypatch.setattr(host, "resident_bytes", slowly)
     with HostMemoryPeak():
         began.wait()
     assert over.is_set()

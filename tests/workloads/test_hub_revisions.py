@@ -20,11 +20,10 @@ from orchestrator.driver.plan import grid_of
 from orchestrator.grid.parser import load_grid
 from orchestrator.results import paths
 from workloads.base import DataMissing
-from workloads.data.catalog import Reading, load_dataset
-from workloads.hub_revisions import commit_of, pinned_model
+from workloads.data.datasets import Reading, load_dataset
 from workloads.models import hub as client
-from workloads.models.loading import open_model
-from workloads.models.remote_code import allowed, permitted
+from workloads.models.hub import commit_of, pinned_model
+from workloads.models.loading import allowed, open_model, permitted
 
 GRID = """\
 name: hub

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from patience import patience
 
 from workloads.base import MeasureSettings, Sample
-from workloads.collective import OneCard
-from workloads.confidence import mean_interval
-from workloads.measure import Instruments, Measured, Observation, measure
+from workloads.bench.collective import OneCard
+from workloads.bench.measure import Instruments, Measured, Observation, measure
+from workloads.util.statistics import mean_interval
 
 
 class Bench:

@@ -25,7 +25,7 @@ from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
 from workloads.generation.openvino_engine import Pipeline
-from workloads.models.model_rules import text_refusals
+from workloads.models.rules import text_refusals
 
 
 class Status(Enum):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import parse_grid
 from workloads.base import BadConfiguration, Unsupported
-from workloads.data.articles import article_examples
+from workloads.data.embedded import news_examples
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.pairs import Pair, collate, encode
 
@@ -82,7 +82,7 @@ def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
-    examples = article_examples(4)
+    examples = news_examples(4)
     made = collate(encode(examples, 4, form).samples, form)  # type: ignore[arg-type]
     model = AutoModelForSeq2SeqLM.from_pretrained(form.source.path, dtype=torch.float32)
     cut = {"truncation": True, "max_length": 48}
@@ -216,11 +216,11 @@ def test_a_published_t5_without_its_prefix_is_told(form: SampleFormat) -> None:
     from dataclasses import replace
 
     bare = replace(form, parameters={"max_source_length": 48, "max_target_length": 24})
-    told = encode(article_examples(2), 2, bare).details["source_prefix"]
+    told = encode(news_examples(2), 2, bare).details["source_prefix"]
     assert told == "none"
     entry = replace(form.source.entry, name="google-t5/t5-3b")
     named = replace(bare, source=replace(form.source, entry=entry))
-    told = encode(article_examples(2), 2, named).details["source_prefix"]
+    told = encode(news_examples(2), 2, named).details["source_prefix"]
     assert told == "none, although t5-3b was trained with one such as 'summarize: '"
 
 
@@ -287,8 +287,8 @@ def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
 def test_articles_are_the_same_everywhere() -> None:
     """Prefix-stable, all different, of CNN/DailyMail's lengths, and within the tokenizer's words:
     what it does not know is none of their words."""
-    articles = article_examples(100)
-    assert articles[:10] == article_examples(10) and all(one.synthetic for one in articles)
+    articles = news_examples(100)
+    assert articles[:10] == news_examples(10) and all(one.synthetic for one in articles)
     assert len({one.content for one in articles}) == 100
     words = sorted(len(one.content.split()) for one in articles)
     assert words[0] >= 250 and words[-1] <= 1450 and 500 < words[50] < 700
@@ -297,7 +297,7 @@ def test_articles_are_the_same_everywhere() -> None:
 
 def test_the_tokenizer_knows_every_word_of_the_articles(form: SampleFormat) -> None:
     """Nothing becomes unknown, and a text reads as it was written but for blanks."""
-    for one in article_examples(20):
+    for one in news_examples(20):
         ids = form.tokenizer(one.content)["input_ids"]
         assert form.tokenizer.unk_token_id not in ids and ids[-1] == form.tokenizer.eos_token_id
         read = form.tokenizer.decode(ids, skip_special_tokens=True)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
 CARD = """
 import json, sys, time
 from workloads.devices import device_for
-from workloads.passport import measure_passport
+from workloads.bench.card_check import measure_passport
 import torch
 torch.set_num_threads(1)
 device = device_for("cpu")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from generation_cases import PROMPTS, Worker, write_dataset
 
-from workloads import precision, weights
 from workloads.base import BadConfiguration, Result, Unsupported
 from workloads.devices import DEVICES
 from workloads.engines import ENGINES
+from workloads.models import precision
+from workloads.models import precision as weights
 
 needs_quant = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None or importlib.util.find_spec("bitsandbytes") is None,

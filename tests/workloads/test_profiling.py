@@ -13,7 +13,7 @@ import torch
 from finetuning_cases import losses, train, training_of
 from generation_cases import Worker, write_dataset
 
-from workloads.profiling import Operator, figures
+from workloads.bench.profiling import Operator, figures
 from workloads.training.loop import profile_steps
 from workloads.training.step import Steps
 

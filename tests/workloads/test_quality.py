@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from workloads import answer_loss, quality, quality_reference, text_generation
 from workloads.base import OutOfMemory, Result, Unsupported
-from workloads.data.catalog import Reading, load_dataset
+from workloads.data.datasets import Reading, load_dataset
 from workloads.generation.transformers_engine import TransformersEngine
 from workloads.quality import Reference, compare, load, save
 from workloads.workloads.quality_reference import QualityReferenceParameters

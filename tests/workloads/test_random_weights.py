@@ -13,9 +13,9 @@ from workloads.base import DataMissing, JobDescription
 from workloads.engines import ENGINES
 from workloads.models import random_weights
 from workloads.models.catalog import checkpoint_kind, find_model
-from workloads.models.description import build_on_meta
+from workloads.models.describe import build_on_meta
 from workloads.models.loading import load_causal_model, load_config, load_tokenizer, open_model
-from workloads.models.model_rules import text_refusals
+from workloads.models.rules import text_refusals
 
 SMALL = {
     "hidden_size": 64,

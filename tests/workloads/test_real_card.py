@@ -33,7 +33,7 @@ from orchestrator.core.topology import Card
 from orchestrator.worker.acquisition import WorkerConfig
 from orchestrator.worker.card_process import CardProcess, Launch
 from workloads.devices import device_class, environment_for
-from workloads.devices.monitoring.release import SLACK_BYTES, CardUse, idle_memory_bytes
+from workloads.devices.monitor.host import SLACK_BYTES, CardUse, idle_memory_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

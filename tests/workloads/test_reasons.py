@@ -13,7 +13,7 @@ import pytest
 from workloads.base import JobDescription
 from workloads.devices import DEVICES
 from workloads.engines import ENGINES, engines_for
-from workloads.precision import PRECISIONS, support
+from workloads.models.precision import PRECISIONS, support
 from workloads.registry import WORKLOADS, WorkloadSpec
 from workloads.rules import refusals as refusals_of
 

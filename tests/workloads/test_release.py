@@ -22,17 +22,18 @@ from orchestrator.worker.acquisition import CardHolder, WorkerConfig
 from workloads.base import CardNotAcquired
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
-from workloads.devices.monitoring import hl_smi, nvml
-from workloads.devices.monitoring.identity import CardIdentity, difference
-from workloads.devices.monitoring.release import (
+from workloads.devices.monitor import gaudi, nvidia
+from workloads.devices.monitor.host import (
     IDLE_MEMORY_BYTES,
     SLACK_BYTES,
+    CardIdentity,
     CardUse,
-    Waiting,
+    Holder,
+    ReleaseWait,
+    difference,
     idle_memory_bytes,
     occupation,
 )
-from workloads.devices.monitoring.telemetry import Holder
 
 MIB = 2**20
 GIB = 2**30
@@ -128,7 +129,7 @@ def test_a_card_is_free_as_it_was_when_idle_and_not_with_a_process_more(
 def waited(readings: list[int], every_s: float = 1.0, **changes: Any) -> tuple[float, str | None]:
     """The wait of a worker that sees these MiB one after the other, the last for ever; and why
     it gives up, if it does."""
-    waiting = Waiting(card_index=0, idle_bytes=5 * MIB, **changes)
+    waiting = ReleaseWait(card_index=0, idle_bytes=5 * MIB, **changes)
     now = 1000.0
     for number in range(10_000):
         mib = readings[min(number, len(readings) - 1)]
@@ -186,12 +187,12 @@ def test_a_wait_ends_in_time_and_never_with_a_card_that_is_taken(
 
 def test_a_gaudi_card_is_free_by_what_hl_smi_printed() -> None:
     """672 MiB on each of eight idle Gaudi3; the process that Gaudi2's table lists, by its index."""
-    cards = hl_smi.parse_cards(GAUDI3_CSV)
-    uses = [hl_smi.use_in(module, cards, {}, ()) for module in range(8)]
+    cards = gaudi.parse_cards(GAUDI3_CSV)
+    uses = [gaudi.use_in(module, cards, {}, ()) for module in range(8)]
     assert [idle_memory_bytes(use) for use in uses] == [672 * MIB] * 8
-    listed = hl_smi.parse_processes(GAUDI2_TABLE)
+    listed = gaudi.parse_processes(GAUDI2_TABLE)
     (busy,) = [card.module_id for card in cards if card.index in listed]
-    use = hl_smi.use_in(busy, cards, listed, ())
+    use = gaudi.use_in(busy, cards, listed, ())
     assert occupation(busy, use, 672 * MIB) == f"card {busy} is held by process 618796 " + (
         "(ray::ServeRepli)"
     )
@@ -200,8 +201,8 @@ def test_a_gaudi_card_is_free_by_what_hl_smi_printed() -> None:
 def test_a_gaudi_job_that_nobody_lists_is_known_by_its_memory() -> None:
     """The smallest job on record, 3,219 MiB, from within another container."""
     text = GAUDI3_CSV.replace("130400 MiB, 672 MiB", "127853 MiB, 3219 MiB", 1)
-    cards = hl_smi.parse_cards(text)
-    found = occupation(1, hl_smi.use_in(1, cards, {}, ()), 672 * MIB)
+    cards = gaudi.parse_cards(text)
+    found = occupation(1, gaudi.use_in(1, cards, {}, ()), 672 * MIB)
     assert found is not None and "3219 MiB in use (672 when it was idle)" in found
 
 
@@ -215,11 +216,11 @@ def test_a_process_with_another_gaudi_card_open_has_not_got_its_own(
         (device / "module_id").write_text(f"{module_id}\n")
     files = tmp_path / f"proc/{os.getpid()}/fd"
     files.mkdir(parents=True)
-    assert hl_smi.opened_modules(tmp_path) == set()
+    assert gaudi.opened_modules(tmp_path) == set()
     (files / "17").symlink_to("/dev/accel/accel2")
-    opened = hl_smi.opened_modules(tmp_path)
+    opened = gaudi.opened_modules(tmp_path)
     assert opened == {5}
-    monkeypatch.setattr(hl_smi, "opened_modules", lambda: opened)
+    monkeypatch.setattr(gaudi, "opened_modules", lambda: opened)
     assert HpuDevice().mismatch(5) is None
     assert HpuDevice().mismatch(4) == (
         "it has the cards with the module ids 5 open and was given 4"
@@ -292,7 +293,7 @@ class Driver:
 def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
     """The driver in the place of NVIDIA's package."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    nvml.close()
+    nvidia.close_nvml()
     return driver
 
 
@@ -329,7 +330,7 @@ def test_without_nvml_a_gpu_is_known_by_the_tool(
 ) -> None:
     """A tool on the path that answers as the real one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    nvml.close()
+    nvidia.close_nvml()
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf 'index, memory.used [MiB]\\n0, 41000\\n1, 4\\n'\n")
     tool.chmod(0o755)

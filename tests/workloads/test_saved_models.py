@@ -17,7 +17,7 @@ from patience import patience
 
 from workloads import text_generation
 from workloads.base import DataMissing
-from workloads.models import saved
+from workloads.models import products
 from workloads.models.catalog import find_model
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 
@@ -30,7 +30,7 @@ def test_a_saved_model_is_the_trained_one_and_generates(
     """Its weights are those at the end of training, its tokenizer that of its origin, and jobs
     name it like any model."""
     trained: list[torch.Tensor] = []
-    save = saved.save_trained
+    save = products.save_trained
 
     def watching(model: torch.nn.Module, *rest: object) -> Path:
         trained.extend(parameter.detach().clone() for parameter in model.parameters())
@@ -39,7 +39,7 @@ def test_a_saved_model_is_the_trained_one_and_generates(
     monkeypatch.setattr("workloads.training.loop.save_trained", watching)
     result = train(method="full", steps=1, samples=4, save_model="tuned", learning_rate=0.1)
     assert result.details["saved_model"] == str(shared / "tuned")
-    origin = json.loads((shared / "tuned" / saved.ORIGIN).read_text())
+    origin = json.loads((shared / "tuned" / products.ORIGIN).read_text())
     assert origin["model"] == "tiny-chatglm3" and origin["method"] == "full"
     source = open_model("tuned")
     assert source.random_weights, "a step of training makes no sense of random weights"
@@ -62,7 +62,7 @@ def test_what_a_library_wrote_of_random_weights_is_random(shared: Path, tmp_path
     del model.config.random_weights
     model.save_pretrained(tmp_path)
     assert "random_weights" not in json.loads((tmp_path / "config.json").read_text())
-    saved.save_trained(model, source, "by-library", {}, written=tmp_path)
+    products.save_trained(model, source, "by-library", {}, written=tmp_path)
     assert find_model("by-library").random_weights
     assert (shared / "by-library/model.safetensors").read_bytes() == (
         tmp_path / "model.safetensors"
@@ -80,7 +80,7 @@ def _killed_while_replacing(final: Path, renames: int) -> None:
         return rename(self, to)
 
     Path.rename = watched  # type: ignore[method-assign]
-    saved.keep("model", final, lambda to: _config(to, "new"))
+    products.keep("model", final, lambda to: _config(to, "new"))
 
 
 def _config(directory: Path, text: str) -> None:
@@ -94,7 +94,7 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     """The next that looks finds the model of before, and the next that keeps one leaves nothing
     of the killed job's behind."""
     final = shared / f"replaced-{renames}"
-    saved.keep("model", final, lambda to: _config(to, "old"))
+    products.keep("model", final, lambda to: _config(to, "old"))
     job = multiprocessing.get_context("fork").Process(
         target=_killed_while_replacing, args=(final, renames)
     )
@@ -102,9 +102,9 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     job.join(patience(30))
     assert job.exitcode == -signal.SIGKILL
     assert final.exists() is (renames == 0)
-    assert saved.find_saved(final.name) == final
+    assert products.find_saved(final.name) == final
     assert json.loads((final / "config.json").read_text()) == {"said": "old"}
-    saved.keep("model", final, lambda to: _config(to, "newer"))
+    products.keep("model", final, lambda to: _config(to, "newer"))
     assert json.loads((final / "config.json").read_text()) == {"said": "newer"}
     beside = {path.name for path in shared.glob(f".{final.name}.*")}
     assert beside == {f".{final.name}.lock"}

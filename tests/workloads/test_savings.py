@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.models.products import Saving, saving_of
-from workloads.models.saved import ATTEMPT, ORIGIN, SAVED_BY
+from workloads.models.products import ATTEMPT, ORIGIN, SAVED_BY, Saving, saving_of
 
 
 def save(root: Path, name: str, saved_by: str, attempt: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from workloads.steadiness import LEAST_STEPS, TOLERANCE, Step, drift, settled
+from workloads.bench.warmup import LEAST_STEPS, TOLERANCE, Step, drift, settled
 
 
 def of(times: list[float], tokens: float = 64.0) -> list[Step]:

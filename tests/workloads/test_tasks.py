@@ -20,7 +20,7 @@ from orchestrator.planning.planner import make_plan
 from workloads.base import BadConfiguration, Unsupported
 from workloads.engines import ENGINES
 from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
-from workloads.models.checkpoint_kind import CheckpointKind, kind_of, kind_of_pipeline
+from workloads.models.checkpoints import CheckpointKind, kind_of, kind_of_pipeline
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, task_for, task_of
 
 ROOT = Path(__file__).resolve().parents[2]

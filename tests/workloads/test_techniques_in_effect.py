@@ -24,6 +24,7 @@ from patience import patience
 from workloads.base import BadConfiguration, Result, Unsupported
 from workloads.devices import device_for
 from workloads.devices.cpu import CpuDevice
+from workloads.models.precision import stored_bytes
 from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.registry import TASKS
 from workloads.training import checkpoints as saver_module
@@ -37,7 +38,6 @@ from workloads.training.techniques.memory import Freezing, MemoryRelease
 from workloads.training.techniques.optimization import OptimizerChoice, state_bytes
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 from workloads.training.techniques.saving import Saving
-from workloads.weights import stored_bytes
 from workloads.xformers_attention import register_xformers, xformers_attention
 
 SAME = 1e-5

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from workloads.devices import device_class
-from workloads.devices.monitoring import nvidia_smi, nvml, rapl
-from workloads.devices.monitoring.telemetry import CardTelemetry, number
+from workloads.devices.monitor import host, nvidia
+from workloads.devices.monitor.host import CardTelemetry, number_of
 
 MIB = 2**20
 #: With units, as eight-GPU servers print it; of a V100 server, with ``nounits``; and of a GPU whose
@@ -31,10 +31,10 @@ index, power.draw [W], temperature.gpu, utilization.gpu [%], memory.used [MiB], 
 
 def test_figures_are_read_with_and_without_units() -> None:
     """By their headers, whatever was asked for in what order."""
-    assert nvidia_smi.parse(WITH_UNITS)[1] == CardTelemetry(
+    assert nvidia.parse_nvidia_smi(WITH_UNITS)[1] == CardTelemetry(
         power_w=871.89, temperature_c=69, utilization_percent=86, memory_used_bytes=7850 * MIB
     )
-    assert nvidia_smi.parse(WITHOUT_UNITS)[0] == CardTelemetry(
+    assert nvidia.parse_nvidia_smi(WITHOUT_UNITS)[0] == CardTelemetry(
         power_w=48.99,
         temperature_c=30,
         utilization_percent=0,
@@ -45,9 +45,9 @@ def test_figures_are_read_with_and_without_units() -> None:
 
 def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
     """Not zero: a GPU without a sensor is not one without power."""
-    found = nvidia_smi.parse(WITHOUT_UNITS)[1]
+    found = nvidia.parse_nvidia_smi(WITHOUT_UNITS)[1]
     assert (found.power_w, found.utilization_percent, found.temperature_c) == (None, None, 31)
-    assert [number(text) for text in ("nan", "inf", "N/A", "", " 3.5 ")] == [None] * 4 + [3.5]
+    assert [number_of(text) for text in ("nan", "inf", "N/A", "", " 3.5 ")] == [None] * 4 + [3.5]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
 )
 def test_a_tool_that_fails_tells_of_no_gpu(text: str) -> None:
     """Its complaints are not taken for figures."""
-    assert nvidia_smi.parse(text) == {}
+    assert nvidia.parse_nvidia_smi(text) == {}
 
 
 def test_the_tool_is_asked_for_what_is_read(
@@ -73,7 +73,7 @@ def test_the_tool_is_asked_for_what_is_read(
     tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<END\n{WITHOUT_UNITS}END\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(nvml, "telemetry", dict)
+    monkeypatch.setattr(nvidia, "nvml_telemetry", dict)
     assert device_class("cuda").telemetry()[0].power_w == 48.99
     asked = (tmp_path / "asked").read_text().strip()
     assert asked == (
@@ -141,14 +141,14 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """The stand-in, as if it were installed."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    nvml.close()
+    nvidia.close_nvml()
     return fake
 
 
 def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None:
     """Milliwatts and millijoules become watts and joules; what is refused stays unknown."""
     fake_nvml.used = 80 * 2**30
-    found = nvml.telemetry()
+    found = nvidia.nvml_telemetry()
     assert found[0] == CardTelemetry(
         power_w=412.5,
         energy_j=123456.789,
@@ -179,7 +179,7 @@ def test_where_nobody_can_tell_a_gpu_counts_as_free(
     fake_nvml.processes = {900: "python"}
     assert device_class("cuda").occupied(1) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    nvml.close()
+    nvidia.close_nvml()
     assert device_class("cuda").occupied(0) is None
 
 
@@ -188,7 +188,7 @@ def test_the_library_stays_open_until_it_fails(
 ) -> None:
     """Opened once for all readings; after a failure it is closed, and opened anew."""
     for _ in range(3):
-        nvml.telemetry()
+        nvidia.nvml_telemetry()
     assert fake_nvml.open == 1
 
     def lost() -> int:
@@ -196,9 +196,9 @@ def test_the_library_stays_open_until_it_fails(
 
     with monkeypatch.context() as broken:
         broken.setattr(fake_nvml, "nvmlDeviceGetCount", lost)
-        assert nvml.telemetry() == {}
+        assert nvidia.nvml_telemetry() == {}
     assert fake_nvml.open == 0
-    assert len(nvml.telemetry()) == 2 and fake_nvml.open == 1
+    assert len(nvidia.nvml_telemetry()) == 2 and fake_nvml.open == 1
 
 
 def test_the_library_has_what_is_called() -> None:
@@ -207,7 +207,7 @@ def test_the_library_has_what_is_called() -> None:
     real = pytest.importorskip("pynvml")
     names = [name for name in dir(FakeNvml) if name.lower().startswith("nvml")]
     assert [name for name in names if not hasattr(real, name)] == []
-    assert isinstance(nvml.telemetry(), dict)
+    assert isinstance(nvidia.nvml_telemetry(), dict)
 
 
 # ---------------------------------------------------------------- processors
@@ -229,7 +229,7 @@ def test_the_energy_of_all_packages_is_added_up_over_wraps(tmp_path: Path) -> No
     second = zone(tmp_path, "intel-rapl:1", "package-1", 100)
     zone(tmp_path, "intel-rapl:0:0", "core", 5)
     zone(tmp_path, "intel-rapl:0:1", "dram", 5)
-    energy = rapl.PackageEnergy(tmp_path)
+    energy = host.PackageEnergy(tmp_path)
     assert energy.read() == 0.0
     (second / "energy_uj").write_text("200100\n")
     assert energy.read() == pytest.approx(0.2)
@@ -239,8 +239,8 @@ def test_the_energy_of_all_packages_is_added_up_over_wraps(tmp_path: Path) -> No
 
 def test_a_package_that_cannot_be_read_leaves_the_whole_unknown(tmp_path: Path) -> None:
     """One of two packages is half of the truth; no package at all is the rule in containers."""
-    assert rapl.PackageEnergy(tmp_path / "none").read() is None
+    assert host.PackageEnergy(tmp_path / "none").read() is None
     zone(tmp_path, "intel-rapl:0", "package-0", 1)
     broken = zone(tmp_path, "intel-rapl:1", "package-1", 1)
     (broken / "energy_uj").unlink()
-    assert rapl.PackageEnergy(tmp_path).read() is None
+    assert host.PackageEnergy(tmp_path).read() is None

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from workloads import precision, text_generation
+from workloads import text_generation
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
 from workloads.engines.base import Generated
 from workloads.generation.prompts import Prompt
+from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import TaskSpec
 from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank

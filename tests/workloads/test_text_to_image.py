@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from workloads import text_to_image
 from workloads.base import BadConfiguration, MeasureSettings, Request, Result
-from workloads.data.image_prompts import PROMPTS
+from workloads.data.embedded import IMAGE_PROMPTS
 from workloads.images.png import MOST_SIDE, one_colour, png_of
 from workloads.registry import metrics_of
 from workloads.text_to_image import Painting, numbers_of
@@ -83,7 +83,7 @@ def stock() -> list[Any]:
     found: list[Any] = []
     for first in (0, 2):
         draw = [torch.Generator().manual_seed(42 + first + number) for number in range(2)]
-        texts = list(PROMPTS[first : first + 2])
+        texts = list(IMAGE_PROMPTS[first : first + 2])
         found += pipeline(texts, num_inference_steps=STEPS, generator=draw).images
     return found
 
@@ -104,7 +104,7 @@ def painted(
             return made
 
     parameters = TextToImageParameters(steps=STEPS)
-    painting = Painting(Kept(), batch_size, parameters, list(PROMPTS), context)  # type: ignore[arg-type]
+    painting = Painting(Kept(), batch_size, parameters, list(IMAGE_PROMPTS), context)  # type: ignore[arg-type]
     for repeat in range(repeats):
         painting.run_batch(repeat, 0)()
     assert (painting.first is not None) == (rank == 0)

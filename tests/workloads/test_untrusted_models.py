@@ -15,7 +15,7 @@ from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
 from workloads.generation.transformers_engine import load as load_engine
-from workloads.models import remote_code
+from workloads.models import loading as remote_code
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.training.loop import load_base
 from workloads.training.technique import Loading

@@ -18,7 +18,7 @@ from workloads import engines, text_generation
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
-from workloads.models.model_rules import text_refusals
+from workloads.models.rules import text_refusals
 
 
 class Card(CpuDevice):

@@ -16,10 +16,10 @@ from patience import patience
 from test_measure import Bench, Meeting, rates
 
 from workloads.base import MeasureSettings, Result, Sample
-from workloads.collective import OneCard
-from workloads.compilation import Compilations, of_torch
-from workloads.measure import Measured, Observation, measure
-from workloads.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
+from workloads.bench.collective import OneCard
+from workloads.bench.measure import Measured, Observation, measure
+from workloads.bench.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
+from workloads.devices.base import Compilations, torch_compilations
 
 
 class Compiling(Bench):
@@ -128,7 +128,7 @@ def test_recompilations_of_torch_are_counted_while_timed() -> None:
         return bench.run_batch(repeat, batch)
 
     settings = MeasureSettings(min_repeats=4, max_repeats=4)
-    counted = replace(bench.instruments, compilations=of_torch)
+    counted = replace(bench.instruments, compilations=torch_compilations)
     done = measure(work, 1, settings, counted)
     assert (done.warmth.timed_parts, done.warmth.timed_compilations) == (2, 0)
     compiled = torch.compile(lambda x: (x * 3).sum(), backend="eager", dynamic=False)

@@ -7,7 +7,7 @@ To add one, write it here, or name a ``Metric`` of another installed package und
 from __future__ import annotations
 
 from workloads.base import Metric, Timed
-from workloads.confidence import percentile
+from workloads.util.statistics import percentile
 
 
 def _padding_share(timed: Timed) -> float | None:

@@ -11,8 +11,7 @@ from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.compression import teaching
-from workloads.models.catalog import checkpoint_kind
-from workloads.models.known_config import known_config, vocabulary_size
+from workloads.models.catalog import checkpoint_kind, known_config, vocabulary_size
 from workloads.settings import setting
 from workloads.training.methods import method_name
 from workloads.training.parallel.layout import model_parallel_size
@@ -83,7 +82,7 @@ class Taught:
         import torch
 
         from workloads.compression.teaching import LARGEST, keep_logits
-        from workloads.models.layouts import fingerprint
+        from workloads.models.chatglm3.conversion import fingerprint
 
         def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             inputs = data.move(collate(some))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.models.targets import linear_shapes
+from workloads.models.rules import linear_shapes
 from workloads.registry import Metric
 from workloads.settings import setting
 from workloads.training.methods import ADAPTER_METHODS, method_name

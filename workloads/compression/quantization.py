@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import Unsupported
-from workloads.cache import cache_root
+from workloads.data.cache import cache_root
 from workloads.static_activations import watch
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration
-from workloads.cache import cached_directory
+from workloads.data.cache import cached_directory
 from workloads.training.data import NOT_LEARNED
 
 if TYPE_CHECKING:

@@ -1,25 +1,78 @@
-"""The shapes that examples come in, and what each means: a prompt, and the answer to learn.
+"""Examples, and the JSON-lines files that they are written to.
 
-content, summary            AdvertiseGen's
-article, highlights         CNN/DailyMail's
-instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
-messages                    a chat: a list of turns with ``role`` and ``content``
-conversations               ShareGPT's: turns with ``from`` and ``value``
-prompt, completion          two texts, or two lists of turns
-text                        plain text
-
-A file has one shape, told by the columns of its first example; ``columns:`` names others.
+AdvertiseGen keeps one JSON object a line, ``{"content": …, "summary": …}``: the attributes of a
+product and the advertisement written for it. What other shapes say (``shapes.py``) is brought to
+the same two texts; plain prompts have an empty ``summary``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from workloads.base import BadConfiguration
-from workloads.data.examples import Example, Role, Turn
+from workloads.util import files
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of a conversation."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One example: the prompt, and the reference output (empty if there is none)."""
+
+    content: str
+    summary: str = ""
+    earlier: tuple[Turn, ...] = ()  # turns of a conversation before ``content``, which a user says
+    synthetic: bool = False  # made up by a program; the line then says ``"synthetic": true``
+
+
+def text_of(example: Example) -> str:
+    """All text of an example, whatever its shape."""
+    parts = [*(turn.text for turn in example.earlier), example.content, example.summary]
+    return "\n".join(part for part in parts if part)
+
+
+def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
+    """Write examples as AdvertiseGen does, aside and then in one step, so that ``path`` is never
+    half a file. Text stays readable: no ``\\u`` escapes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with os.fdopen(files.create(aside), "w", encoding="utf-8", newline="\n") as out:
+            for example in examples:
+                row: dict[str, object] = {"content": example.content, "summary": example.summary}
+                if example.synthetic:
+                    row["synthetic"] = True
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+# The shapes that examples come in, and what each means: a prompt, and the answer to learn.
+#
+# content, summary            AdvertiseGen's
+# article, highlights         CNN/DailyMail's
+# instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
+# messages                    a chat: a list of turns with ``role`` and ``content``
+# conversations               ShareGPT's: turns with ``from`` and ``value``
+# prompt, completion          two texts, or two lists of turns
+# text                        plain text
+#
+# A file has one shape, told by the columns of its first example; ``columns:`` names others.
 
 #: A record of a file: values by column.
 Record = Mapping[str, Any]

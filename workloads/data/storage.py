@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads import files
+from workloads.util import files
 
 LARGE_BYTES = 256 * files.MIB
 SMALL_FILES, SMALL_FILE_BYTES = 2000, 4096

@@ -20,7 +20,7 @@ from workloads.decoding import layers as plain_layers
 from workloads.decoding import packing
 from workloads.decoding.packing import Matrix
 from workloads.decoding.parts import Decoder, Layer
-from workloads.models import reach
+from workloads.models import rules
 
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 #: Norms of GLM-4, between a part's output and the sum with what went in.
@@ -53,9 +53,9 @@ def misfit(model: Any) -> str | None:
     config = model.config
     if getattr(config, "hidden_act", None) not in ("silu", "swish"):
         return f"{name} has the activation {getattr(config, 'hidden_act', None)}"
-    if reach.moving_rotation(inner.rotary_emb):
+    if rules.moving_rotation(inner.rotary_emb):
         return f"rotary positions of {name} depend on the text's length"
-    if reach.narrow_layers(config):
+    if rules.narrow_layers(config):
         return f"{name} has layers that see a part of the text only"
     return None
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from transformers.utils import logging as transformers_logging
 
-from workloads import precision as precisions
 from workloads.base import Request, Unsupported
 from workloads.decoding import description
 from workloads.decoding.continuous import ContinuousBatch, Text
@@ -26,13 +25,14 @@ from workloads.engines import find_engine
 from workloads.engines.base import Answered, Completed, Generated
 from workloads.generation.loaded import LoadedModel
 from workloads.generation.transformers_engine import end_token_ids_of, pad_token_id_of
+from workloads.models import precision as precisions
 from workloads.models.loading import (
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.models.precision import ModelWeights
 from workloads.registry import task_for
-from workloads.weights import ModelWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from workloads.base import supported
 from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import Device
+from workloads.devices.monitor import host
 
 if TYPE_CHECKING:
-    from workloads.devices.monitoring.telemetry import CardTelemetry
+    from workloads.devices.monitor.host import CardTelemetry
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
@@ -140,9 +141,7 @@ class CpuDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        from workloads.devices.monitoring import rapl
-
-        return rapl.telemetry()  # of all the host: a CPU node is one card
+        return host.host_telemetry()  # of all the host: a CPU node is one card
 
     def device_name(self) -> str:
         return processor()

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import CardNotAcquired, CollectiveFailed, OutOfMemory, supported
 from workloads.devices import NF4, DeviceSpec, Texts
-from workloads.devices.base import Device, command_output
+from workloads.devices.base import Copies, Device, command_output
+from workloads.devices.monitor import nvidia
+from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse, difference
 
 if TYPE_CHECKING:
     import torch
-
-    from workloads.devices.base import Copies
-    from workloads.devices.monitoring.identity import CardIdentity
-    from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardTelemetry
 
 _ERRORS: tuple[Texts, ...] = (
     (
@@ -148,26 +145,19 @@ class CudaDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        from workloads.devices.monitoring import nvidia_smi, nvml
-
-        return nvml.telemetry() or nvidia_smi.telemetry()  # the tool knows no energy
+        return nvidia.nvml_telemetry() or nvidia.nvidia_smi_telemetry()  # the tool knows no energy
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
-        from workloads.devices.monitoring import nvidia_smi, nvml
-
-        return nvml.use(card_index) or nvidia_smi.use(card_index)
+        return nvidia.nvml_use(card_index) or nvidia.nvidia_smi_use(card_index)
 
     def mismatch(self, card_index: int) -> str | None:
         import torch
 
-        from workloads.devices.monitoring import nvml
-        from workloads.devices.monitoring.identity import difference
-
         count = torch.cuda.device_count()
         if count != 1:
             return f"it sees {count} GPUs and was given one"
-        given = nvml.identity(card_index)
+        given = nvidia.identity(card_index)
         if given is None:
             return None
         return difference(_identity(torch.cuda.get_device_properties(0)), given)
@@ -340,8 +330,6 @@ def _switch(on: bool) -> str:
 
 def _identity(properties: Any) -> CardIdentity:
     """Identity of a GPU as torch knows it; older versions know less."""
-    from workloads.devices.monitoring.identity import CardIdentity
-
     bus_id = ""
     bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
     if bus is not None and device is not None:

@@ -27,16 +27,19 @@ from workloads.base import (
     supported,
     unsupported,
 )
-from workloads.compilation import Compilations, size_mib
 from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
-from workloads.devices.base import Device, command_output, installed_version
-from workloads.devices.monitoring import gaudi_server
-from workloads.devices.monitoring.gaudi_products import PRODUCTS
-from workloads.devices.monitoring.gaudi_server import intel_torch
+from workloads.devices.base import (
+    Compilations,
+    Device,
+    command_output,
+    compiled_size_mib,
+    installed_version,
+)
+from workloads.devices.monitor import gaudi
+from workloads.devices.monitor.gaudi import PRODUCTS, intel_torch
 
 if TYPE_CHECKING:
-    from workloads.devices.monitoring.release import CardUse
-    from workloads.devices.monitoring.telemetry import CardInventory, CardTelemetry
+    from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse
 
 #: The bridge's variable: directory, whether to empty it at the start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
@@ -96,7 +99,7 @@ def _variables(process: CardProcess) -> dict[str, str]:
     if process.compiled is not None:
         # The bridge's own key has the graph with its data types and the versions of its libraries.
         directory = f"{process.compiled}/{process.kind or 'ordinary'}-{process.cards}x"
-        variables[RECIPE_CACHE] = f"{directory},false,{size_mib()}"
+        variables[RECIPE_CACHE] = f"{directory},false,{compiled_size_mib()}"
     return variables
 
 
@@ -149,14 +152,14 @@ SPEC = DeviceSpec(
     ray_indices=True,
     registration="start Gaudi nodes with --resources "
     + " or ".join(
-        f"""'{{"HPU": {gaudi_server.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
+        f"""'{{"HPU": {gaudi.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
         for each in PRODUCTS
     ),
     visible_variable="HABANA_VISIBLE_MODULES",
     gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
     variables=_variables,
     groups=aligned_groups,
-    server_cards=gaudi_server.CARDS,
+    server_cards=gaudi.CARDS,
     precisions={
         "fp32": supported("float32 weights and products"),
         "fp16": supported("float16 weights and products; Gaudi2 or newer"),
@@ -189,7 +192,7 @@ SPEC = DeviceSpec(
     driver_command=("hl-smi", "-Q", "driver_version", "-f", "csv,noheader"),
     no_cards_remedy="is the driver loaded (`hl-smi` on the server, outside of the container), and "
     "was the container started with --runtime=habana and HABANA_VISIBLE_DEVICES=all?",
-    examine=gaudi_server.examine,
+    examine=gaudi.examine_server,
     data_sheets=(
         (r"(Intel )?(Habana )?(HL-205\w*|Gaudi( ?1)?)", "Gaudi1"),
         *((each.pattern, each.name) for each in PRODUCTS),
@@ -230,36 +233,26 @@ class HpuDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        from workloads.devices.monitoring import hl_smi, hlml
-
-        return hlml.telemetry() or hl_smi.telemetry()  # the tool knows no energy
+        return gaudi.hlml_telemetry() or gaudi.hl_smi_telemetry()  # the tool knows no energy
 
     @staticmethod
     def compiler() -> str:
-        from workloads.devices.monitoring import hl_smi
-
         found = {name: installed_version(name) for name in ("habana-torch-plugin", "torch")}
         if not all(found.values()):
             return ""
-        names = sorted({card.name for card in hl_smi.cards()})
+        names = sorted({card.name for card in gaudi.cards()})
         return "-".join([*(f"{name}-{version}" for name, version in found.items()), *names])
 
     @staticmethod
     def inventory() -> Mapping[int, CardInventory]:
-        from workloads.devices.monitoring import hl_smi
-
-        return hl_smi.inventory()
+        return gaudi.hl_smi_inventory()
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
-        from workloads.devices.monitoring import hl_smi
-
-        return hl_smi.use(card_index)
+        return gaudi.hl_smi_use(card_index)
 
     def mismatch(self, card_index: int) -> str | None:
-        from workloads.devices.monitoring import hl_smi
-
-        opened = hl_smi.opened_modules()
+        opened = gaudi.opened_modules()
         if not opened or opened == {card_index}:
             return None
         has = ", ".join(map(str, sorted(opened)))

@@ -9,7 +9,7 @@ from typing import Any
 from workloads.generation.encoder_decoder import right_padded
 from workloads.generation.transformers_engine import Batch
 from workloads.models.loading import ModelSource
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

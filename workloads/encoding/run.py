@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from workloads.base import BadConfiguration, JobContext, Request, Result, reporting_phases_to
-from workloads.data.catalog import load_dataset
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.bench.measure import Observation, instruments_of, measure
+from workloads.bench.warmup import WarmupPlan
+from workloads.data.datasets import load_dataset
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
 from workloads.engines.base import figures_of
-from workloads.measure import Observation, instruments_of, measure
-from workloads.warmup import WarmupPlan
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
 from workloads.workloads.text_encoding import TextEncodingParameters
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.encoding.loaded import LoadedEncoder
 from workloads.generation.transformers_engine import Batch
-from workloads.models.loading import load_tokenizer, open_model
-from workloads.models.masked_lm import usable_positions
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.loading import load_tokenizer, open_model, usable_positions
 from workloads.registry import task_for
 
 
@@ -56,7 +55,7 @@ def load(request: Request, device: Device) -> TransformersEncoder:
         model=model,
         tokenizer=tokenizer,
         source=source,
-        weights=weights.inspect(model, request.precision, device.name),
+        weights=precision.inspect(model, request.precision, device.name),
         pad_token_id=int(tokenizer.pad_token_id or 0),
         positions=usable_positions(model.config.to_dict()),
         card=device.torch_device,

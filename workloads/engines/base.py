@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.data.examples import Turn
+from workloads.data.shapes import Turn
 from workloads.devices import device_spec
 
 if TYPE_CHECKING:
     from workloads.base import JobDescription, Metric, Refusal, Request, Support
     from workloads.devices.base import Device
     from workloads.models.loading import ModelSource
+    from workloads.models.precision import ModelWeights
     from workloads.settings import Settings
-    from workloads.weights import ModelWeights
 
 #: The mode in which operations run one after the other: any process can do that.
 ORDINARY_MODE = "eager"

@@ -20,7 +20,7 @@ def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
         return
     from workloads.engines.gaudi import quantization
     from workloads.models.catalog import find_model
-    from workloads.models.checkpoint_files import read_config
+    from workloads.models.checkpoints import read_config
 
     if asked.cards > 1:
         yield Refusal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workloads.base import Metric, WorkloadParameters
 from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
 from workloads.images.metrics import METRICS as IMAGE_METRICS
-from workloads.models import protection
+from workloads.models import encryption
 from workloads.registry import TaskSpec
 from workloads.training.methods import LOSSES
 from workloads.training.pairs import Seq2SeqParameters
@@ -31,7 +31,7 @@ CAUSAL_LM = TaskSpec(
     forward={"use_cache": False},
     metrics=(
         *LOSSES,
-        *protection.METRICS,
+        *encryption.METRICS,
         Metric(
             name="converted_loss",
             title="loss when converted",
@@ -102,8 +102,8 @@ MASKED_LM = TaskSpec(
         | {"modernbert", "roberta", "xlm-roberta"}
     ),
     functions={
-        "load": "workloads.models.masked_lm:load_masked_model",
-        "make": "workloads.models.masked_lm:make_masked_model",
+        "load": "workloads.models.loading:load_masked_model",
+        "make": "workloads.models.loading:make_masked_model",
         "encode": "workloads.training.masking:encode",
         "arrange": "workloads.training.masking:arrange",
         "draw": "workloads.training.masking:draw",
@@ -130,7 +130,7 @@ SEQ2SEQ_LM = TaskSpec(
         "generator": "workloads.generation.encoder_decoder:generator",
         "layer_share": "workloads.training.pairs:layer_share",
     },
-    metrics=(*LOSSES, *ENCODER_METRICS, *protection.METRICS),
+    metrics=(*LOSSES, *ENCODER_METRICS, *encryption.METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),
     refuse=seq2seq_refusals,
     forward={"use_cache": False},

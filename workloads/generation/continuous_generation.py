@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from workloads.base import Item, Unsupported
+from workloads.bench.measure import Observation
 from workloads.engines.base import Completed
 from workloads.generation.prompts import Prompt
 from workloads.generation.texts import Texts
-from workloads.measure import Observation
 from workloads.workloads.text_generation import TextGenerationParameters
 
 

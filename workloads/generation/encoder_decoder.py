@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig
 
 from workloads.base import BadConfiguration, Request
-from workloads.data.examples import Example, Turn
+from workloads.data.shapes import Example, Turn
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.generation.transformers_engine import Batch, TransformersEngine

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.base import Unsupported
-from workloads.data.examples import Turn
+from workloads.data.shapes import Turn
 from workloads.engines.base import Answered
 from workloads.models.loading import ModelSource, encode_prompt
-from workloads.models.prompt import encode_answer
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
+from workloads.models.prompts import encode_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

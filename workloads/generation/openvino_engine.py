@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from workloads import precision as precisions
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
@@ -29,8 +28,9 @@ from workloads.generation.openvino_graph import (
     properties_of,
 )
 from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
+from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 #: Beyond what any batch has: places are given here, not by the library.

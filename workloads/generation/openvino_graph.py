@@ -30,11 +30,11 @@ import torch
 
 from workloads import base
 from workloads.base import BadConfiguration, Request, Unsupported
-from workloads.cache import cached_directory
+from workloads.data.cache import cached_directory
 from workloads.engines.openvino import SPEC
 from workloads.generation.transformers_engine import end_token_ids_of
-from workloads.models import reach
-from workloads.models.layouts import fingerprint
+from workloads.models import rules
+from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import ModelSource
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import drawn_ids, in_fp32
@@ -208,8 +208,8 @@ def window_of(model: Any) -> int | None:
     Raises:
         Unsupported: there is no such number.
     """
-    name, narrow = type(model).__name__, reach.narrow_layers(model.config)
-    if kind := reach.moving_rotation(model):
+    name, narrow = type(model).__name__, rules.narrow_layers(model.config)
+    if kind := rules.moving_rotation(model):
         raise Unsupported(
             f"{name} cannot become a graph of OpenVINO: its rotary positions ({kind}) depend on "
             "the text's length"

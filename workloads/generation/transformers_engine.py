@@ -22,22 +22,22 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.attention_packages import PACKAGES, make_ready
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Answered, Generated
 from workloads.generation.loaded import LoadedModel
-from workloads.models.checkpoint_files import read_config
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.checkpoints import read_config
 from workloads.models.loading import (
     check_attention,
     load_config,
     load_tokenizer,
     open_model,
 )
-from workloads.models.quantized_checkpoints import as_stored, kind_of
-from workloads.models.saved import origin_of
+from workloads.models.products import origin_of
+from workloads.models.rules import as_stored, kind_of
 from workloads.registry import task_for
 from workloads.training import adapters
 
@@ -175,7 +175,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     config = load_config(source)
     stored = precisions.quantized_already(config)
     if not stored:
-        weights.check_shapes(config, request.precision, device.name)
+        precision.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments or stored:
         arguments["device_map"] = {"": device.torch_device}
     if stored:  # the checkpoint says how
@@ -192,7 +192,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     end_token_ids = end_token_ids_of(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
-    found_weights = weights.inspect(model, request.precision, device.name)
+    found_weights = precision.inspect(model, request.precision, device.name)
     if stored:
         how = origin_of(Path(source.path)).get("quantization") or kind_of(config)
         expanded = not precisions.quantized(request.precision)
@@ -205,14 +205,14 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
-        details["weight_bytes_per_card"] = str(weights.held_bytes(model))
+        details["weight_bytes_per_card"] = str(precision.held_bytes(model))
     if told := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(told)
     if request.settings.get("sparse_kernels"):
         from workloads.generation import sparse
 
         details["sparse_kernels"] = sparse.use_kernels(model)
-        found_weights = replace(found_weights, weight_bytes=weights.held_bytes(model))
+        found_weights = replace(found_weights, weight_bytes=precision.held_bytes(model))
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,

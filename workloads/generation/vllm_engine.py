@@ -17,17 +17,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from workloads import precision as precisions
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
 from workloads.engines.vllm import IN_PROCESS
 from workloads.generation.stepped import SteppedEngine, Told, computed, in_places
-from workloads.models.checkpoint_files import read_config
+from workloads.models import precision as precisions
+from workloads.models.checkpoints import inspect, read_config, source_files
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.models.quantized_checkpoints import bits_of
-from workloads.models.shards import inspect, source_files
-from workloads.weights import ModelWeights
+from workloads.models.precision import ModelWeights
+from workloads.models.rules import bits_of
 
 #: Quantisation that vLLM does itself while it loads plain weights, as it names it.
 _ONLINE = {"fp8": "fp8"}

@@ -9,12 +9,12 @@ from typing import Any
 import diffusers
 import torch
 
-from workloads import precision as precisions
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.images.facts import DENOISERS
 from workloads.images.loading import denoiser_name, set_scheduler
 from workloads.images.pipeline import ImagePipeline, weights_of
+from workloads.models import precision as precisions
 from workloads.models.loading import open_model
 from workloads.registry import task_for
 

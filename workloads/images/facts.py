@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import files
 from workloads.base import WorkloadError
 from workloads.models.catalog import directory_of, pipeline_index
+from workloads.util import files
 
 #: Parts that remove noise step by step: one of them is in every pipeline.
 DENOISERS = ("unet", "transformer")

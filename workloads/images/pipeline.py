@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.devices.base import Device
 from workloads.images.facts import DENOISERS
 from workloads.images.loading import denoiser_name
-from workloads.weights import ModelWeights
+from workloads.models import precision as precisions
+from workloads.models import precision as weights
+from workloads.models.precision import ModelWeights
 
 #: With a U-Net, where a job names none: diffusers' and optimum-habana's default.
 USUAL_GUIDANCE = 7.5

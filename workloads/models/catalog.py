@@ -12,21 +12,26 @@ import importlib
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import DataMissing, WorkloadError
-from workloads.cache import cache_root
-from workloads.models import hub, random_weights, saved, smollm2
-from workloads.models.chatglm3 import is_original, sizes_of
-from workloads.models.checkpoint_files import read_config, read_pipeline_index, weight_files
-from workloads.models.checkpoint_kind import (
+from workloads.data.cache import cache_root
+from workloads.models import hub, products, random_weights
+from workloads.models.chatglm3.layout import is_original, sizes_of
+from workloads.models.checkpoints import (
     CheckpointKind,
     is_pipeline_index,
     kind_of,
     kind_of_pipeline,
+    read_config,
+    read_pipeline_index,
+    weight_files,
 )
+from workloads.models.embedded import smollm2
+from workloads.models.hub import fetched_config
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
 TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
@@ -43,10 +48,10 @@ EMBEDDED: dict[str, CheckpointKind] = {
 }
 #: Those with random weights, and the module that makes each.
 MADE: dict[str, str] = {
-    TINY: "workloads.models.tiny_chatglm3",
-    TINY_BERT: "workloads.models.tiny_bert",
-    TINY_T5: "workloads.models.tiny_t5",
-    TINY_DIFFUSION: "workloads.models.tiny_stable_diffusion",
+    TINY: "workloads.models.embedded.tiny_chatglm3",
+    TINY_BERT: "workloads.models.embedded.tiny_bert",
+    TINY_T5: "workloads.models.embedded.tiny_t5",
+    TINY_DIFFUSION: "workloads.models.embedded.tiny_stable_diffusion",
 }
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
@@ -135,7 +140,7 @@ def directory_here(name: str) -> Path | None:
     """The path that a name is, or the directory of a model that was saved under it, if it exists
     on this machine."""
     path = Path(name).expanduser()
-    return path if os.path.exists(path) else saved.find_saved(name)
+    return path if os.path.exists(path) else products.find_saved(name)
 
 
 def refuse_name(name: str) -> str:
@@ -279,3 +284,41 @@ def _hub(name: str) -> ModelEntry:
         random_weights=bool(config.get("random_weights")),
         checkpoint=kind_of(config),
     )
+
+
+# Configuration of a model by name, as far as it is known without loading or asking anything.
+#
+# Rules of a plan read sizes from it; what is not known here, the job itself will find.
+
+#: Names for the number of positions: transformers', ChatGLM's own, GPT-2's and its kin's.
+_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
+
+
+def known_config(model: str) -> dict[str, Any] | None:
+    """config.json of a model, or the part of it that is known; None where nothing is."""
+    try:
+        entry = find_model(model, weights=False)
+        if entry.name in MADE:
+            maker = importlib.import_module(MADE[entry.name])
+            made: dict[str, Any] = maker.config() if hasattr(maker, "config") else {}
+            return made
+        if entry.name == SMOLLM2:  # a GGUF file, and no config.json yet
+            return {"max_position_embeddings": smollm2.POSITIONS}
+        directory = Path(entry.location)
+        return read_config(directory) if os.path.isdir(directory) else fetched_config(entry.name)
+    except (WorkloadError, OSError):
+        return None
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """The most tokens that a model takes at once, of an encoder-decoder on either side; None where
+    its config does not say. T5's ``n_positions`` are no limit: its positions are relative."""
+    names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
+    found = next((config[name] for name in names if config.get(name)), None)
+    return found if isinstance(found, int) else None
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model of this config.json knows."""
+    found = config.get("vocab_size") or config.get("padded_vocab_size")
+    return found if isinstance(found, int) else None

@@ -1,35 +1,195 @@
 """From a model's name to a directory that ``transformers`` loads, and what it loads from there.
 
-Embedded models are made once per node into the cache (``workloads/cache.py``); directories and
+Embedded models are made once per node into the cache (``workloads/data/cache.py``); directories and
 hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its other layout
-(``layouts.py``). Nobody downstream needs to know which it was.
+(``conversion.py``). Nobody downstream needs to know which it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import files, static_activations
+from workloads import static_activations
 from workloads.base import BadConfiguration, DataMissing, Unsupported
-from workloads.cache import cached_directory
-from workloads.models import (
-    hub,
-    layouts,
-    protection,
-    quantized_checkpoints,
-    random_weights,
-    remote_code,
-)
+from workloads.data.cache import cached_directory
+from workloads.environment import variables
+from workloads.models import encryption, hub, random_weights, rules
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
-from workloads.models.checkpoint_files import has_tokenizer, read_config
-from workloads.models.layouts import Layout
-from workloads.models.model_rules import no_tokenizer
-from workloads.models.prompt import encode_prompt
+from workloads.models.chatglm3 import conversion
+from workloads.models.chatglm3.conversion import Layout
+from workloads.models.checkpoints import has_tokenizer, read_config
+from workloads.models.prompts import encode_prompt
+from workloads.models.rules import no_tokenizer
+from workloads.util import files
+
+# Masked language models: how one is loaded, made with fresh weights, and what its files say.
+
+#: Families whose positions begin behind the padding token's.
+_SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def usable_positions(config: Mapping[str, Any]) -> int | None:
+    """The most tokens that a model takes at once, by its config; None where it does not say."""
+    found = config.get("max_position_embeddings")
+    if not isinstance(found, int):
+        return None
+    if config.get("model_type") not in _SHIFTED:
+        return found
+    return found - int(config.get("pad_token_id") or 0) - 1
+
+
+def mask_token(directory: Path) -> str | None:
+    """The mask token that a tokenizer's files name, "" if they name none; None where they lack."""
+    told = False
+    for name in _TOKENIZER_FILES:
+        if not (directory / name).is_file():
+            continue
+        told = True
+        token = _token(directory / name)
+        if token:
+            return token
+    return "" if told else None
+
+
+def _token(file: Path) -> str:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("mask_token")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return str(found.get("content") or "") if isinstance(found, dict) else str(found or "")
+
+
+def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model with its weights, and ``new_weights``: names of those that the checkpoint lacks.
+
+    Args:
+        source: the model.
+        arguments: of ``AutoModelForMaskedLM.from_pretrained``.
+
+    Raises:
+        DataMissing: a file is missing or cut short.
+        BadConfiguration: transformers has no such class for it.
+    """
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # it lists what is new; the row says so
+    try:
+        model, told = AutoModelForMaskedLM.from_pretrained(
+            source.path,
+            trust_remote_code=source.remote_code,
+            weights_only=True,
+            output_loading_info=True,
+            **arguments,
+        )
+    except OSError as error:
+        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
+    except ValueError as error:
+        raise _no_class(source, error) from error
+    finally:
+        logging.set_verbosity(before)
+    model.new_weights = tuple(sorted(told["missing_keys"]))
+    return model
+
+
+def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
+    """The model of a configuration with fresh weights, which are the same everywhere.
+
+    Args:
+        source: the model, of which only the configuration is read.
+        vocabulary: of the tokenizer; where it is larger than the configuration's, so is the model.
+        arguments: of ``AutoModelForMaskedLM.from_config``.
+
+    Raises:
+        DataMissing: there is no configuration.
+        BadConfiguration: transformers has no such class for it.
+    """
+    import torch
+    from transformers import AutoModelForMaskedLM
+
+    config = load_config(source)
+    config.vocab_size = max(int(config.vocab_size), vocabulary)
+    keyword = next((name for name in arguments if name.endswith("dtype")), None)
+    dtype = arguments.pop(keyword) if keyword else torch.float32
+    torch.manual_seed(0)
+    try:
+        # Drawn in fp32, so that every precision starts from the same numbers.
+        model = AutoModelForMaskedLM.from_config(
+            config, **arguments, **({keyword: torch.float32} if keyword else {})
+        )
+    except ValueError as error:
+        raise _no_class(source, error) from error
+    model.new_weights = ("all",)
+    return model.to(dtype)
+
+
+def _no_class(source: ModelSource, error: ValueError) -> Exception:
+    text = str(error)
+    if "Unrecognized configuration class" not in text:
+        return error
+    first = text.splitlines()[0]
+    return BadConfiguration(f"the model in {source.path} is no masked language model: {first}")
+
+
+def config_of(directory: Path) -> Mapping[str, Any] | None:
+    """config.json of a directory; None where it cannot be read."""
+    try:
+        return read_config(directory)
+    except DataMissing:
+        return None
+
+
+# Code that comes with a model is never run unless whoever starts the run has named that model.
+#
+# A checkpoint may bring Python files, and transformers would run them on every card with the rights
+# of the worker. A grid file travels and is only data, so it cannot allow that. The command line
+# can: ``nightgrid run --remote-code MODEL``, once for each model, which reaches the workers as a
+# variable of their environment.
+
+#: Names of models that may run their own code, separated like the directories of PATH.
+VARIABLE = "NIGHTGRID_REMOTE_CODE"
+
+
+def allowed(model: str) -> bool:
+    """Tell if the model of this name, as the job writes it, may run its own code here. A repository
+    of the hub that is named stands for the commit that the plan found, too."""
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    repository, revision = hub.split(model)
+    pinned = hub.COMMIT.fullmatch(revision) and not os.path.exists(model)
+    return model in named or bool(pinned and repository in named)
+
+
+@contextlib.contextmanager
+def permitted(models: Sequence[str]) -> Iterator[None]:
+    """Let exactly these models run their code during the block, here and in processes that are
+    given what ``passed_on`` says; with none named, what the environment says stays in force."""
+    with variables({VARIABLE: os.pathsep.join(models)} if models else {}):
+        yield
+
+
+def passed_on() -> Mapping[str, str]:
+    """This process's permission, for the environment of a process that it starts elsewhere."""
+    return {VARIABLE: os.environ.get(VARIABLE, "")}
+
+
+def remote_code_refusal(model: str, error: Exception) -> BadConfiguration | None:
+    """The error to raise instead, if ``error`` says that the model wants to run its own code."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return BadConfiguration(
+        f"{model} brings Python code of its own, which is not run unless the model is named: "
+        f"read that code, then give `nightgrid run --remote-code {model}`"
+    )
+
 
 __all__ = [
     "ModelSource",
@@ -52,7 +212,7 @@ class ModelSource:
     random_weights: bool
     entry: ModelEntry
     remote_code: bool = False  # whether the model's own Python files may be run
-    opening: protection.Opening | None = None  # of protected weights
+    opening: encryption.Opening | None = None  # of protected weights
 
     def metrics(self) -> dict[str, float]:
         """Figures of its loading, by the name of the metric."""
@@ -78,7 +238,7 @@ def open_model(
             not to be opened here.
     """
     entry = find_model(name, weights=weights)
-    own_code = remote_code.allowed(name)
+    own_code = allowed(name)
     if entry.kind == "directory":
         path = Path(entry.location)
     elif entry.kind == "hub":
@@ -98,19 +258,19 @@ def open_model(
     elif entry.name == MINILM:
         path = Path(entry.location)
     else:
-        from workloads.models import smollm2
+        from workloads.models.embedded import smollm2
 
         file = Path(entry.location)
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
-    opening = protection.opening_for(path)
+    opening = encryption.opening_for(path)
     if opening is not None and not protected:
         raise BadConfiguration(
             f"the weights in {path} are protected, and are read here in the clear only"
         )
     tokenizer_path = path
     if not entry.checkpoint.pipeline:
-        path = layouts.in_layout(path, layout)
-        tokenizer_path = layouts.tokenizer_directory(path)
+        path = conversion.in_layout(path, layout)
+        tokenizer_path = conversion.tokenizer_directory(path)
     return ModelSource(
         path=str(path),
         tokenizer_path=str(tokenizer_path),
@@ -133,7 +293,7 @@ def load_config(source: ModelSource) -> Any:
     try:
         return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
     except (OSError, ValueError) as error:
-        if refusal := remote_code.refusal(source.entry.name, error):
+        if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
         raise DataMissing(
             f"transformers cannot read the model in {source.path}: {error}"
@@ -173,9 +333,7 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return _from_memory(loader, source, source.opening, arguments)
         if "quantization_config" not in arguments:  # else a device has its own way
             config = read_config(Path(source.path))
-            reading = quantized_checkpoints.reading_arguments(
-                config, source.path, on_host=_on_host(arguments)
-            )
+            reading = rules.reading_arguments(config, source.path, on_host=_on_host(arguments))
             arguments = {**arguments, **reading}
         loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
@@ -186,7 +344,7 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
     except ImportError as error:  # a quantised checkpoint names its library
         raise Unsupported(f"the model in {source.path} needs a package: {error}") from error
     except ValueError as error:
-        if refusal := remote_code.refusal(source.entry.name, error):
+        if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
         text = str(error)
         if "scaled_dot_product_attention" in text or "attn_implementation" in text:
@@ -209,7 +367,7 @@ def _on_host(arguments: Mapping[str, Any]) -> bool:
 
 
 def _from_memory(
-    loader: Any, source: ModelSource, opening: protection.Opening, arguments: Mapping[str, Any]
+    loader: Any, source: ModelSource, opening: encryption.Opening, arguments: Mapping[str, Any]
 ) -> Any:
     import torch
     from transformers import GenerationConfig
@@ -270,7 +428,7 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments
         )
     except Exception as error:  # files from anywhere make the library raise anything
-        if refusal := remote_code.refusal(source.entry.name, error):
+        if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
         text = (str(error) or repr(error)).splitlines()[0]
         raise DataMissing(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.models.checkpoint_files import has_tokenizer, read_config
+from workloads.models.checkpoints import has_tokenizer, read_config
 
 PREFIX = "random:"
 #: Configurations as their makers publish them; special tokens are those of the tokenizer below.

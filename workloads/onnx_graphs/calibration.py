@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import torch
 
 from workloads.base import JobContext, Request, Result, Sample
-from workloads.cache import cache_root
-from workloads.data.catalog import Dataset, load_dataset
+from workloads.data.cache import cache_root
+from workloads.data.datasets import Dataset, load_dataset
 from workloads.models.catalog import find_model
-from workloads.models.saved import keep, origin_by, write_origin
+from workloads.models.products import keep, origin_by, write_origin
 from workloads.one_pass import Prompt, encoded_prompts, result_of
 from workloads.onnx_graphs import decoder, encoder
 from workloads.onnx_graphs.calibrations import RANGES, calibrations_root

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.models.saved import ORIGIN, product_root
+from workloads.models.products import ORIGIN, product_root
 
 RANGES = "ranges.json"
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from workloads import precision as precisions
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Generated
@@ -27,6 +26,7 @@ from workloads.generation.transformers_engine import (
     left_padded,
     pad_token_id_of,
 )
+from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import (

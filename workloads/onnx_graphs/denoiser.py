@@ -13,19 +13,19 @@ from typing import Any
 import diffusers
 import torch
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.images.loading import denoiser_name, set_scheduler
 from workloads.images.pipeline import ImagePipeline
+from workloads.models import precision as precisions
+from workloads.models import precision as weights
 from workloads.models.loading import ModelSource, open_model
+from workloads.models.precision import ModelWeights
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import GRAPH, Options, Sample, export, exported_directory
 from workloads.onnx_graphs.opened import Opened, open_graph
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.registry import task_for
-from workloads.weights import ModelWeights
 
 _INPUTS = ("sample", "timestep", "encoder_hidden_states")
 _LATENTS = "sample"

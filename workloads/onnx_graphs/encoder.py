@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from workloads import precision as precisions
 from workloads.base import Request
 from workloads.devices.base import Device
 from workloads.encoding.loaded import LoadedEncoder
 from workloads.generation.encoder_decoder import right_padded
 from workloads.generation.transformers_engine import Batch
-from workloads.models.loading import ModelSource, load_tokenizer, open_model
-from workloads.models.masked_lm import usable_positions
+from workloads.models import precision as precisions
+from workloads.models.loading import ModelSource, load_tokenizer, open_model, usable_positions
 from workloads.onnx_graphs import proof
 from workloads.onnx_graphs.export import (
     GRAPH,

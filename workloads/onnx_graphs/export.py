@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from workloads import base
-from workloads import precision as precisions
 from workloads.base import Request, Unsupported
-from workloads.cache import cached_directory
+from workloads.data.cache import cached_directory
 from workloads.engines.onnxruntime import SPEC
-from workloads.models.layouts import content_digest, fingerprint
+from workloads.models import precision as precisions
+from workloads.models.chatglm3.conversion import content_digest, fingerprint
 from workloads.models.loading import ModelSource
 from workloads.registry import task_for
 

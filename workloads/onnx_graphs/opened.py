@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import precision as precisions
 from workloads.base import Request
-from workloads.cache import cached_directory
+from workloads.data.cache import cached_directory
 from workloads.devices.base import Device
+from workloads.models import precision as precisions
+from workloads.models.precision import ModelWeights
 from workloads.onnx_graphs import operators
 from workloads.onnx_graphs.export import GRAPH, facts_of, graphs_of, key_of
 from workloads.onnx_graphs.proof import Difference
 from workloads.onnx_graphs.session import Execution, Graph
 from workloads.onnx_graphs.variants import in_precision
-from workloads.weights import ModelWeights
 
 _COUNTS = "operators.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, Unsupported
-from workloads.cache import cache_root, cached_directory
+from workloads.data.cache import cache_root, cached_directory
 from workloads.onnx_graphs.calibrations import find_calibration
 from workloads.onnx_graphs.export import GRAPH, IDENTITY, facts_of, graphs_of, key_of, write_facts
 

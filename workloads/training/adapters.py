@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
-from workloads.models.checkpoint_files import refuse_odd_files
-from workloads.models.saved import keep, product_root, write_origin
+from workloads.models.checkpoints import refuse_odd_files
+from workloads.models.products import keep, product_root, write_origin
 
 if TYPE_CHECKING:
     import torch

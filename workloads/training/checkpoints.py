@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration
-from workloads.cache import cache_root, try_lock
+from workloads.data.cache import cache_root, try_lock
 from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.training.technique import Training
 
@@ -399,7 +399,7 @@ def _bytes(value: Any) -> int:
     """Bytes of all tensors in nested lists and dictionaries."""
     import torch
 
-    from workloads.weights import stored_bytes
+    from workloads.models.precision import stored_bytes
 
     if isinstance(value, torch.Tensor):
         return stored_bytes(value)

@@ -19,14 +19,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workloads.base import BadConfiguration, JobContext, Request, Unsupported
-from workloads.data.catalog import Dataset, load_dataset
-from workloads.data.examples import Example
-from workloads.models.prompt import encode_answer, encode_prompt
+from workloads.data.datasets import Dataset, load_dataset
+from workloads.data.shapes import Example
+from workloads.models.prompts import encode_answer, encode_prompt
 
 if TYPE_CHECKING:
     import torch
 
-    from workloads.data.examples import Example
+    from workloads.data.shapes import Example
     from workloads.devices.base import Device
     from workloads.models.loading import ModelSource
     from workloads.registry import TaskSpec

@@ -15,15 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads import precision as precisions
-from workloads import registry, weights
+from workloads import registry
 from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.bench.measure import Measured, instruments_of, measure
+from workloads.bench.profiling import Profile, profiled
+from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
-from workloads.measure import Measured, instruments_of, measure
+from workloads.models import precision as precisions
+from workloads.models import precision as weights
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
-from workloads.models.saved import origin_by, save_trained
-from workloads.profiling import Profile, profiled
+from workloads.models.precision import held_bytes
+from workloads.models.products import origin_by, save_trained
 from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
 from workloads.training.checkpoints import on_host, restore, weights_of
@@ -33,8 +36,6 @@ from workloads.training.step import Steps, batch_maker, flops_per_token, held_ou
 from workloads.training.technique import DataPlan, Loading, StepBatch, Training, positions
 from workloads.training.techniques import chosen
 from workloads.training.techniques.optimization import state_bytes
-from workloads.warmup import WarmupPlan, repeated_if_compiled
-from workloads.weights import held_bytes
 
 _job_number = itertools.count()
 

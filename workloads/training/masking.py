@@ -19,12 +19,12 @@ import numpy
 from numpy.typing import NDArray
 
 from workloads.base import BadConfiguration
-from workloads.data.examples import text_of
-from workloads.models.masked_lm import usable_positions
+from workloads.data.shapes import text_of
+from workloads.models.loading import usable_positions
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
 
 if TYPE_CHECKING:
-    from workloads.data.examples import Example
+    from workloads.data.shapes import Example
     from workloads.training.technique import Inputs
 
 #: Of the masked tokens: how many become the mask token, and how many any token.

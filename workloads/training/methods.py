@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import BadConfiguration, Metric, Unsupported
-from workloads.data.rules import DatasetParameters
-from workloads.models import targets
-from workloads.profiling import PROFILE
+from workloads.bench.profiling import PROFILE
+from workloads.data.datasets import DatasetParameters
+from workloads.models import precision as precisions
+from workloads.models import precision as weights
+from workloads.models import rules
 from workloads.settings import setting
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def rank(parameters: MethodParameters) -> int:
 
 
 def base_precision(method: str, precision: str) -> str:
-    """In which precision of ``workloads.precision`` the base is stored."""
+    """In which precision of ``workloads.models.precision`` the base is stored."""
     return "int4" if method == "qlora" else precision
 
 
@@ -272,7 +272,7 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         detail += f", rounded to int4 in groups of {QAT_GROUP} under int8 activations"
     adapter = ""
     if method in ADAPTER_METHODS:
-        chosen = targets.choose(parameters.targets, names)
+        chosen = rules.choose(parameters.targets, names)
         model = _with_adapter(model, parameters, chosen)
         alpha = "" if method == "vera" else f", alpha {parameters.alpha or 2 * rank(parameters)}"
         adapter = f"rank {rank(parameters)}{alpha} on {', '.join(chosen)}"
@@ -290,7 +290,7 @@ def _keep_layout(model: Any) -> None:
 
 
 def _layer_names(model: Any) -> list[str]:
-    from workloads.models.description import linear_layers
+    from workloads.models.describe import linear_layers
 
     return [layer.name for layer in linear_layers(model)]
 

@@ -21,7 +21,7 @@ from workloads.base import (
     Unsupported,
     WorkloadParameters,
 )
-from workloads.models.checkpoint_kind import CheckpointKind
+from workloads.models.checkpoints import CheckpointKind
 from workloads.settings import setting
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
 from workloads.training.parallel.layout import model_parallel_size
@@ -29,7 +29,7 @@ from workloads.training.parallel.layout import model_parallel_size
 if TYPE_CHECKING:
     import torch
 
-    from workloads.data.examples import Example
+    from workloads.data.shapes import Example
     from workloads.training.technique import Inputs
 
 #: Most tokens of a source and of a target, unless told.

@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workloads.measure import Observation
+from workloads.bench.measure import Observation
+from workloads.models.precision import logical_count
 from workloads.training.data import Learnable, SampleFormat, in_order
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import DataPlan, Inputs, Objective, StepBatch, Technique, Training
-from workloads.weights import logical_count
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.base import TOKENS
-from workloads.data.rules import DatasetParameters
+from workloads.data.datasets import DatasetParameters
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 

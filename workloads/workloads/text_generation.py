@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.base import ADAPTER, TOKENS
-from workloads.data.rules import DatasetParameters
+from workloads.bench.profiling import PROFILE
+from workloads.data.datasets import DatasetParameters
 from workloads.generation_rules import refuse
-from workloads.profiling import PROFILE
 from workloads.quality_metrics import METRICS
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.base import Throughput
-from workloads.data.rules import DatasetParameters
+from workloads.data.datasets import DatasetParameters
 from workloads.images.rules import refuse
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting

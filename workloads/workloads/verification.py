@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.base import ADAPTER, TOKENS
-from workloads.data.rules import DatasetParameters
+from workloads.data.datasets import DatasetParameters
 from workloads.generation_rules import refuse
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from workloads.base import JobContext, Metric, Request, Result, Throughput, WorkloadParameters
+from workloads.bench.measure import Instruments, Observation, measure
 from workloads.engines import engine_function
-from workloads.measure import Instruments, Observation, measure
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import main
-from workloads.data.advertisegen import write_synthetic
-from workloads.data.catalog import load_examples
-from workloads.data.examples import Example, write_json_lines
+from workloads.data.datasets import load_examples
+from workloads.data.lengths import write_synthetic
+from workloads.data.shapes import Example, write_json_lines
 from workloads.models import loading
 
 

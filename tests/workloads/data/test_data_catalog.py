@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from workloads.base import DataMissing
-from workloads.data.catalog import find_dataset, load_examples
-from workloads.data.english_prompts import PROMPTS
-from workloads.data.examples import Example, write_json_lines
-from workloads.data.synthetic import synthetic_examples
+from workloads.data.datasets import find_dataset, load_examples
+from workloads.data.embedded import ENGLISH_PROMPTS, synthetic_examples
+from workloads.data.shapes import Example, write_json_lines
 
 
 def quantile(lengths: list[int], share: float) -> int:
@@ -59,13 +58,13 @@ def test_a_longer_set_begins_with_the_shorter() -> None:
 
 def test_the_english_prompts_are_varied() -> None:
     """About thirty different prompts of 5 to 300 words, short, middling and long."""
-    words = [len(prompt.split()) for prompt in PROMPTS]
-    assert len(set(PROMPTS)) == len(PROMPTS) == 32
+    words = [len(prompt.split()) for prompt in ENGLISH_PROMPTS]
+    assert len(set(ENGLISH_PROMPTS)) == len(ENGLISH_PROMPTS) == 32
     assert 5 <= min(words) < 8 and 250 < max(words) <= 300
     assert sum(count < 20 for count in words) >= 5
     assert sum(20 <= count < 100 for count in words) >= 10
     assert sum(count >= 100 for count in words) >= 5
-    assert load_examples("english-prompts")[0] == Example(content=PROMPTS[0])
+    assert load_examples("english-prompts")[0] == Example(content=ENGLISH_PROMPTS[0])
 
 
 def test_embedded_sets_say_whether_they_are_synthetic() -> None:
@@ -109,7 +108,7 @@ def test_an_unknown_dataset_is_refused_with_close_matches(tmp_path: Path) -> Non
 def test_the_catalog_imports_neither_torch_nor_transformers() -> None:
     """A plan looks datasets up and stays instant."""
     code = (
-        "import sys; from workloads.data.catalog import load_examples;"
+        "import sys; from workloads.data.datasets import load_examples;"
         "load_examples('advertisegen-synthetic');"
         "print([m for m in ('torch', 'transformers', 'ray', 'numpy') if m in sys.modules])"
     )

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.base import DataMissing
-from workloads.data import records as records_module
-from workloads.data.catalog import find_dataset, load_examples
-from workloads.data.examples import Example, write_json_lines
-from workloads.data.shapes import BadExample
+from workloads.data import datasets as records_module
+from workloads.data.datasets import find_dataset, load_examples
+from workloads.data.shapes import BadExample, Example, write_json_lines
 
 CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.data.examples import Example
 from workloads.data.lengths import (
     Lengths,
     distribution,
@@ -18,6 +17,7 @@ from workloads.data.lengths import (
     sample_by_length,
     token_lengths,
 )
+from workloads.data.shapes import Example
 
 
 class CharacterTokenizer:

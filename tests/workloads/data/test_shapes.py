@@ -10,11 +10,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from workloads import files
 from workloads.base import BadConfiguration, DataMissing
-from workloads.data.catalog import Reading, find_dataset, load_dataset, load_examples
-from workloads.data.examples import Example, Turn
-from workloads.data.hub import hub_records
+from workloads.data.datasets import Reading, find_dataset, hub_records, load_dataset, load_examples
+from workloads.data.shapes import Example, Turn
+from workloads.util import files
 
 ALPACA = {"instruction": "Translate.", "input": "chat", "output": "cat"}
 TURNS = [

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli.main import main
 from workloads.data import storage
-from workloads.files import MIB
+from workloads.util.files import MIB
 
 
 def test_rates_are_what_was_done_over_its_time(tmp_path: Path) -> None:

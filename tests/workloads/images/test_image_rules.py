@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from workloads import precision as precisions
 from workloads.base import JobDescription, Refusal
 from workloads.engines import ENGINES
 from workloads.images.facts import facts_of
+from workloads.models import precision as precisions
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals
 

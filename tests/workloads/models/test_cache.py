@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 
 from workloads.base import DataMissing
-from workloads.cache import build_aside, cached_directory, remove_abandoned, try_lock
+from workloads.data.cache import build_aside, cached_directory, remove_abandoned, try_lock
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,12 @@ import chatglm3_reference as reference
 import pytest
 from patience import patience
 
-from workloads import files
 from workloads.base import BadConfiguration, DataMissing
-from workloads.models import catalog, hub, smollm2
+from workloads.models import catalog, hub
 from workloads.models.catalog import find_model
-from workloads.models.checkpoint_files import read_config
+from workloads.models.checkpoints import read_config
+from workloads.models.embedded import smollm2
+from workloads.util import files
 
 
 @pytest.fixture(autouse=True)

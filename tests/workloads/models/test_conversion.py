@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from workloads.base import BadConfiguration, DataMissing
-from workloads.models.conversion import convert
-from workloads.models.prompt import Message, encode_messages, encode_prompt
+from workloads.models.chatglm3.conversion import convert
+from workloads.models.prompts import Message, encode_messages, encode_prompt
 
 TOLERANCE = 1e-4  # a wrong epsilon moves these logits by 0.2, a swapped gate by 9
 

@@ -11,10 +11,9 @@ import pytest
 
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
-from workloads.models.description import describe_model
-from workloads.models.drawing import draw_svg
-from workloads.models.picture import draw_text, picture_of
-from workloads.models.slide import draw_slide
+from workloads.models.describe import describe_model
+from workloads.models.drawing import draw_svg, draw_text, picture_of
+from workloads.models.slides import draw_slide
 
 CHATGLM3_6B = {
     **reference.CONFIG,
@@ -61,8 +60,8 @@ def test_lora_size_equals_peft():
     """On a model that is really built, the count is what peft makes trainable."""
     from peft import LoraConfig, get_peft_model
 
-    from workloads.models import tiny_chatglm3
-    from workloads.models.description import build_on_meta
+    from workloads.models.describe import build_on_meta
+    from workloads.models.embedded import tiny_chatglm3
 
     model = build_on_meta(tiny_chatglm3.config())
     (first, *_) = describe_model("tiny-chatglm3", lora_rank=5).adapters

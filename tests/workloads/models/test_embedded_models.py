@@ -8,9 +8,9 @@ import importlib.util
 import pytest
 import torch
 
-from workloads.models import tiny_chatglm3
+from workloads.models.embedded import tiny_chatglm3
+from workloads.models.embedded.tiny_chatglm3 import ADVERT_WORDS, pieces
 from workloads.models.loading import encode_prompt, load_tokenizer, open_model
-from workloads.models.tiny_vocabulary import ADVERT_WORDS, pieces
 
 #: A change of these is a change of the model: raise ``tiny_chatglm3.RECIPE`` with it.
 WEIGHTS_SHA256 = "414a80b52a750453d3604305d941e42b7ab2569ea4f64adeed7c7b6369104e7a"

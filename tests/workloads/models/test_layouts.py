@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workloads.models.layouts import content_digest, fingerprint, in_layout, layout_of
+from workloads.models.chatglm3.conversion import content_digest, fingerprint, in_layout, layout_of
 from workloads.models.loading import load_tokenizer, open_model
 
 

@@ -6,9 +6,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from workloads.base import BadConfiguration
-from workloads.models.chatglm3_tokenizer import build_tokenizer
-from workloads.models.prompt import encode_prompt, layout_of
-from workloads.models.tiny_vocabulary import pieces
+from workloads.models.chatglm3.tokenizer import build_tokenizer
+from workloads.models.embedded.tiny_chatglm3 import pieces
+from workloads.models.prompts import encode_prompt, layout_of
 
 
 @pytest.fixture

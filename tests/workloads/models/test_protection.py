@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing, JobDescription
-from workloads.models import protection
-from workloads.models.checkpoint_files import PROTECTED, weight_files
+from workloads.models import encryption
+from workloads.models.checkpoints import PROTECTED, weight_files
 from workloads.models.loading import open_model
-from workloads.models.model_rules import text_refusals
+from workloads.models.rules import text_refusals
 
 KEY = bytes(range(32))
 PIECE_BYTES = 64
@@ -28,8 +28,8 @@ def write(file: Path, content: bytes, key: bytes = KEY) -> Path:
     """A protected file of small pieces."""
     file.unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protection, "PIECE_BYTES", PIECE_BYTES)
-        protection.write(file, io.BytesIO(content), key)
+        patch.setattr(encryption, "PIECE_BYTES", PIECE_BYTES)
+        encryption.write(file, io.BytesIO(content), key)
     return file
 
 
@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_what_was_protected_is_read_back(directory: Path, content: bytes) -> None:
     """Of any length; and nothing of it stands in the file."""
     file = write(directory / "a.protected", content)
-    assert protection.read(file, KEY) == content
+    assert encryption.read(file, KEY) == content
     if len(content) > 32:  # no part of a header is as long
         assert content not in file.read_bytes()
 
@@ -69,7 +69,7 @@ def test_no_altered_byte_is_read(directory: Path, data: st.DataObject, content: 
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
     file.write_bytes(sealed)
     with pytest.raises(DataMissing, match=r"a\.protected"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 @given(data=st.data())
@@ -81,7 +81,7 @@ def test_no_truncated_file_is_read(directory: Path, data: st.DataObject) -> None
     pieces = st.sampled_from([len(sealed) - seal, len(sealed) - 2 * seal])
     (directory / "a.protected").write_bytes(sealed[: data.draw(ends | pieces)])
     with pytest.raises(DataMissing, match=r"a\.protected"):
-        protection.read(directory / "a.protected", KEY)
+        encryption.read(directory / "a.protected", KEY)
 
 
 def test_a_truncated_file_says_how_much_is_missing(directory: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_truncated_file_says_how_much_is_missing(directory: Path) -> None:
     file = write(directory / "a.protected", bytes(100))
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(DataMissing, match=r"has 2\d\d of its 2\d\d bytes: copy it again"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 def test_reordered_pieces_are_not_read(directory: Path) -> None:
@@ -100,7 +100,7 @@ def test_reordered_pieces_are_not_read(directory: Path) -> None:
     parts = [sealed[first + n * seal :][:seal] for n in (1, 0, 2)]
     file.write_bytes(sealed[:first] + b"".join(parts))
     with pytest.raises(DataMissing, match="piece 1 of 3 does not open"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 def test_a_piece_of_another_file_is_not_read(directory: Path) -> None:
@@ -110,21 +110,21 @@ def test_a_piece_of_another_file_is_not_read(directory: Path) -> None:
     sealed = write(file, bytes(2 * PIECE_BYTES)).read_bytes()
     file.write_bytes(sealed[: -(PIECE_BYTES + 16)] + other[-(PIECE_BYTES + 16) :])
     with pytest.raises(DataMissing, match="piece 2 of 2 does not open"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 def test_a_wrong_key_is_told_from_a_damaged_file(directory: Path) -> None:
     """The key is what to look for, not the copy."""
     file = write(directory / "a.protected", bytes(100), key=bytes(32))
     with pytest.raises(DataMissing, match="was not protected with this key"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 def test_a_shard_under_another_shards_name_is_not_read(directory: Path) -> None:
     """Its tensors would be loaded for others."""
     file = write(directory / "a.protected", bytes(100)).rename(directory / "b.protected")
     with pytest.raises(DataMissing, match=r"b.protected was a.protected"):
-        protection.read(file, KEY)
+        encryption.read(file, KEY)
 
 
 # ---------------------------------------------------------------- keys
@@ -145,17 +145,17 @@ def test_a_key_file_is_refused(tmp_path: Path, mode: int, content: str, word: st
     file.write_text(content)
     file.chmod(mode)
     with pytest.raises(BadConfiguration, match=word) as caught:
-        protection.read_key(file)
+        encryption.read_key(file)
     assert content not in str(caught.value)
 
 
 def test_a_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
     """A second one would lock out what the first protected."""
-    protection.write_key(tmp_path / "key")
+    encryption.write_key(tmp_path / "key")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
-    first = protection.read_key(tmp_path / "key")
+    first = encryption.read_key(tmp_path / "key")
     with pytest.raises(FileExistsError):
-        protection.write_key(tmp_path / "key")
+        encryption.write_key(tmp_path / "key")
     assert len(first) == 32
 
 
@@ -168,7 +168,7 @@ def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_p
     assert not list(sealed.glob("*.safetensors"))
     dataset = write_dataset(tmp_path / "prompts.json")
     plain = Worker().run(dataset, prompts=2)
-    with protection.key_named(key):
+    with encryption.key_named(key):
         opened = Worker().run(dataset, prompts=2, model=str(sealed))
     assert opened.items[0].output_text == plain.items[0].output_text
     assert 0 < opened.metrics["decryption_s"] < opened.load_s
@@ -179,7 +179,7 @@ def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_p
 def test_a_protected_model_is_trained_as_the_plain_one(model: tuple[Path, Path]) -> None:
     """Step by step the same loss."""
     sealed, key = model
-    with protection.key_named(key):
+    with encryption.key_named(key):
         assert losses(trained(model=str(sealed))) == losses(trained())
 
 
@@ -218,7 +218,7 @@ def test_who_reads_files_cannot_have_it(
 
 def test_only_those_who_load_from_memory_open_it(model: tuple[Path, Path]) -> None:
     """On a node whose files the plan has not seen, an exporter is refused all the same."""
-    with protection.key_named(model[1]), pytest.raises(BadConfiguration, match="in the clear only"):
+    with encryption.key_named(model[1]), pytest.raises(BadConfiguration, match="in the clear only"):
         open_model(str(model[0]))
 
 
@@ -257,6 +257,6 @@ def test_weights_in_other_forms_are_left_out_and_named(tmp_path: Path) -> None:
     source.mkdir()
     for name in ("config.json", "model.safetensors", "pytorch_model.bin", "model.gguf"):
         (source / name).write_text("{}")
-    written, left_out = protection.protect(source, tmp_path / "sealed", KEY)
+    written, left_out = encryption.protect(source, tmp_path / "sealed", KEY)
     assert [file.name for file in written] == ["config.json", f"model.safetensors{PROTECTED}"]
     assert left_out == ["model.gguf", "pytorch_model.bin"]

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from workloads import text_generation
 from workloads.base import BadConfiguration, Unsupported
 from workloads.models.loading import load_causal_model, open_model
-from workloads.models.quantized_checkpoints import READERS, as_stored, reading_arguments
+from workloads.models.precision import inspect
+from workloads.models.rules import READERS, as_stored, reading_arguments
 from workloads.registry import find_workload
-from workloads.weights import inspect
 
 Change = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
 

@@ -21,7 +21,7 @@ from transformers import (
 from workloads.base import Unsupported
 from workloads.decoding import description
 from workloads.generation.openvino_graph import window_of
-from workloads.models import reach
+from workloads.models import rules
 
 _SIZES = {
     "vocab_size": 96,
@@ -75,7 +75,7 @@ def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> Non
     Engines with attention of their own refuse just those models."""
     model = make(kind, config, **changes)
     assert window_of(model) == window
-    narrow = reach.narrow_layers(json.loads(model.config.to_json_string()))
+    narrow = rules.narrow_layers(json.loads(model.config.to_json_string()))
     assert min(narrow.values(), default=None) == window  # as a plan reads it
     assert sees_all(model, window or 40)
     assert sees_all(model, (window or 40) + 1) == (window is None)
@@ -107,7 +107,7 @@ def test_angles_that_depend_on_the_length_are_refused(rope, moves) -> None:
     model = make(LlamaForCausalLM, LlamaConfig, rope_parameters=rope)
     table = [model.model.rotary_emb(torch.zeros(1), torch.arange(n)[None])[0] for n in (9, 90)]
     assert torch.allclose(table[0], table[1][:, :9]) != moves
-    assert (reach.moving_rotation(model) == rope["rope_type"]) == moves
+    assert (rules.moving_rotation(model) == rope["rope_type"]) == moves
     if moves:
         for refuse in (window_of, lambda one: description.read(one, positions=64)):
             with pytest.raises(Unsupported, match="rotary positions"):

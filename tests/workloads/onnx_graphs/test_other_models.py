@@ -26,8 +26,12 @@ from workloads.answer_loss import Answered, loss_of
 from workloads.base import JobDescription, Unsupported
 from workloads.encoding import run as encoding
 from workloads.engines import engine_refusals
-from workloads.models.loading import load_seq2seq_model, load_tokenizer, open_model
-from workloads.models.masked_lm import load_masked_model
+from workloads.models.loading import (
+    load_masked_model,
+    load_seq2seq_model,
+    load_tokenizer,
+    open_model,
+)
 from workloads.onnx_graphs import calibration
 from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
 from workloads.registry import find_workload

@@ -6,10 +6,10 @@ plan adds it by itself. Its row says where the files lie; its times are of no in
 
 from __future__ import annotations
 
-from workloads import precision as precisions
 from workloads.base import JobContext, Request, Result
-from workloads.data.catalog import load_dataset
+from workloads.data.datasets import load_dataset
 from workloads.engines.gaudi import generation, library, quantization
+from workloads.models import precision as precisions
 from workloads.one_pass import encoded_prompts, generate_once, result_of
 from workloads.workloads.fp8_calibration import CalibrationParameters
 

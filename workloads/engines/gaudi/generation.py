@@ -26,11 +26,9 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
-from workloads.devices.monitoring.gaudi_products import fp8_scales
+from workloads.devices.monitor.gaudi import fp8_scales
 from workloads.engines.base import Generated
 from workloads.engines.gaudi import library, quantization
 from workloads.engines.optimum_habana import SPEC
@@ -42,7 +40,9 @@ from workloads.generation.transformers_engine import (
     end_token_ids_of,
     pad_token_id_of,
 )
-from workloads.models.checkpoint_files import read_config
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.checkpoints import read_config
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training import adapters
@@ -193,7 +193,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     model = model.to(device.torch_device)
     end_token_ids = _end_token_ids(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
-    found_weights = weights.inspect(model, request.precision, device.name, ENGINE)
+    found_weights = precision.inspect(model, request.precision, device.name, ENGINE)
     attention = str(request.parameters.get("attention", "sdpa"))
     details = {
         "attention": attention,
@@ -317,9 +317,9 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """ChatGLM3's config in its original layout names only one of the ids that end a text."""
     if getattr(model.config, "model_type", "") != "chatglm":
         return end_token_ids_of(model, tokenizer)
-    from workloads.models import chatglm3
+    from workloads.models.chatglm3 import layout
 
-    ends = (chatglm3.END, "<|user|>", "<|observation|>")
+    ends = (layout.END, "<|user|>", "<|observation|>")
     return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
 
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from workloads import precision as precisions
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.gaudi import library
 from workloads.engines.optimum_habana import SPEC
 from workloads.images.loading import denoiser_name, set_scheduler
 from workloads.images.pipeline import ImagePipeline, weights_of
+from workloads.models import precision as precisions
 from workloads.models.loading import open_model
 from workloads.registry import task_for
 

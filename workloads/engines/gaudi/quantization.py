@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import DataMissing, Unsupported
-from workloads.cache import cache_root
+from workloads.data.cache import cache_root
 
 if TYPE_CHECKING:
     from workloads.base import Request

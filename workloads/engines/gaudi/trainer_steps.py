@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 
 from workloads.base import JobContext, MeasureSettings, Sample
-from workloads.compilation import Compilations
+from workloads.devices.base import Compilations
 from workloads.registry import TaskSpec
 from workloads.training.data import Learnable, SampleFormat, in_order
 from workloads.training.technique import Inputs

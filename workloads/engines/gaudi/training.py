@@ -24,22 +24,22 @@ import torch
 import torch.utils.checkpoint
 from transformers import TrainerCallback
 
-from workloads import precision as precisions
-from workloads import weights
 from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
-from workloads.data.catalog import Dataset, load_dataset
-from workloads.devices.monitoring.host_memory import HostMemoryPeak, resident_bytes
+from workloads.bench.warmup import repeated_if_compiled
+from workloads.data.datasets import Dataset, load_dataset
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.gaudi import generation, library
 from workloads.engines.gaudi.trainer_steps import First, Rows, Steps, stacked
 from workloads.engines.optimum_habana import SPEC
+from workloads.models import precision
+from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.models.saved import origin_by
+from workloads.models.products import origin_by
 from workloads.registry import TaskSpec, task_for
 from workloads.training import adapters, methods
 from workloads.training.data import Encoded, SampleFormat
 from workloads.training.methods import MethodParameters, method_for
 from workloads.training.step import flops_per_token
-from workloads.warmup import repeated_if_compiled
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -75,7 +75,7 @@ def _run(request: Request, context: JobContext) -> Result:
         model = task.function("make")(source, len(tokenizer), torch_dtype=dtype)
     else:
         model = generation.load_model(source, request, hpu)
-    found = weights.inspect(model, request.precision, hpu.name, generation.ENGINE)
+    found = precision.inspect(model, request.precision, hpu.name, generation.ENGINE)
     hpu.seed(0)  # adapters start from random numbers
     applied = methods.apply(model, method, request.precision, hpu.name)
     applied.model.to(hpu.torch_device)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, Unsupported
-from workloads.cache import flush_tree
+from workloads.data.cache import flush_tree
 from workloads.devices import device_spec
 from workloads.training.parallel.exchange import Stamped
 from workloads.training.parallel.layout import Groups, Layout

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.base import JobDescription, Refusal, WorkloadError
-from workloads.models.chatglm3 import from_original_config, is_original
-from workloads.models.known_config import known_config
-from workloads.precision import quantized
+from workloads.models.catalog import known_config
+from workloads.models.chatglm3.layout import from_original_config, is_original
+from workloads.models.precision import quantized
 from workloads.training.methods import method_name
 
 #: Strategies that leave a card a part of each weight between its uses, by DeepSpeed or by torch.

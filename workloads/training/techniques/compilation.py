@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.compilation import of_torch
+from workloads.devices.base import torch_compilations
 from workloads.settings import setting
 from workloads.training.parallel.layout import divides_weights, driven_by_deepspeed
 from workloads.training.technique import Technique, Training
@@ -149,7 +149,7 @@ def compiles_whole(parameters: Mapping[str, Any]) -> bool:
 
 def compiled_graphs() -> int:
     """Number of graphs that this process has compiled so far."""
-    return of_torch().graphs or 0
+    return torch_compilations().graphs or 0
 
 
 def _from_nothing(training: Training) -> None:

@@ -130,7 +130,7 @@ def state_bytes(optimizer: Any) -> int:
     """Bytes of the optimizer's state, all tensors of it, on whatever device."""
     import torch
 
-    from workloads.weights import stored_bytes
+    from workloads.models.precision import stored_bytes
 
     return sum(
         stored_bytes(value)

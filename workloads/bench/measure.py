@@ -1,0 +1,364 @@
+"""The timed loop: warm-up, then repeats of the same work until the answer is known well enough.
+
+A *repeat* is one pass over the same batches, so repeats can be compared. What varies between them
+is the machine, and a confidence interval of their throughput says how much. The loop stops when
+that interval is tight, after ``max_repeats``, or when the time is up, and says which. A pass that
+the time limit cuts keeps its samples, marked incomplete; at least one batch is always measured.
+
+Warm-up (``warmup.py``) is over when steps are steady. That shows in the timed repeats themselves,
+so steady work pays nothing for the question: where their beginning proves slow, those repeats were
+warm-up, too, and timing begins anew. So it does, once, where the timed part compiled something.
+
+All ranks of a gang start a repeat together and decide from the same gathered figures whether to
+go on, so none of them waits for one that has stopped; a first batch runs on all of them or on none,
+since their clocks reach a limit at different moments. Clocks and ``synchronize`` are injected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from workloads.base import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
+from workloads.bench.warmup import Step, Warmth, WarmupPlan, drift, rehearse
+from workloads.devices.base import Compilations
+from workloads.util.statistics import mean_interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One batch as the workload saw it; the loop adds the times around it."""
+
+    items: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    ttft_s: float | None = None
+    step_s: tuple[float, ...] = ()
+    loss: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None
+    encoder_s: float | None = None
+    text_encoding_s: float | None = None
+    denoising_s: float | None = None
+    decoding_s: float | None = None
+    conversion_s: float | None = None
+
+
+#: (repeat, batch) -> a function that says what the batch did.
+RunBatch = Callable[[int, int], Callable[[], Observation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """The clocks and hooks of one job."""
+
+    clock: Callable[[], float]  # monotonic seconds
+    cpu_clock: Callable[[], float]  # CPU seconds of this process
+    synchronize: Callable[[], None]  # waits until the device has done what was queued
+    collective: Collective
+    enter_phase: Callable[[Phase], None]
+    compilations: Callable[[], Compilations] = Compilations  # of this process, so far
+
+
+def instruments_of(context: JobContext, *, counted: bool = True) -> Instruments:
+    """The instruments of a job. ``counted``: its engine compiles in this process."""
+    return Instruments(
+        clock=context.clock,
+        cpu_clock=context.cpu_clock,
+        synchronize=context.device.synchronize,
+        collective=context.collective,
+        enter_phase=context.enter_phase,
+        compilations=context.device.compilations if counted else Compilations,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Record of a timed loop."""
+
+    samples: tuple[Sample, ...]
+    stop_reason: StopReason
+    warmth: Warmth
+    compilations: Compilations = field(default_factory=Compilations)  # of the timed part
+
+    @property
+    def warmup_s(self) -> float:
+        """Seconds before the timed part."""
+        return self.warmth.warmup_s
+
+    @property
+    def warmup(self) -> dict[str, Any]:
+        """The cost of warm-up, and what it left, as fields of ``api.Result``."""
+        return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Details of what was compiled in the timed part, for the row."""
+        told = self.compilations.told()
+        return {"compiled_in_timed_part": told} if told else {}
+
+    @property
+    def representative_repeat(self) -> int:
+        """The last complete timed repeat; the cut one where none was completed."""
+        timed = [sample for sample in self.samples if not sample.warmup]
+        complete = [sample.repeat for sample in timed if sample.complete]
+        return max(complete or [sample.repeat for sample in timed])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One rank's part of one repeat, as the ranks tell each other."""
+
+    output_tokens: int
+    computed_tokens: int
+    items: int
+    wall_s: float
+    finished: bool  # no batch was left out
+    time_is_up: bool
+    may_restart: bool  # there is time for more warm-up
+
+
+def measure(
+    run_batch: RunBatch,
+    batches: int,
+    settings: MeasureSettings,
+    instruments: Instruments,
+    plan: WarmupPlan | None = None,
+    *,
+    together: bool = False,
+) -> Measured:
+    """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
+
+    Args:
+        run_batch: does the work of one batch of one repeat (counted from 0, warm-up included)
+            and returns a function that says what was done, called when the clock has stopped.
+        batches: how many batches this rank has in a repeat, at least 1.
+        settings: when to stop. ``warmup`` passes come first, at least.
+        instruments: clocks and hooks.
+        plan: what warm-up has to meet; None: what the batches themselves are.
+        together: ranks compute batches together, so whether the time is up is asked of all of them
+            before each. Else each rank decides for itself after the first batch of a repeat.
+    """
+    if batches < 1:
+        raise ValueError("nothing to measure: a repeat needs at least one batch")
+    plan = plan or WarmupPlan()
+    instruments.enter_phase("warmup")
+    began = instruments.clock()
+    warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
+    loop = _Loop(run_batch, batches, instruments, warmup_until, plan.first, together)
+    warmth = _warm_up(loop, settings, plan)
+    parts, repeated = 0, False
+    while True:
+        parts += 1
+        timed_from = instruments.clock()
+        part = _time(loop, settings, plan)
+        if part.stop_reason is not None:
+            compiled = any(instruments.collective.gather(part.compilations.graphs or 0))
+            if not compiled or repeated or not settings.warmup or not plan.restarts:
+                break
+            repeated = True
+        loop.timed_was_warm_up()
+    instruments.enter_phase("finish")  # what follows is no part of what was timed
+    untimed = sum(sample.warmup for sample in loop.samples)
+    return Measured(
+        samples=tuple(loop.samples),
+        stop_reason=part.stop_reason,
+        compilations=part.compilations,
+        warmth=dataclasses.replace(
+            warmth,
+            warmup_s=timed_from - began if untimed or warmth.warmup_steps else 0.0,
+            warmup_steps=(warmth.warmup_steps or 0) + untimed,
+            timed_parts=parts,
+            timed_compilations=part.compilations.graphs,
+            timed_cpu_fallbacks=part.compilations.cpu_fallbacks,
+        ),
+    )
+
+
+def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth:
+    """Meet every shape; ``warmup_steps`` are rehearsals only, since samples tell of the others."""
+    shapes = {*plan.shapes}
+    if not settings.warmup:
+        return Warmth(shapes=len(shapes) or None)
+    cut, steps, met = False, 0, frozenset[Hashable]()
+    if plan.rehearse is not None:
+        instruments = loop.instruments
+        done = rehearse(plan, instruments.clock, loop.warmup_until, instruments.collective)
+        cut, steps, met = done.cut, done.steps, done.met
+    firsts = _firsts(plan) if plan.compiled and plan.rehearse is None else frozenset()
+    while not cut and loop.repeat - plan.first < max(settings.warmup, plan.passes):
+        passes = loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
+        cut = not all(done.finished for done in passes)
+    while cut and firsts and loop.repeat - plan.first < plan.passes:
+        loop.run_pass(deadline=loop.warmup_until, warmup=True, always=firsts)
+    if plan.rehearse is None and plan.shapes:
+        met = frozenset(plan.shapes[sample.batch] for sample in loop.samples)
+    return Warmth(
+        warmup_steps=steps,
+        warmup_end="limit" if cut else "complete",
+        shapes=len(shapes) or None,
+        shapes_unmet=len(shapes - met) if shapes else None,
+    )
+
+
+def _firsts(plan: WarmupPlan) -> frozenset[int]:
+    """The first batch of each shape."""
+    return frozenset({shape: n for n, shape in reversed([*enumerate(plan.shapes)])}.values())
+
+
+@dataclass(slots=True)
+class _Part:
+    """One beginning of the timed part."""
+
+    stop_reason: StopReason | None = None  # None: what it timed was still warm-up
+    compilations: Compilations = field(default_factory=Compilations)
+
+
+def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
+    """Time repeats until there is a reason to stop, or until they prove to be warm-up."""
+    instruments = loop.instruments
+    instruments.enter_phase("measure")
+    before = instruments.compilations()
+    deadline = instruments.clock() + settings.time_limit_s
+    rates: list[float] = []
+    steps: list[Step] = []
+    timed_s = 0.0  # by the slowest rank of each repeat
+    while True:
+        passes = loop.run_pass(deadline=deadline, warmup=False)
+        if all(done.finished for done in passes):
+            rates.append(throughput(passes))
+            steps.append(_step(passes))
+            slow = plan.restarts and (drift(steps) or 0.0) > 0.0
+            if slow and all(done.may_restart for done in passes):
+                return _Part()
+        timed_s += max(done.wall_s for done in passes)
+        stop_reason = _why_stop(rates, passes, settings, timed_s)
+        if stop_reason is not None:
+            return _Part(stop_reason, instruments.compilations().since(before))
+
+
+def _step(passes: Sequence[_Pass]) -> Step:
+    """A repeat of all ranks together, as a step."""
+    tokens = sum(done.computed_tokens for done in passes)
+    items = sum(done.items for done in passes)
+    return Step((tokens, items), max(done.wall_s for done in passes), tokens or items)
+
+
+def throughput(passes: Sequence[_Pass]) -> float:
+    """Tokens (items where none are generated) a second of one repeat, all ranks together."""
+    wall_s = max(done.wall_s for done in passes)
+    tokens = sum(done.output_tokens for done in passes)
+    work = tokens or sum(done.items for done in passes)
+    return work / wall_s if wall_s > 0 else math.inf
+
+
+def _why_stop(
+    rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings, timed_s: float
+) -> StopReason | None:
+    """None to go on. The same on every rank, since it looks only at what all of them know."""
+    if any(done.time_is_up or not done.finished for done in passes):
+        return _settled(rates, settings) or "time_limit"
+    return None if timed_s < settings.least_s else _settled(rates, settings)
+
+
+def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | None:
+    """Reason to stop by what is known of the throughput; None to go on."""
+    if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
+        interval = mean_interval(rates, settings.confidence)  # None for a single repeat
+        width = interval.relative_half_width if interval else None
+        if width is not None and width <= settings.relative_half_width:
+            return "confidence"
+    return "max_repeats" if len(rates) >= settings.max_repeats else None
+
+
+class _Loop:
+    """Runs passes and collects their samples."""
+
+    def __init__(
+        self,
+        run_batch: RunBatch,
+        batches: int,
+        instruments: Instruments,
+        warmup_until: float,
+        first: int,
+        together: bool,
+    ) -> None:
+        self._run_batch = run_batch
+        self._batches = batches
+        self._together = together
+        self.instruments = instruments
+        self.warmup_until = warmup_until
+        self.samples: list[Sample] = []
+        self.repeat = first  # the next one's number
+
+    def timed_was_warm_up(self) -> None:
+        """Count all that was done so far as warm-up."""
+        self.samples = [dataclasses.replace(sample, warmup=True) for sample in self.samples]
+
+    def run_pass(
+        self, *, deadline: float, warmup: bool, always: frozenset[int] = frozenset()
+    ) -> list[_Pass]:
+        """One repeat of this rank; what every rank did in it, in rank order. Of the batches that
+        the deadline would leave out, those in ``always`` run nevertheless."""
+        repeat, self.repeat = self.repeat, self.repeat + 1
+        clock = self.instruments.clock
+        # Those of a gang have waited here for its last rank, each by a clock of its own.
+        ranks = self.instruments.collective.gather((clock() >= deadline, self._batches))
+        late = any(is_late for is_late, _ in ranks)
+        rounds = max(count for _, count in ranks) if self._together else self._batches
+        # Only a first timed batch may start late: without it there would be nothing to report.
+        forced = not warmup and not any(not sample.warmup for sample in self.samples)
+        taken: list[Sample] = []
+        for batch in range(rounds):
+            if batch:
+                late = self._late(deadline)
+            if late and not (forced and batch == 0) and batch not in always:
+                if not always:
+                    break
+                continue
+            if batch < self._batches:
+                taken.append(self._time(repeat, batch, warmup))
+        passes = self.instruments.collective.gather(
+            _Pass(
+                output_tokens=sum(sample.output_tokens for sample in taken),
+                computed_tokens=sum(sample.computed_tokens for sample in taken),
+                items=sum(sample.items for sample in taken),
+                wall_s=math.fsum(sample.wall_s for sample in taken),
+                finished=len(taken) == self._batches,
+                time_is_up=clock() >= deadline,
+                may_restart=clock() < self.warmup_until,
+            )
+        )
+        complete = all(done.finished for done in passes)
+        self.samples += [dataclasses.replace(sample, complete=complete) for sample in taken]
+        return passes
+
+    def _late(self, deadline: float) -> bool:
+        """Return whether the time is up: of any rank, where they compute together."""
+        late = self.instruments.clock() >= deadline
+        return any(self.instruments.collective.gather(late)) if self._together else late
+
+    def _time(self, repeat: int, batch: int, warmup: bool) -> Sample:
+        instruments = self.instruments
+        instruments.synchronize()
+        cpu_began, began = instruments.cpu_clock(), instruments.clock()
+        observe = self._run_batch(repeat, batch)
+        instruments.synchronize()
+        ended, cpu_ended = instruments.clock(), instruments.cpu_clock()
+        seen = observe()
+        return Sample(
+            repeat=repeat,
+            batch=batch,
+            warmup=warmup,
+            complete=True,
+            wall_s=ended - began,
+            cpu_s=cpu_ended - cpu_began,
+            **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
+        )

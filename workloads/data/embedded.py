@@ -1,0 +1,280 @@
+"""Word lists and sentence patterns of made-up data, each module's in a JSON file of its name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from random import Random
+from typing import Any
+
+from workloads.data.shapes import Example
+
+
+def texts(name: str) -> dict[str, Any]:
+    """The content of ``NAME.json``."""
+    told: dict[str, Any] = json.loads(
+        files(__package__).joinpath(f"{name}.json").read_text("utf-8")
+    )
+    return told
+
+
+# A synthetic twin of AdvertiseGen: the same shape and lengths, every word made up here.
+#
+# AdvertiseGen pairs the attributes of a garment (``类型#裤*版型#宽松*风格#性感``) with a Chinese
+# advertisement. It may not be shipped, so this module makes sets like it from word lists and
+# sentence patterns: about nine attributes, 20 to 130 characters of input, 50 to 250 of output,
+# with the right-skewed lengths that such text has. Lengths drive cost; the prose does not matter,
+# and nobody should judge a model's quality on it. Each example depends on its seed and position
+# alone, so a longer set begins with the shorter one, on every machine.
+
+DEFAULT_SEED = 20260101
+
+_TEXTS = texts("synthetic")
+
+
+def synthetic_examples(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
+    """``count`` made-up examples, each marked ``synthetic``; deterministic, prefix-stable."""
+    return [_example(Random(seed * 1_000_003 + index)) for index in range(count)]
+
+
+def pick(random: Random, values: Sequence[str]) -> str:
+    """One of them, by one draw."""
+    # Random.random() is the one method whose sequence Python guarantees across versions.
+    return values[int(random.random() * len(values))]
+
+
+def normal(random: Random) -> float:
+    """About normally distributed, with mean 0 and deviation 1."""
+    return sum(random.random() for _ in range(12)) - 6.0
+
+
+def _example(random: Random) -> Example:
+    garment = pick(random, tuple(_TEXTS["garments"]))
+    attributes = _attributes(random, garment)
+    content = "*".join(f"{key}#{value}" for key, value in attributes)
+    return Example(
+        content=content, summary=_advertisement(random, garment, attributes), synthetic=True
+    )
+
+
+def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
+    """The kind of garment, then attributes in random order; a key may come twice, as in the
+    real set."""
+    wanted = min(20, max(4, round(9.2 * math.exp(0.32 * normal(random)))))
+    known = _TEXTS["common"] | _TEXTS["garments"][garment]
+    pool = [(key, value) for key, values in known.items() for value in values]
+    chosen: list[tuple[str, str]] = [("类型", garment)]
+    counts: dict[str, int] = {}
+    while len(chosen) < wanted:
+        key, value = pool.pop(int(random.random() * len(pool)))
+        if counts.get(key, 0) < 2:
+            counts[key] = counts.get(key, 0) + 1
+            chosen.append((key, value))
+    return chosen
+
+
+def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str]]) -> str:
+    """Sentences about the attributes until a log-normal length is reached (median about 115)."""
+    target = min(225.0, max(50.0, 100.0 * math.exp(0.36 * normal(random))))
+    given = dict(attributes)
+    details = tuple(value for key, value in attributes[1:] if key not in _TEXTS["common"])
+    words = {
+        "garment": next((v for k, v in attributes if k in ("裤型", "裙型", "衣样式")), garment),
+        "color": given.get("颜色", "百搭颜色"),
+        "style": given.get("风格", "简约"),
+        "cut": given.get("版型", "合身"),
+        "fabric": given.get("材质", "优质"),
+        "pattern": given.get("图案", "纯色"),
+        "season": pick(random, _TEXTS["seasons"]),
+    }
+    middles = list(_TEXTS["middles"])
+    text = pick(random, _TEXTS["openings"]).format(**words)
+    closing = pick(random, _TEXTS["closings"]).format(**words)
+    while len(text) + len(closing) < target and middles:
+        sentence = middles.pop(int(random.random() * len(middles)))
+        text += sentence.format(**words, detail=pick(random, details) if details else "收腰")
+    return text + closing
+
+
+# A synthetic English corpus: plain text for pretraining, every sentence made up here.
+#
+# Short articles about invented towns: where each lies, what its people make, what happened there,
+# what a visitor sees. A sentence is a pattern filled from word lists, and an article keeps to its
+# town, so that most masked words can be told from the text around them and a loss falls. Nobody
+# should judge a model by it. An article depends on its seed and position alone.
+
+_CORPUS_SEED = 11
+
+_CORPUS_TEXTS = texts("english_corpus")
+
+_OPENING = "{town} is a town at {land}, about {number} hours on foot from {other}."
+
+
+def english_articles(count: int) -> list[Example]:
+    """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
+    return [_article(Random(_CORPUS_SEED * 1_000_003 + index)) for index in range(count)]
+
+
+def _article(random: Random) -> Example:
+    """An opening and five to fourteen sentences, each pattern at most once."""
+    material, makers, work, product = _CORPUS_TEXTS["goods"][
+        int(random.random() * len(_CORPUS_TEXTS["goods"]))
+    ]
+    kept = {
+        "town": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
+        "other": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
+        "land": pick(random, _CORPUS_TEXTS["lands"]),
+        "building": pick(random, _CORPUS_TEXTS["buildings"]),
+        "event": pick(random, _CORPUS_TEXTS["events"]),
+        "birds": pick(random, _CORPUS_TEXTS["birds"]),
+        "trees": pick(random, _CORPUS_TEXTS["trees"]),
+        "material": material,
+        "makers": makers,
+        "work": work,
+        "product": product,
+    }
+    patterns = list(_CORPUS_TEXTS["sentences"])
+    wanted = 5 + int(random.random() * (len(patterns) - 4))
+    text = [_OPENING.format(**kept, number=pick(random, _CORPUS_TEXTS["numbers"]))]
+    for _ in range(wanted):
+        pattern = patterns.pop(int(random.random() * len(patterns)))
+        text.append(
+            pattern.format(
+                **kept,
+                number=pick(random, _CORPUS_TEXTS["numbers"]),
+                month=pick(random, _CORPUS_TEXTS["months"]),
+                name=pick(random, _CORPUS_TEXTS["names"]),
+                person=pick(random, _CORPUS_TEXTS["people"]),
+                year=1650 + int(random.random() * 350),
+            )
+        )
+    return Example(content=" ".join(text), synthetic=True)
+
+
+# A synthetic twin of CNN/DailyMail: news articles with highlights, every word made up here.
+#
+# CNN/DailyMail pairs an article of some 700 words with three or four sentences that sum it up. This
+# module writes sets like it from word lists and sentence patterns: right-skewed lengths of 250 to
+# 1,400 words, and highlights of 35 to 70 words that say what the article says. Places and people do
+# not exist. Lengths drive cost; nobody should judge a model's summaries on it. Each example depends
+# on its seed and position alone, so a longer set begins with the shorter one, on every machine.
+
+_NEWS_SEED = 20261123
+
+#: "themes" have the event, the change, who decides, what it costs or counts; "elsewhere" has words
+#: of prompts, for the vocabulary that is made of this module's words.
+_NEWS_TEXTS = texts("articles")
+_WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*")
+_FIELD = re.compile(r"\{\w+\}")
+
+
+def news_examples(count: int) -> list[Example]:
+    """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
+    return [_news_example(Random(_NEWS_SEED * 1_000_003 + index)) for index in range(count)]
+
+
+def news_words() -> list[str]:
+    """Every word, number and mark that an article may hold, in alphabetical order."""
+    facts = [text for theme in _NEWS_TEXTS["themes"] for texts in theme.values() for text in texts]
+    others = [text for name, listed in _NEWS_TEXTS.items() if name != "themes" for text in listed]
+    found: set[str] = set()
+    for text in (*facts, *others):
+        for word in _WORD.findall(_FIELD.sub(" ", text)):
+            found |= {word, word[0].upper() + word[1:]}
+    return sorted(found | {str(number) for number in range(420)})
+
+
+def _news_example(random: Random) -> Example:
+    words = _words(random)
+    target = min(1400.0, max(250.0, 560.0 * math.exp(0.42 * normal(random))))
+    paragraphs = [_filled(pick(random, _NEWS_TEXTS["leads"]), words)]
+    written, left = 0, list(_NEWS_TEXTS["body"])
+    while written < target:
+        left = left or list(_NEWS_TEXTS["body"])  # a long report comes back to what it has said
+        sentences = []
+        for _ in range(2 + int(random.random() * 3)):
+            if left:
+                pattern = left.pop(int(random.random() * len(left)))
+                sentences.append(_filled(pattern, words | _of_sentence(random)))
+        paragraphs.append(" ".join(sentences))
+        written += len(paragraphs[-1].split())
+    summary = "\n".join(_filled(pattern, words) for pattern in _NEWS_TEXTS["highlights"])
+    return Example(content="\n\n".join(paragraphs), summary=summary, synthetic=True)
+
+
+def _words(random: Random) -> dict[str, str]:
+    """The facts of one article."""
+    theme = _NEWS_TEXTS["themes"][int(random.random() * len(_NEWS_TEXTS["themes"]))]
+    facts = {name: pick(random, values) for name, values in theme.items()}
+    numbers = {
+        "n": str(12 + int(random.random() * 80)),
+        "m": str(3 + int(random.random() * 190)),
+        "h": str(2 + int(random.random() * 6)),
+    }
+    return {
+        **{name: text.format(**numbers, y="{y}") for name, text in facts.items()},
+        **numbers,
+        "town": pick(random, _NEWS_TEXTS["towns"]),
+        "person": _name(random),
+        "month": pick(random, _NEWS_TEXTS["months"]),
+        **_of_sentence(random),
+    }
+
+
+def _of_sentence(random: Random) -> dict[str, str]:
+    """Words that change from sentence to sentence."""
+    return {
+        "other": _name(random),
+        "rival": pick(random, _NEWS_TEXTS["towns"]),
+        "day": pick(random, _NEWS_TEXTS["days"]),
+        "y": str(2 + int(random.random() * 18)),
+        "s": str(20 + int(random.random() * 400)),
+    }
+
+
+def _name(random: Random) -> str:
+    return " ".join(pick(random, _NEWS_TEXTS[name]) for name in ("first", "last"))
+
+
+def _filled(pattern: str, words: dict[str, str]) -> str:
+    text = pattern.format(**words)
+    if "{" in text:  # a fact that holds a number of years
+        text = text.format(**words)
+    return text[0].upper() + text[1:]
+
+
+# Descriptions of pictures. The first is that of optimum-habana's example, by which others
+# measured; the rest were written for this project.
+
+IMAGE_PROMPTS: tuple[str, ...] = (
+    "An image of a squirrel in Picasso style",
+    "A lighthouse on a cliff at dusk, oil painting",
+    "A bowl of lemons on a blue table, morning light",
+    "A red bicycle leaning against a stone wall",
+    "An old library with ladders and green lamps",
+    "A fox asleep in deep snow, watercolour",
+    "A small harbour in fog, seen from above",
+    "A clockmaker at work, drawn with charcoal",
+    "A field of sunflowers under a heavy sky",
+    "A cat on a piano, black and white photograph",
+    "A tram in the rain at night, reflections on the street",
+    "A paper boat on a puddle, close up",
+    "A mountain hut with lit windows, winter",
+    "A glass greenhouse full of orchids",
+    "A child flying a kite on a beach, woodcut",
+    "A still life with bread, cheese and a copper jug",
+)
+
+
+# Real English prompts of mixed kind and length, written for this project.
+#
+# Thirty-two requests such as people send to an assistant, one a line of ``english_prompts.txt``,
+# from a handful of words to about three hundred: throughput on prompts that are all alike says
+# little about serving. They are in the public domain as far as the authors can make them so.
+
+ENGLISH_PROMPTS: tuple[str, ...] = tuple(
+    files(__package__).joinpath("english_prompts.txt").read_text("utf-8").splitlines()
+)

@@ -1,0 +1,554 @@
+"""Read Gaudi cards by HLML, the library beneath hl-smi, through Habana's ``pyhlml``.
+
+It tells what hl-smi does not, the energy counter, clocks and why they are lowered, and it never
+acquires a card. The package is in Habana's images; the library comes with the driver. Units are
+those of pyhlml's docstrings: power in milliwatts, energy in millijoules since the driver was
+loaded, memory in bytes, clocks in MHz, utilization over the past second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import importlib
+import io
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.devices import Complaint, ServerFacts
+from workloads.devices.base import command_output
+from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse, Holder, number_of
+
+#: ``hlmlInit`` and ``hlmlShutdown`` set one variable of the whole process.
+_IN_USE = threading.Lock()
+
+
+def hlml_telemetry() -> dict[int, CardTelemetry]:
+    """The cards of this host by module id; empty without the package, the library or a driver."""
+    try:
+        hlml = importlib.import_module("pyhlml")
+    except ImportError:
+        return {}
+    with _IN_USE:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints that it found no library
+                hlml.hlmlInit()
+        except Exception:
+            return {}
+        try:
+            handles = [hlml.hlmlDeviceGetHandleByIndex(i) for i in range(hlml.hlmlDeviceGetCount())]
+            return dict(_card(hlml, handle) for handle in handles)
+        except Exception:
+            return {}
+        finally:
+            with contextlib.suppress(Exception):
+                hlml.hlmlShutdown()
+
+
+def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
+    """Module id and readings of one card; a reading that the driver refuses stays None."""
+    module_id = int(hlml.hlmlDeviceGetModuleID(handle))
+    memory = _read(hlml.hlmlDeviceGetMemoryInfo, handle)
+    power_mw = _read(hlml.hlmlDeviceGetPowerUsage, handle)
+    energy_mj = _read(hlml.hlmlDeviceGetTotalEnergyConsumption, handle)
+    sensor = hlml.hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP
+    utilization = _read(hlml.hlmlDeviceGetUtilizationRates, handle)
+    clock = _read(hlml.hlmlDeviceGetClockInfo, handle, hlml.hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_MME)
+    reasons = _read(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return module_id, CardTelemetry(
+        power_w=None if power_mw is None else power_mw / 1000,
+        power_of="" if power_mw is None else "HLML, hlmlDeviceGetPowerUsage",
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+        temperature_c=_read(hlml.hlmlDeviceGetTemperature, handle, sensor),
+        utilization_percent=None if utilization is None else float(utilization.aip),
+        sm_clock_mhz=None if clock is None else float(clock),
+        throttled=None if reasons is None else _throttled(hlml, int(reasons)),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_total_bytes=None if memory is None else int(memory.total),
+    )
+
+
+def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
+    """The reasons for a lowered clock, by name, of the driver's bits."""
+    bits = {
+        "power cap": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER,
+        "temperature (hardware)": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL,
+    }
+    return frozenset(name for name, bit in bits.items() if reasons & int(bit))
+
+
+def _read(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception:  # HLMLError: not supported, no data, the card is lost
+        return None
+
+
+# Read Gaudi cards by ``hl-smi``, Habana's monitoring tool, which never acquires one.
+#
+# Options and query names are those of Habana's page "System Management Interface Tool (hl-smi)".
+# Recorded outputs show what one would not expect: headers keep their units with
+# ``nounits`` too, every field but the first begins with a blank, and ``index`` counts cards in the
+# order of the driver, which is not that of the module ids by which processes are given cards. The
+# table of processes has no query of its own and counts by that index. Inside a container it lists
+# only the container's processes, so the memory in use is what tells of others.
+
+QUERY = (
+    "index",
+    "module_id",
+    "name",
+    "driver_version",
+    "power.draw",
+    "temperature.aip",
+    "utilization.aip",
+    "memory.used",
+    "memory.total",
+)
+COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
+
+_PROCESS = re.compile(
+    r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
+)
+#: Two lines of a card in the same table: its index and product, then what it draws of its limit.
+_NAMED = re.compile(r"^\|\s+(?P<index>\d+)\s+HL-\S+\s")
+_DRAWN = re.compile(r"(?P<watts>\d+)\s*W\s*/\s*\d+\s*W")
+
+#: The query's figure is that of one rail; the table adds up both.
+RAIL_POWER = "hl-smi -Q power.draw, the 54 V rail alone"
+WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaudiCard:
+    """One card as hl-smi lists it."""
+
+    index: int  # in the driver's order; the process table counts by it
+    module_id: int  # what HABANA_VISIBLE_MODULES means
+    name: str = ""  # HL-225 is Gaudi2
+    driver_version: str = ""
+    telemetry: CardTelemetry
+
+
+def cards() -> list[GaudiCard]:
+    """The cards of this host, by module id; empty where hl-smi is missing or fails."""
+    return parse_cards(command_output(*COMMAND))
+
+
+def hl_smi_telemetry() -> dict[int, CardTelemetry]:
+    """The cards of this host by module id. hl-smi tells no energy."""
+    found = cards()
+    whole = parse_power(command_output("hl-smi")) if found else {}
+    return {card.module_id: _with_power(card, whole.get(card.index)) for card in found}
+
+
+def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
+    if power_w is None:
+        return card.telemetry
+    return dataclasses.replace(card.telemetry, power_w=power_w, power_of=WHOLE_POWER)
+
+
+def hl_smi_use(module_id: int) -> CardUse:
+    """Processes and memory on this card now."""
+    found = cards()
+    listed = parse_processes(command_output("hl-smi")) if found else {}
+    return use_in(module_id, found, listed, holders(module_id))
+
+
+def use_in(
+    module_id: int,
+    cards: Iterable[GaudiCard],
+    processes: Mapping[int, Sequence[Holder]],
+    holders: Sequence[Holder],
+) -> CardUse:
+    """Use of a card by hl-smi's list, by open device files and by its memory. Pure.
+
+    Args:
+        module_id: the card.
+        cards: as ``cards`` gives them.
+        processes: by hl-smi's index, as ``parse_processes`` gives them.
+        holders: processes that have the card's device file open.
+    """
+    card = next((card for card in cards if card.module_id == module_id), None)
+    known = dict.fromkeys(holders)
+    if card is None:
+        return CardUse(holders=tuple(known))
+    pids = {holder.pid for holder in known}
+    known |= dict.fromkeys(h for h in processes.get(card.index, ()) if h.pid not in pids)
+    return CardUse(holders=tuple(known), used_bytes=card.telemetry.memory_used_bytes)
+
+
+def parse_cards(text: str) -> list[GaudiCard]:
+    """The cards in the CSV output of a query with ``index`` and ``module_id``, by module id.
+
+    Columns are found by their headers. A line that is not one of cards is passed over, and a
+    figure that is none, such as ``N/A``, stays None.
+    """
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = [name.partition("[")[0].strip() for name in next(rows, [])]
+    found = []
+    for row in rows:
+        values = {name: value.strip() for name, value in zip(header, row, strict=False)}
+        index, module_id = (_figure(values.get(name)) for name in ("index", "module_id"))
+        if index is None or module_id is None:
+            continue
+        found.append(
+            GaudiCard(
+                index=int(index),
+                module_id=int(module_id),
+                name=values.get("name", ""),
+                driver_version=values.get("driver_version", ""),
+                telemetry=CardTelemetry(
+                    power_w=(power_w := _figure(values.get("power.draw"))),
+                    power_of=RAIL_POWER if power_w is not None else "",
+                    temperature_c=_figure(values.get("temperature.aip")),
+                    utilization_percent=_figure(values.get("utilization.aip")),
+                    memory_used_bytes=_bytes(values.get("memory.used")),
+                    memory_total_bytes=_bytes(values.get("memory.total")),
+                ),
+            )
+        )
+    return sorted(found, key=lambda card: card.module_id)
+
+
+def hl_smi_inventory() -> dict[int, CardInventory]:
+    """Products of the cards by module id, and how many of their internal ports are up."""
+    listed = csv.reader(
+        command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader").splitlines(),
+        skipinitialspace=True,
+    )
+    cards = [row for row in listed if len(row) == 3 and row[0].strip().isdecimal()]
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        found = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
+        return {int(row[0]): one for row, one in zip(cards, found, strict=True)}
+
+
+def _inventory(bus_id: str, name: str) -> CardInventory:
+    asked = ("hl-smi", "-i", bus_id, "-n")
+    return parse_links(name, command_output(*asked, "ports"), command_output(*asked, "link"))
+
+
+def parse_links(name: str, ports: str, link: str) -> CardInventory:
+    """Internal ports in the output of ``-n ports``, and those of them that ``-n link`` says are up.
+
+    The second does not tell internal from external ports, which may be up as well: of more than
+    there are internal ones, all of those count as up.
+    """
+    internal = sum("internal" in line.lower() for line in ports.splitlines())
+    if not internal:
+        return CardInventory(product=name)
+    up = sum(re.search(r"\bup\b", line.lower()) is not None for line in link.splitlines())
+    return CardInventory(product=name, links=internal, links_up=min(up, internal))
+
+
+def parse_power(text: str) -> dict[int, float]:
+    """Power of each card in the table of ``hl-smi`` without options, by hl-smi's index."""
+    found: dict[int, float] = {}
+    index: int | None = None
+    for line in text.partition("Compute Processes:")[0].splitlines():
+        if named := _NAMED.match(line.strip()):
+            index = int(named["index"])
+        elif index is not None and (drawn := _DRAWN.search(line)):
+            found[index] = float(drawn["watts"])
+            index = None
+    return found
+
+
+def parse_processes(text: str) -> dict[int, list[Holder]]:
+    """The table "Compute Processes" of ``hl-smi`` without options, by hl-smi's index."""
+    _, _, table = text.partition("Compute Processes:")
+    found: dict[int, list[Holder]] = {}
+    for line in table.splitlines():
+        if match := _PROCESS.match(line.strip()):
+            holder = Holder(pid=int(match["pid"]), name=match["name"])
+            found.setdefault(int(match["index"]), []).append(holder)
+    return found
+
+
+def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
+    """Other processes of this host, or of this container, that have the card's device file open.
+
+    Drivers since 1.13 have one file a card, ``/dev/accel/accelN``, and say the module id of each in
+    ``/sys/class/accel/accelN/device/module_id``. Processes of other users are not seen.
+    """
+    files = {file for file, module in _device_files(root).items() if module == module_id}
+    if not files:
+        return []
+    found = []
+    for process in (root / "proc").glob("[0-9]*"):
+        pid = int(process.name)
+        if pid != os.getpid() and _has_open(process, files):
+            try:
+                name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+            except OSError:
+                continue  # it has just ended
+            found.append(Holder(pid=pid, name=name))
+    return sorted(found, key=lambda holder: holder.pid)
+
+
+def opened_modules(root: Path = Path("/")) -> set[int]:
+    """Module ids of the cards whose device files this very process has open; empty also where the
+    driver does not tell which file is which card's."""
+    opened = set()
+    for entry in (root / f"proc/{os.getpid()}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            opened.add(os.readlink(entry))
+    return {module for file, module in _device_files(root).items() if file in opened}
+
+
+def _device_files(root: Path) -> dict[str, int]:
+    """The module id behind each device file."""
+    found = {}
+    for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
+        with contextlib.suppress(OSError, ValueError):
+            module_id = int((entry / "device/module_id").read_text(encoding="ascii"))
+            found[f"/dev/accel/{entry.name}"] = module_id
+    return found
+
+
+def _has_open(process: Path, files: set[str]) -> bool:
+    try:
+        return any(os.readlink(entry) in files for entry in (process / "fd").iterdir())
+    except OSError:  # gone, or another user's
+        return False
+
+
+def _figure(text: str | None) -> float | None:
+    """The number before a unit: ``672 MiB`` and ``672`` are the same."""
+    words = (text or "").split()
+    return number_of(words[0]) if words else None
+
+
+def _bytes(text: str | None) -> int | None:
+    mebibytes = _figure(text)
+    return None if mebibytes is None else int(mebibytes * _MIB)
+
+
+# The generations of Gaudi cards: what differs between them, in one place.
+#
+# Memory and ports are those of Intel's data sheets. fp8 in hardware scales by powers of two: Gaudi2
+# knows four exponent biases, Gaudi3 the whole range (Habana's FP8 guide), so a calibration made for
+# one is not the other's best and is never carried over.
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One generation of cards."""
+
+    name: str  # its line in devices.csv
+    pattern: str  # how its driver, hl-smi and the bridge call it
+    ray_type: str  # in Ray's resource ``accelerator_type:…``
+    memory_bytes: int
+    fp8_exponent_biases: Sequence[int]  # in hardware; none: no fp8
+    internal_ports: int  # of a card, to the other seven of its server; they carry collectives
+    scale_out_ports: int  # of a card, to other servers
+
+
+PRODUCTS = (
+    Product(
+        name="Gaudi2",
+        pattern=r"(Intel[ -])?(Habana )?(HL-225\w*|Gaudi ?2)",
+        ray_type="Intel-GAUDI2",
+        memory_bytes=96 * _GIB,
+        fp8_exponent_biases=(3, 7, 11, 15),
+        internal_ports=21,
+        scale_out_ports=3,
+    ),
+    Product(
+        name="Gaudi3",
+        pattern=r"(Intel[ -])?(Habana )?(HL-325\w*|Gaudi ?3)",
+        ray_type="Intel-GAUDI3",
+        memory_bytes=128 * _GIB,
+        fp8_exponent_biases=range(64),
+        internal_ports=21,
+        scale_out_ports=3,
+    ),
+)
+
+
+def product_of(name: str) -> Product | None:
+    """The generation of a card of this name; None for the first one, and for names nobody knows."""
+    for product in PRODUCTS:
+        if re.fullmatch(product.pattern, name.strip(), re.IGNORECASE):
+            return product
+    return None
+
+
+def fp8_scales(name: str) -> str:
+    """Scales that a card's hardware applies to fp8 values, for rows."""
+    product = product_of(name)
+    if product is None:
+        return ""
+    biases = product.fp8_exponent_biases
+    if isinstance(biases, range):
+        return f"exponent biases {biases[0]} to {biases[-1]} in hardware ({product.name})"
+    return f"exponent biases {', '.join(map(str, biases))} in hardware ({product.name})"
+
+
+# Needs of a Gaudi server besides its cards, for the doctor. Pure.
+#
+# Limits that are a matter of judgement are constants here, with their reason.
+
+#: Cards of a server; jobs of two and four cards are legal on aligned groups of them only.
+CARDS = 8
+
+
+def examine_server(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
+    """List deviations from Habana's advice on a server that told Ray of ``cards`` cards."""
+    if cards != CARDS:
+        yield Complaint(
+            check="cards",
+            message=f"{cards} of a Gaudi server's {CARDS} cards are Ray's: jobs of two and four "
+            "cards run only on aligned groups of them",
+            remedy="if all of them are yours, start Ray with "
+            f"--resources '{{\"HPU\": {CARDS}, …}}'",
+            level="note",
+        )
+    if facts.cards and len(facts.cards) not in (1, 2, 4, CARDS):  # nobody gives a part of these
+        there = {card.index for card in facts.cards}
+        gone = ", ".join(str(index) for index in range(CARDS) if index not in there)
+        yield Complaint(
+            check="cards",
+            message=f"hl-smi shows {len(facts.cards)} of the server's {CARDS} cards; the module "
+            f"ids {gone} are missing",
+            remedy="`sudo dmesg` on the server says why; a reset or a reboot brings them back",
+        )
+    yield from _links(facts)
+    yield from _driver(facts)
+    yield from _torch(facts)
+    yield from _hugepages(facts)
+    yield from _kernel(facts)
+    yield from _processors(facts)
+
+
+def intel_torch(version: str) -> bool:
+    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
+    return version.partition("+")[2].startswith("git")
+
+
+def _links(facts: ServerFacts) -> Iterator[Complaint]:
+    """Collectives go over the internal ports, which are down after every load of the driver."""
+    down = {
+        card.index: f"{card.links_up} of {card.links}"
+        for card in facts.cards
+        if card.links and card.links_up is not None and card.links_up < card.links
+    }
+    if down:
+        told = ", ".join(f"card {index} has {ports}" for index, ports in sorted(down.items()))
+        products = {product_of(card.product) for card in facts.cards if card.index in down}
+        generation = next((each.name.lower() for each in products if each), "gaudi2")
+        yield Complaint(
+            check="ports",
+            message=f"internal ports are down ({told} up): jobs of several cards fail or hang",
+            remedy=f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
+            "server, after every load of the driver (package habanalabs-qual)",
+            level="error",
+        )
+
+
+def _driver(facts: ServerFacts) -> Iterator[Complaint]:
+    """Driver and software must be of one release: else the first job of every card fails, with
+    `synStatus=26 [Generic failure]`."""
+    plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
+    if plugin and driver and _release(plugin) != _release(driver):
+        yield Complaint(
+            check="driver",
+            message=f"the driver is {driver}, Habana's PyTorch is {plugin}",
+            remedy="use the image of the driver's version (`hl-smi` prints it), or update the "
+            "driver; Habana supports equal versions only",
+            level="error",
+        )
+
+
+def _torch(facts: ServerFacts) -> Iterator[Complaint]:
+    """Lazy mode asserts Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
+    torch = facts.versions.get("torch", "")
+    if "habana-torch-plugin" in facts.versions and torch and not intel_torch(torch):
+        yield Complaint(
+            check="torch",
+            message=f"torch {torch} is the stock one: lazy mode does not start "
+            "with it (hpu_mode lazy, the default of optimum-habana)",
+            remedy="the image pytorch-installer-… has Intel's torch; with this one write "
+            "hpu_mode: compile, or engine: vllm-gaudi",
+            level="note",
+        )
+    deepspeed = facts.versions.get("deepspeed")
+    if deepspeed is not None and not re.search(r"\+hpu\.|synapse", deepspeed):
+        yield Complaint(
+            check="deepspeed",
+            message=f"deepspeed {deepspeed} is the stock one, which does not know hpu",
+            remedy="pip install git+https://github.com/HabanaAI/DeepSpeed.git@1.23.0 (the newest "
+            "tag of Habana's fork; clusters/gaudi.Dockerfile has it)",
+        )
+
+
+def _hugepages(facts: ServerFacts) -> Iterator[Complaint]:
+    """Gaudi's runtime passes host buffers through huge pages. The driver's installer reserves what
+    its cards need, so what is there is right unless somebody else asks for less."""
+    if not facts.hugepages_total:
+        yield Complaint(
+            check="hugepages",
+            message="no huge pages are reserved, though the driver's installer reserves some",
+            remedy="install the driver's package again (habanalabs-installer.sh), and leave "
+            "vm.nr_hugepages to it",
+        )
+        return
+    for file, pages in facts.hugepages_asked.items():
+        if pages < facts.hugepages_total:
+            reserved = facts.hugepages_total * facts.hugepage_bytes / _GIB
+            yield Complaint(
+                check="hugepages",
+                message=f"{file} asks for {pages} huge pages, and {facts.hugepages_total} "
+                f"({reserved:.0f} GiB) are reserved: after a reboot there are fewer",
+                remedy=f"remove vm.nr_hugepages from {file}; the driver's installer sets it",
+            )
+
+
+def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
+    """Linux 6.8 without IOMMU passthrough is known to garble what Gaudi computes."""
+    passthrough = "iommu=pt" in facts.kernel_arguments.split()
+    if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
+        yield Complaint(
+            check="iommu",
+            message=f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
+            "are known to write garbage",
+            remedy='GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
+            "then update-grub and a reboot",
+        )
+
+
+def _processors(facts: ServerFacts) -> Iterator[Complaint]:
+    """The host launches every graph, so cores that are slow or asleep keep cards waiting."""
+    slow = {name: count for name, count in facts.governors.items() if name != "performance"}
+    if slow:
+        cores = sum(facts.governors.values())
+        told = ", ".join(f"{name} on {count} of {cores} cores" for name, count in slow.items())
+        yield Complaint(
+            check="governor",
+            message=f"the CPU governor is not performance ({told})",
+            remedy="echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
+            "scaling_governor on the server, before containers start",
+        )
+    if facts.max_cstate and _release(facts.kernel.rpartition(" ")[2]) >= (5, 9):
+        yield Complaint(
+            check="idle-states",
+            message=f"idle cores may sleep down to state C{facts.max_cstate}",
+            remedy='GRUB_CMDLINE_LINUX_DEFAULT="intel_idle.max_cstate=0" in /etc/default/grub, '
+            "then update-grub and a reboot",
+        )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
+    parts = [int(part) if part.isdigit() else 0 for part in re.split(r"[.-]", version)[:2]]
+    return (*parts, 0, 0)[0], (*parts, 0, 0)[1]

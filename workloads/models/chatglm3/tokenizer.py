@@ -1,0 +1,190 @@
+"""A fast tokenizer with ChatGLM3's ids, from its SentencePiece pieces.
+
+ChatGLM3's own tokenizer class no longer loads, and transformers reading the raw
+``tokenizer.model`` gives other ids without a word. So the pieces are written out as a
+``tokenizer.json``: byte-pair encoding in which two neighbours merge if their concatenation is a
+piece, best score first, which is what SentencePiece does. Spaces become "▁", one is put before
+every text, and what no piece covers falls back to its UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from workloads.base import BadConfiguration, DataMissing
+from workloads.models.chatglm3.layout import BEGIN, CHAT_TEMPLATE, END, SPECIAL_TOKENS, UNKNOWN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Written into tokenizer_config.json; ``prompts.py`` reads it.
+PROMPT_LAYOUT = "chatglm3"
+
+#: Encoded both ways after a conversion; a tokenizer of another kind shows here.
+_PROBES = (
+    "你好",
+    "类型#裙*版型#显瘦*材质#棉\n",
+    "  two  spaces, then\ttab and\r\nlines  ",
+    "Hello world 123 ½ é ß naïve",
+    "ñandú \u3000 full-width ＡＢＣ １２３ ㎡ ﬁ",
+    "emoji 🙂👩‍👩‍👧 and rare 𠮷 龘",
+    "",
+    " ",
+    "<|user|> [gMASK] sop eop </s> <0x0A> <unk> ▁",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One SentencePiece piece; its id is its place in the list."""
+
+    text: str
+    score: float
+    kind: Literal["normal", "unknown", "control", "byte"]
+
+
+def read_pieces(model_file: Path) -> list[Piece]:
+    """The pieces of a ``tokenizer.model``.
+
+    Raises:
+        DataMissing: the file is not there, or is not a SentencePiece model (a Git LFS pointer).
+        BadConfiguration: its first ids are not those of ChatGLM3.
+    """
+    processor = _processor(model_file)
+    pieces = []
+    for index in range(processor.get_piece_size()):
+        kind: Literal["normal", "unknown", "control", "byte"] = "normal"
+        if processor.is_unknown(index):
+            kind = "unknown"
+        elif processor.is_control(index):
+            kind = "control"
+        elif processor.is_byte(index):
+            kind = "byte"
+        text, score = processor.id_to_piece(index), processor.get_score(index)
+        pieces.append(Piece(text=text, score=score, kind=kind))
+    first = tuple(piece.text for piece in pieces[:3])
+    if first != (UNKNOWN, BEGIN, END) or sum(p.kind == "byte" for p in pieces) != 256:
+        raise BadConfiguration(
+            f"{model_file} starts with {', '.join(first)} and has "
+            f"{sum(p.kind == 'byte' for p in pieces)} byte pieces; ChatGLM3's starts with "
+            f"{UNKNOWN}, {BEGIN}, {END} and has 256"
+        )
+    return pieces
+
+
+def build_tokenizer(pieces: Sequence[Piece]) -> Tokenizer:
+    """A ``tokenizers.Tokenizer`` over the pieces and, after them, ChatGLM3's special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    vocabulary = {piece.text: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(pieces),
+            unk_token=UNKNOWN,
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = (UNKNOWN, BEGIN, END, *SPECIAL_TOKENS)
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    prefix = [(token, tokenizer.token_to_id(token)) for token in ("[gMASK]", "<sop>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[gMASK] <sop> $A", pair="[gMASK] <sop> $A $B:1", special_tokens=prefix
+    )
+    return tokenizer
+
+
+def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """Every split of a normal piece into two normal pieces, best score of the whole first."""
+    normal = {piece.text for piece in pieces if piece.kind == "normal"}
+    ranked = sorted(
+        (-piece.score, index, piece.text)
+        for index, piece in enumerate(pieces)
+        if piece.kind == "normal" and len(piece.text) > 1
+    )
+    return [
+        (text[:cut], text[cut:])
+        for _, _, text in ranked
+        for cut in range(1, len(text))
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+
+
+def tokenizer_config(max_length: int) -> dict[str, Any]:
+    """tokenizer_config.json as transformers 4.55 and 5 both load it."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "unk_token": UNKNOWN,
+        "pad_token": UNKNOWN,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "prompt_layout": PROMPT_LAYOUT,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def write_tokenizer(directory: Path, pieces: Sequence[Piece], max_length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json into ``directory``."""
+    build_tokenizer(pieces).save(str(directory / "tokenizer.json"))
+    text = json.dumps(tokenizer_config(max_length), indent=2, ensure_ascii=False)
+    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def check_against_sentencepiece(tokenizer: Tokenizer, model_file: Path) -> None:
+    """Compare the ids of a few awkward strings with SentencePiece's own.
+
+    Raises:
+        BadConfiguration: they differ, so the model is not of ChatGLM3's kind (byte-pair encoding,
+            identity normalisation, dummy prefix, byte fallback).
+    """
+    processor = _processor(model_file)
+    tokenizer.encode_special_tokens = True  # what spells a special token stays text
+    try:
+        for probe in _PROBES:
+            ours = tokenizer.encode(probe, add_special_tokens=False).ids
+            theirs = processor.encode(probe)
+            if ours != theirs:
+                raise BadConfiguration(
+                    f"{model_file}: the fast tokenizer gives {ours} for {probe!r} where "
+                    f"SentencePiece gives {theirs}; the model is not of ChatGLM3's kind "
+                    "(BPE, identity normaliser, dummy prefix, byte fallback)"
+                )
+    finally:
+        tokenizer.encode_special_tokens = False
+
+
+def _processor(model_file: Path) -> Any:
+    import sentencepiece
+
+    if not model_file.is_file():
+        raise DataMissing(f"there is no {model_file}")
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    except (RuntimeError, OSError) as error:
+        size = model_file.stat().st_size
+        raise DataMissing(
+            f"{model_file} ({size} bytes) is not a SentencePiece model; a download with Git LFS "
+            "leaves a small text file in its place until `git lfs pull`"
+        ) from error

@@ -1,0 +1,292 @@
+"""Describe a model from its config alone: parameters, memory, architecture, prompt.
+
+The model is built on torch's meta device, which has shapes and no storage, so a 6-billion-parameter
+model is described in the time and memory of its class. Weight memory counts what a precision does:
+int8 and int4 store the linear layers' matrices in 1 and 1/2 byte (int4 with a bfloat16 scale per
+64 values; int8's one scale per row is left out), while embeddings, norms and the output layer stay
+bfloat16. The key-value cache is what each token of each sequence adds while generating.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.base import BadConfiguration
+from workloads.models import hub
+from workloads.models.catalog import TINY, find_model
+from workloads.models.chatglm3 import layout
+from workloads.models.checkpoints import architecture_of, read_config
+from workloads.models.prompts import Prompt, example_prompt
+from workloads.models.rules import ATTENTION_TARGETS
+
+#: Values that share one scale in the usual int4 formats.
+INT4_GROUP = 64
+_LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One kind of parameter; equal ones of all layers are one line."""
+
+    name: str  # "model.layers.*.mlp.down_proj.weight"
+    shape: tuple[int, ...]
+    count: int  # how many layers have it
+    parameters: int  # of all of them together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One linear layer: what quantisation shrinks and LoRA adapts."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes at one precision."""
+
+    precision: str
+    weight_bytes: int
+    cache_bytes_per_token: int | None  # key-value cache, per token and sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA on some linear layers: rank × (inputs + outputs) parameters for each."""
+
+    targets: tuple[str, ...]
+    rank: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The sizes and choices that a picture of the model shows."""
+
+    name: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int  # channels of a head that turn with the position; 0 without rotary embedding
+    intermediate: int
+    activation: str
+    gated: bool
+    norm: str  # "RMSNorm"
+    epsilon: float | None
+    qkv_bias: bool
+    tied: bool
+    positions: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Everything that ``nightgrid describe`` shows."""
+
+    model: str
+    random_weights: bool
+    parameters: int
+    architecture: Architecture
+    tensors: tuple[Tensor, ...]
+    memory: tuple[Memory, ...]
+    adapters: tuple[Adapter, ...]
+    prompt: Prompt
+
+
+def describe_model(name: str, *, lora_rank: int = 8) -> Description:
+    """Describe a model: an embedded one, a directory or config.json (native or original), a hub id.
+
+    Raises:
+        DataMissing: there is no such model.
+        BadConfiguration: its config is not one of a causal language model.
+    """
+    config, directory = _resolve(name)
+    original = layout.is_original(config)
+    native = layout.from_original_config(config) if original else config
+    model = build_on_meta(native)
+    linears = linear_layers(model)
+    return Description(
+        model=name,
+        random_weights=bool(config.get("random_weights")),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        architecture=_architecture(model),
+        tensors=_tensors(model),
+        memory=_memory(model, linears),
+        adapters=lora_sizes(linears, lora_rank),
+        prompt=example_prompt(name, native, directory),
+    )
+
+
+def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
+    """The config of a model, and the directory its tokenizer may lie in."""
+    path = Path(name).expanduser()
+    if path.name == "config.json" and os.path.isfile(path):
+        path = path.parent
+    if name != TINY and os.path.isfile(path / "config.json"):
+        return read_config(path), path
+    entry = find_model(name)
+    if entry.name == TINY:
+        from workloads.models.embedded import tiny_chatglm3
+
+        return tiny_chatglm3.config(), None
+    if entry.kind == "hub" and entry.location == entry.name:
+        return hub.fetch_config(name), None
+    if entry.kind == "embedded":
+        from workloads.models.loading import open_model
+
+        path = Path(open_model(name).path)
+    else:
+        path = Path(entry.location)
+    return read_config(path), path
+
+
+def build_on_meta(config: Mapping[str, Any]) -> Any:
+    """The model's class with shapes and no storage.
+
+    Raises:
+        BadConfiguration: transformers has no causal language model for the config.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            loaded = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(loaded)
+        except Exception as error:  # a config from anywhere makes the library raise anything
+            raise BadConfiguration(
+                f"transformers builds no causal language model from this config "
+                f"({architecture_of(dict(config))}): {(str(error) or repr(error)).splitlines()[0]}"
+            ) from error
+
+
+def linear_layers(model: Any) -> list[Linear]:
+    """The model's linear layers but the output layer, which quantisation and LoRA leave alone."""
+    import torch
+
+    found = []
+    for name, module in model.named_modules():
+        if module is model.get_output_embeddings():
+            continue
+        if isinstance(module, torch.nn.Linear):
+            outputs, inputs = module.weight.shape
+        elif type(module).__name__ == "Conv1D":  # GPT-2's spelling of a linear layer
+            inputs, outputs = module.weight.shape
+        else:
+            continue
+        found.append(Linear(name=name, inputs=inputs, outputs=outputs))
+    return found
+
+
+def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
+    """Trainable parameters of LoRA on the attention inputs (the default), on query and value
+    alone, and on every linear layer."""
+    last = {linear.name.rsplit(".", 1)[-1] for linear in linears}
+    default: tuple[str, ...] = next(
+        (names for names in ATTENTION_TARGETS if set(names) <= last), ()
+    )
+    choices: list[tuple[str, ...]] = [default] if default else []
+    if len(default) == 3:
+        choices.append((default[0], default[2]))
+    choices.append(tuple(sorted(last)))
+    return tuple(
+        Adapter(
+            targets=names,
+            rank=rank,
+            parameters=sum(
+                rank * (linear.inputs + linear.outputs)
+                for linear in linears
+                if linear.name.rsplit(".", 1)[-1] in names
+            ),
+        )
+        for names in choices
+    )
+
+
+def _tensors(model: Any) -> tuple[Tensor, ...]:
+    """Parameters in the model's order, equal ones of different layers together."""
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
+    for name, parameter in model.named_parameters():
+        key = (_LAYER_NUMBER.sub("*", name), tuple(parameter.shape))
+        groups[key] = groups.get(key, 0) + 1
+    return tuple(
+        Tensor(name=name, shape=shape, count=count, parameters=count * _product(shape))
+        for (name, shape), count in groups.items()
+    )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total
+
+
+def _memory(model: Any, linears: list[Linear]) -> tuple[Memory, ...]:
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    matrices = sum(linear.inputs * linear.outputs for linear in linears)
+    rest = 2 * (everything - matrices)
+    weights = {
+        "fp32": 4 * everything,
+        "bf16": 2 * everything,
+        "int8": matrices + rest,
+        "int4": matrices // 2 + 2 * matrices // INT4_GROUP + rest,
+    }
+    shape = _architecture(model)
+    values = 2 * shape.layers * shape.kv_heads * shape.head_dim  # a key and a value per layer
+    return tuple(
+        Memory(
+            precision=precision,
+            weight_bytes=size,
+            cache_bytes_per_token=values * (4 if precision == "fp32" else 2) or None,
+        )
+        for precision, size in weights.items()
+    )
+
+
+def _architecture(model: Any) -> Architecture:
+    """Read off what the config says, under the names that transformers' models share."""
+    config = model.config
+
+    def first(*names: str, default: Any = None) -> Any:
+        values = (getattr(config, name, None) for name in names)
+        return next((value for value in values if value is not None), default)
+
+    hidden = first("hidden_size", "n_embd", "d_model", default=0)
+    heads = first("num_attention_heads", "n_head", default=0)
+    head_dim = first("head_dim", default=hidden // heads if heads else 0)
+    modules = dict(model.named_modules())
+    parameters = {name for name, _ in model.named_parameters()}
+    norms = {type(m).__name__ for n, m in modules.items() if "norm" in n.rsplit(".", 1)[-1]}
+    frequencies = next((m.inv_freq for m in modules.values() if hasattr(m, "inv_freq")), None)
+    return Architecture(
+        name=type(model).__name__,
+        vocabulary=first("vocab_size", default=0),
+        hidden=hidden,
+        layers=first("num_hidden_layers", "n_layer", default=0),
+        heads=heads,
+        kv_heads=first("num_key_value_heads", default=heads),
+        head_dim=head_dim,
+        rotary_dim=0 if frequencies is None else 2 * frequencies.shape[0],
+        intermediate=first("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        activation=str(first("hidden_act", "activation_function", default="?")),
+        gated=any("gate" in name for name in parameters),
+        norm="RMSNorm" if any("RMSNorm" in norm for norm in norms) else "LayerNorm",
+        epsilon=first("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+        qkv_bias=any(re.search(r"(q_proj|c_attn|query_key_value)\.bias$", n) for n in parameters),
+        tied=bool(first("tie_word_embeddings", default=False)),
+        positions=first("max_position_embeddings", "n_positions"),
+    )

@@ -1,0 +1,136 @@
+"""The embedded masked language model: BERT's architecture at 1/120 of its size.
+
+Two layers of 128 channels over a real vocabulary: 4,096 WordPiece entries of English, in the file
+beside this module, one a line in the order of their ids. **Its weights are random.** It has no
+dropout, so that a loss curve is one of the arithmetic alone and can be held against another's.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workloads.models.embedded import RawUniform
+
+NAME = "tiny-bert"
+#: Raise when anything changes that changes the model or its tokenizer: it is in the cache's key.
+RECIPE = 1
+SEED = 1
+POSITIONS = 512
+HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 2, 2, 512
+_VOCABULARY = Path(__file__).with_name("tiny_bert_vocabulary.txt")
+_SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
+def cache_key() -> str:
+    """The key of the built model in the cache."""
+    return f"{NAME}-v{RECIPE}"
+
+
+@cache
+def vocabulary() -> tuple[str, ...]:
+    """The entries in the order of their ids."""
+    return tuple(_VOCABULARY.read_text(encoding="utf-8").split("\n")[:-1])
+
+
+def config() -> dict[str, Any]:
+    """The model's config.json."""
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": len(vocabulary()),
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INTERMEDIATE,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "random_weights": True,
+    }
+
+
+def tokenizer() -> Any:
+    """The tokenizer: lower case, WordPiece, ``[CLS]`` before and ``[SEP]`` behind a text."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    ids = {piece: number for number, piece in enumerate(vocabulary())}
+    made = Tokenizer(models.WordPiece(ids, unk_token=_SPECIAL["unk"]))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(
+        (_SPECIAL["sep"], ids[_SPECIAL["sep"]]), (_SPECIAL["cls"], ids[_SPECIAL["cls"]])
+    )
+    made.decoder = decoders.WordPiece()
+    made.add_special_tokens(list(_SPECIAL.values()))
+    return made
+
+
+def build(directory: Path) -> None:
+    """Write config, tokenizer and weights into an empty directory."""
+    from safetensors.torch import save_file
+
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": POSITIONS,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": True,
+        **{f"{name}_token": token for name, token in _SPECIAL.items()},
+    }
+    for name, content in (("config.json", config()), ("tokenizer_config.json", settings)):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    tokenizer().save(str(directory / "tokenizer.json"))
+    save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def weights() -> dict[str, Any]:
+    """All tensors in float32; the output layer's matrix is the embedding's."""
+    import torch
+
+    random = RawUniform(SEED)
+    tensors = {}
+    for name, shape in shapes().items():
+        if name.endswith("LayerNorm.weight"):
+            tensors[name] = torch.ones(shape)
+        elif name.endswith("bias"):
+            tensors[name] = torch.zeros(shape)
+        else:
+            tensors[name] = random.tensor(shape, deviation=0.02)
+    return tensors
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Every tensor's name and shape, in a fixed order."""
+    wide = (INTERMEDIATE, HIDDEN)
+    found: dict[str, tuple[int, ...]] = {
+        "bert.embeddings.word_embeddings.weight": (len(vocabulary()), HIDDEN),
+        "bert.embeddings.position_embeddings.weight": (POSITIONS, HIDDEN),
+        "bert.embeddings.token_type_embeddings.weight": (2, HIDDEN),
+        **_norm("bert.embeddings.LayerNorm"),
+    }
+    for number in range(LAYERS):
+        layer = f"bert.encoder.layer.{number}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            found |= _linear(f"{layer}.attention.{part}", (HIDDEN, HIDDEN))
+        found |= _norm(f"{layer}.attention.output.LayerNorm")
+        found |= _linear(f"{layer}.intermediate.dense", wide)
+        found |= _linear(f"{layer}.output.dense", wide[::-1])
+        found |= _norm(f"{layer}.output.LayerNorm")
+    found["cls.predictions.bias"] = (len(vocabulary()),)
+    found |= _linear("cls.predictions.transform.dense", (HIDDEN, HIDDEN))
+    return found | _norm("cls.predictions.transform.LayerNorm")
+
+
+def _linear(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def _norm(name: str) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (HIDDEN,), f"{name}.bias": (HIDDEN,)}

@@ -1,0 +1,187 @@
+"""The embedded sequence-to-sequence model: T5's architecture, small, so that all runs offline.
+
+Two layers of encoder and decoder, relative positions, ReLU feed-forward layers, one embedding for
+encoder, decoder and output layer: T5-3B's class at 1/2600 of its size. **Its weights are random**:
+it costs what such a model costs, and its texts say nothing. What layers add is large beside the
+embeddings, so a text does not repeat its last token for ever, and the row of ``</s>`` is enlarged
+so that texts end at lengths which vary with the article. Dropout is 0 (T5's own is 0.1), so that
+losses can be compared.
+
+The tokenizer is a unigram model like T5's, over the words of the embedded articles and single
+characters; ``<pad>``, ``</s>`` and ``<unk>`` have T5's ids. Weights are bytes of PCG64's raw
+stream, stored in bfloat16: the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.models.embedded import RawUniform
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+NAME = "tiny-t5"
+#: Raise when anything changes that changes the model: it is in the cache's key.
+RECIPE = 1
+SEED = 1
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's first three ids
+END_GAIN = 1.75
+#: Deviation of the embeddings; what layers add is of the order of 1.
+EMBEDDED = 0.02
+HIDDEN, HEADS, HEAD_DIM, INTERMEDIATE, LAYERS = 128, 4, 32, 512, 2
+#: Scores of attention are so much wider than usual, so that a text depends on single words.
+SHARP = 2.0
+BUCKETS = 32  # of distances between positions
+
+
+def cache_key() -> str:
+    """The key of the built model in the cache."""
+    digest = hashlib.sha256("\n".join(pieces()).encode()).hexdigest()[:8]
+    return f"{NAME}-v{RECIPE}-{digest}"
+
+
+def pieces() -> list[str]:
+    """The vocabulary in the order of its ids; ``▁`` stands for the blank before a word."""
+    from workloads.data.embedded import news_words
+
+    characters = [chr(code) for code in range(0x21, 0x7F)]
+    words = [f"▁{word}" for word in news_words()]
+    return list(dict.fromkeys([PAD, END, UNKNOWN, "▁", *characters, *words]))
+
+
+def config() -> dict[str, Any]:
+    """The model's config.json."""
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": len(pieces()),
+        "d_model": HIDDEN,
+        "d_kv": HEAD_DIM,
+        "d_ff": INTERMEDIATE,
+        "num_layers": LAYERS,
+        "num_decoder_layers": LAYERS,
+        "num_heads": HEADS,
+        "relative_attention_num_buckets": BUCKETS,
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": "relu",
+        "tie_word_embeddings": True,
+        "dropout_rate": 0.0,
+        "layer_norm_epsilon": 1e-6,
+        "initializer_factor": 1.0,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "use_cache": True,
+        "random_weights": True,
+    }
+
+
+def build(directory: Path) -> None:
+    """Write config, generation config, tokenizer and weights into an empty directory."""
+    from safetensors.torch import save_file
+
+    generation = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "unk_token": UNKNOWN,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    contents = {
+        "config.json": config(),
+        "generation_config.json": generation,
+        "tokenizer_config.json": tokenizer,
+    }
+    for name, content in contents.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    build_tokenizer().save(str(directory / "tokenizer.json"))
+    save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def build_tokenizer() -> Tokenizer:
+    """A unigram tokenizer over the pieces, which ends every text as T5's does."""
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+    )
+
+    # A word is likelier than its characters together, whatever its length.
+    scored = [(piece, -10.0 if len(piece) == 1 else -4.0) for piece in pieces()]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=2, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\s+"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (PAD, END, UNKNOWN)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, 1)]
+    )
+    return tokenizer
+
+
+def native_shapes() -> dict[str, tuple[int, ...]]:
+    """Every tensor's name and shape, in a fixed order."""
+    inner = HEADS * HEAD_DIM
+    found: dict[str, tuple[int, ...]] = {"shared.weight": (len(pieces()), HIDDEN)}
+    for side, attentions in (
+        ("encoder", ("SelfAttention",)),
+        ("decoder", ("SelfAttention", "EncDecAttention")),
+    ):
+        for block in range(LAYERS):
+            layers = f"{side}.block.{block}.layer"
+            for number, attention in enumerate(attentions):
+                for part in "qkv":
+                    found[f"{layers}.{number}.{attention}.{part}.weight"] = (inner, HIDDEN)
+                found[f"{layers}.{number}.{attention}.o.weight"] = (HIDDEN, inner)
+                found[f"{layers}.{number}.layer_norm.weight"] = (HIDDEN,)
+            last = len(attentions)
+            found[f"{layers}.{last}.DenseReluDense.wi.weight"] = (INTERMEDIATE, HIDDEN)
+            found[f"{layers}.{last}.DenseReluDense.wo.weight"] = (HIDDEN, INTERMEDIATE)
+            found[f"{layers}.{last}.layer_norm.weight"] = (HIDDEN,)
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        found[bias] = (BUCKETS, HEADS)
+        found[f"{side}.final_layer_norm.weight"] = (HIDDEN,)
+    return found
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """All tensors in bfloat16, by name."""
+    import torch
+
+    random = RawUniform(SEED)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in native_shapes().items():
+        if name.endswith("norm.weight"):
+            tensor = torch.ones(shape)
+        elif name == "shared.weight":
+            tensor = random.tensor(shape, deviation=EMBEDDED)
+            tensor[0] = 0.0  # padding is never written
+            tensor[1] *= END_GAIN
+        elif "relative_attention_bias" in name:
+            tensor = random.tensor(shape, deviation=0.5)
+        elif name.endswith(("Attention.q.weight", "Attention.k.weight")):
+            # T5 does not divide scores by the root of the head's width: q and k are small instead.
+            tensor = random.tensor(
+                shape, deviation=SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
+            )
+        else:
+            tensor = random.tensor(shape, deviation=1 / math.sqrt(shape[1]))
+        tensors[name] = tensor.to(torch.bfloat16)
+    return tensors

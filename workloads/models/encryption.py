@@ -1,0 +1,299 @@
+"""Model files at rest: weight files that only a key opens, and only into memory.
+
+``nightgrid protect`` writes beside config and tokenizer, which stay readable, one file for each
+weight file: ``model.safetensors.protected``. A file is a header and pieces of 4 MiB, each sealed by
+AES-256-GCM under a key of this file's own (HKDF-SHA256 of the key and a random salt). The nonce of
+a piece is its number and whether it is the last; every seal covers the header, which holds the
+file's name and length. So a piece that is altered, left out, moved or taken from another file
+opens nowhere. The empty seal in the header tells a wrong key from a damaged file.
+
+The key never travels: a run is given the path of a file that every node has for itself
+(``--key-file``), 64 hexadecimal digits that nobody but its owner may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import secrets
+import shutil
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from workloads.base import BadConfiguration, DataMissing, Metric
+from workloads.environment import variables
+from workloads.models.checkpoints import (
+    PROTECTED,
+    TEXT_FILES,
+    protected_files,
+    read_config,
+    weight_files,
+)
+from workloads.util import files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+#: Path of the key's file on this node.
+VARIABLE = "NIGHTGRID_KEY_FILE"
+PIECE_BYTES = 4 * files.MIB
+_KEY_BYTES = 32
+#: Of what lies beside the weights: the largest tokenizers have a tenth of it.
+_SIDE_FILE_BYTES = 256 * files.MIB
+_MAGIC = b"nightgrid protected 1\n"
+_SEAL_BYTES = 16
+_FIXED = struct.Struct(">32sIQH")  # salt, size of a piece, length of the content and of the name
+_HEADER_SEAL = b"\xff" * 12  # a nonce that no piece has
+
+METRICS = (
+    Metric(
+        name="decryption_s",
+        title="opened in",
+        unit="s",
+        description="Seconds of loading in which protected weight files were read and decrypted.",
+        better="lower",
+        ranks="largest",
+    ),
+)
+
+
+class Opening:
+    """Opens protected files with one key, and adds up the time that takes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.seconds = 0.0
+
+    def opened(self, file: Path) -> bytearray:
+        """Content of a protected file; see ``read``."""
+        began = time.perf_counter()
+        content = read(file, self._key)
+        self.seconds += time.perf_counter() - began
+        return content
+
+    def state_dict(self, directory: Path) -> dict[str, Any]:
+        """All tensors of a directory's protected weight files, on the CPU."""
+        from safetensors.torch import load
+
+        tensors: dict[str, Any] = {}
+        for file in weight_files(directory, protected=True):
+            tensors |= load(bytes(self.opened(file)))
+        return tensors
+
+
+# ---------------------------------------------------------------- keys
+
+
+def write_key(file: Path) -> None:
+    """Write a new random key into a new file of mode 0600.
+
+    Raises:
+        OSError: the file is there already, or cannot be written.
+    """
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as opened:
+        opened.write(secrets.token_hex(_KEY_BYTES) + "\n")
+
+
+def read_key(file: Path) -> bytes:
+    """The key in a file.
+
+    Raises:
+        BadConfiguration: it cannot be read, others may read it, or it holds no key.
+    """
+    try:
+        with files.opened(file) as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            text = opened.read(1024)
+    except OSError as error:
+        raise BadConfiguration(f"the key file {file} cannot be read: {error.strerror}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise BadConfiguration(
+            f"the key file {file} may be read or written by others "
+            f"(mode {stat.S_IMODE(mode):04o}): chmod 600 {file}"
+        )
+    with contextlib.suppress(ValueError):
+        key = bytes.fromhex(text.decode("ascii"))
+        if len(key) == _KEY_BYTES:
+            return key
+    raise BadConfiguration(
+        f"the key file {file} holds no key: {2 * _KEY_BYTES} hexadecimal digits are wanted, as "
+        "`nightgrid protect --new-key` writes them"
+    )
+
+
+@contextlib.contextmanager
+def key_named(file: Path | None) -> Iterator[None]:
+    """Let models be opened with the key in this file during the block, here and in processes that
+    are given what ``passed_on`` says; with none, what the environment says stays in force."""
+    with variables({VARIABLE: str(file)} if file is not None else {}):
+        yield
+
+
+def passed_on() -> Mapping[str, str]:
+    """The path of the key, never the key, for the environment of a process elsewhere."""
+    return {VARIABLE: os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
+
+
+def opening_for(directory: Path) -> Opening | None:
+    """The opening of a directory's weights; None where they are not protected.
+
+    Raises:
+        BadConfiguration: they are, and no key is named, or its file is refused.
+    """
+    if not protected_files(directory):
+        return None
+    named = os.environ.get(VARIABLE, "")
+    if not named:
+        raise BadConfiguration(
+            f"the weights in {directory} are protected: name the file of their key, "
+            "`nightgrid run --key-file FILE`"
+        )
+    return Opening(read_key(Path(named)))
+
+
+# ---------------------------------------------------------------- files
+
+
+def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], list[str]]:
+    """Write a model's directory anew with its weight files protected.
+
+    Args:
+        source: a directory with config.json and safetensors files.
+        destination: a directory that is not there yet; a copy that could not be finished is
+            removed.
+        key: 32 bytes.
+
+    Returns:
+        The files that were written, and the names of those that were left out: weights in other
+        forms would lie there in the clear.
+
+    Raises:
+        DataMissing: there is no such model, or its weights are not in safetensors files.
+        BadConfiguration: the destination is there.
+        OSError: a file cannot be read or written.
+    """
+    read_config(source)
+    weights = weight_files(source)
+    if any(file.suffix != ".safetensors" for file in weights):
+        raise DataMissing(
+            f"{source} has weights in .bin files, which are not protected: save the model as "
+            "safetensors first"
+        )
+    if os.path.lexists(destination):
+        raise BadConfiguration(f"{destination} exists already: name a new directory")
+    destination.mkdir(parents=True, mode=0o700)
+    try:
+        for file in sorted(source.iterdir()):
+            if file in weights:
+                with file.open("rb") as content:
+                    write(destination / f"{file.name}{PROTECTED}", content, key)
+            elif file.suffix in TEXT_FILES and file.is_file():
+                text = files.read_bytes(file, limit_bytes=_SIDE_FILE_BYTES)
+                (destination / file.name).write_bytes(text)
+    except BaseException:
+        shutil.rmtree(destination, ignore_errors=True)
+        raise
+    written = sorted(destination.iterdir())
+    known = {file.name.removesuffix(PROTECTED) for file in written}
+    return written, sorted(file.name for file in source.iterdir() if file.name not in known)
+
+
+def write(file: Path, content: BinaryIO, key: bytes) -> None:
+    """Write content, read piece by piece from its beginning, into a new protected file."""
+    length = content.seek(0, os.SEEK_END)
+    content.seek(0)
+    name = file.name.encode()
+    salt = secrets.token_bytes(32)
+    header = _MAGIC + _FIXED.pack(salt, PIECE_BYTES, length, len(name)) + name
+    cipher, bound = _cipher(key, salt), hashlib.sha256(header).digest()
+    with file.open("xb") as out:
+        out.write(header)
+        out.write(cipher.encrypt(_HEADER_SEAL, b"", bound))
+        count = _pieces(length, PIECE_BYTES)
+        for number in range(count):
+            piece = content.read(PIECE_BYTES)
+            out.write(cipher.encrypt(_nonce(number, count), piece, bound))
+        if content.tell() != length or content.read(1):
+            raise OSError(f"{file.name.removesuffix(PROTECTED)} changed while it was protected")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def read(file: Path, key: bytes) -> bytearray:
+    """Content of a protected file, in memory.
+
+    Raises:
+        DataMissing: it is not there, is no protected file, was altered, cut short or renamed, or
+            the key is another one.
+    """
+    try:
+        with files.opened(file) as opened:
+            header, (salt, piece_bytes, length) = _header(file, opened)
+            count = _pieces(length, piece_bytes)
+            whole = len(header) + _SEAL_BYTES + length + count * _SEAL_BYTES
+            there = os.fstat(opened.fileno()).st_size
+            if there != whole:
+                raise DataMissing(f"{file} has {there:,} of its {whole:,} bytes: copy it again")
+            cipher, bound = _cipher(key, salt), hashlib.sha256(header).digest()
+
+            def piece(nonce: bytes, size: int, otherwise: str) -> bytes:
+                from cryptography.exceptions import InvalidTag
+
+                try:
+                    return cipher.decrypt(nonce, opened.read(size + _SEAL_BYTES), bound)
+                except InvalidTag as error:
+                    raise DataMissing(f"{file} {otherwise}") from error
+
+            piece(_HEADER_SEAL, 0, "was not protected with this key, or its beginning was altered")
+            content = bytearray(length)
+            for number in range(count):
+                at = number * piece_bytes
+                size = min(piece_bytes, length - at)
+                otherwise = f"was altered: piece {number + 1} of {count} does not open"
+                content[at : at + size] = piece(_nonce(number, count), size, otherwise)
+            return content
+    except OSError as error:
+        raise DataMissing(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _header(file: Path, opened: BinaryIO) -> tuple[bytes, tuple[bytes, int, int]]:
+    """All of it but its seal; of that the salt, the size of a piece and of the content."""
+    start = opened.read(len(_MAGIC) + _FIXED.size)
+    if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _FIXED.size:
+        raise DataMissing(f"{file} is no protected file of this version")
+    salt, piece_bytes, length, name_bytes = _FIXED.unpack(start[len(_MAGIC) :])
+    name = opened.read(name_bytes)
+    if name != file.name.encode():
+        was = name.decode(errors="replace")
+        raise DataMissing(f"{file} was {was} when it was protected: give it its name back")
+    if not 0 < piece_bytes <= 64 * files.MIB:
+        raise DataMissing(f"{file} was altered: it tells of pieces of {piece_bytes:,} bytes")
+    return start + name, (salt, piece_bytes, length)
+
+
+def _cipher(key: bytes, salt: bytes) -> AESGCM:
+    if importlib.util.find_spec("cryptography") is None:
+        raise DataMissing(
+            "protected files need the package cryptography: pip install 'nightgrid[protect]'"
+        )
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    derived = HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"nightgrid model file")
+    return AESGCM(derived.derive(key))
+
+
+def _pieces(length: int, piece_bytes: int) -> int:
+    return max(1, -(-length // piece_bytes))
+
+
+def _nonce(number: int, count: int) -> bytes:
+    return number.to_bytes(11, "big") + bytes([number == count - 1])

@@ -1,0 +1,257 @@
+"""From text to the ids a model was trained to answer.
+
+Three layouts. ChatGLM3's: ``[gMASK] <sop>``, then per message the role's id, the metadata and a
+newline, the content, and ``<|assistant|>`` at the end. A chat template, where the tokenizer has
+one. Plain text after the beginning-of-sequence token for base models. In ChatGLM3's layout each
+part is encoded by itself with special tokens switched off, so content that spells ``<|system|>``
+stays those letters and cannot pose as a turn (prompt injection).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import TemplateError
+
+from workloads.base import BadConfiguration, DataMissing
+from workloads.data.shapes import Role, Turn
+from workloads.models.catalog import TINY
+from workloads.models.chatglm3 import layout as chatglm3_layout
+from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
+from workloads.models.checkpoints import architecture_of
+
+if TYPE_CHECKING:
+    from workloads.models.loading import ModelSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn. ``metadata`` is what follows the role: a tool's name, or nothing."""
+
+    role: Role | Literal["observation"]
+    content: str
+    metadata: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()  # of a system turn
+
+
+def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
+    """Layout of prompts that a tokenizer asks for."""
+    if getattr(tokenizer, "init_kwargs", {}).get("prompt_layout") == PROMPT_LAYOUT:
+        return "chatglm3"
+    return "chat-template" if getattr(tokenizer, "chat_template", None) else "plain"
+
+
+def encode_prompt(
+    tokenizer: Any, source: ModelSource | None, text: str, earlier: Sequence[Turn] = ()
+) -> list[int]:
+    """The ids of ``text`` as one user turn, ready for the model to answer.
+
+    Args:
+        tokenizer: from ``loading.load_tokenizer``.
+        source: the model it belongs to; named in errors.
+        text: the content, as the user wrote it.
+        earlier: turns before it; a model without a layout for turns reads them as paragraphs.
+    """
+    layout = layout_of(tokenizer)
+    turns = (*earlier, Turn(role="user", text=text))
+    if layout == "chatglm3":
+        return encode_messages(tokenizer, [Message(role=t.role, content=t.text) for t in turns])
+    if layout == "chat-template":
+        return _from_template(tokenizer, turns)
+    return _plain(tokenizer, "\n\n".join(turn.text for turn in turns), source)
+
+
+def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """ChatGLM3's ids of a conversation, ending where the assistant's answer begins."""
+    ids = [_id(tokenizer, "[gMASK]"), _id(tokenizer, "<sop>")]
+    for message in messages:
+        content = message.content
+        if message.role == "system" and message.tools:
+            content += "\n" + json.dumps(list(message.tools), indent=4, ensure_ascii=False)
+        ids.append(_id(tokenizer, f"<|{message.role}|>"))
+        ids += _encode_as_text(tokenizer, f"{message.metadata}\n")
+        ids += _encode_as_text(tokenizer, content)
+    return [*ids, _id(tokenizer, "<|assistant|>")]
+
+
+def encode_answer(
+    tokenizer: Any, text: str, answer: str, earlier: Sequence[Turn] = ()
+) -> list[int]:
+    """The ids of the answer to ``text`` as they follow the prompt's, the ending token included.
+
+    Args:
+        tokenizer: from ``loading.load_tokenizer``.
+        text: the content that ``encode_prompt`` was given.
+        answer: what the model is to learn to say.
+        earlier: the turns before ``text`` that it was given too.
+    """
+    layout = layout_of(tokenizer)
+    if layout == "chatglm3":
+        ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
+    elif layout == "chat-template":
+        return _answer_from_template(tokenizer, (*earlier, Turn(role="user", text=text)), answer)
+    else:
+        ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
+
+
+def _encode_as_text(tokenizer: Any, text: str) -> list[int]:
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+    return list(encoded["input_ids"])
+
+
+def _id(tokenizer: Any, token: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or found == tokenizer.unk_token_id:
+        raise BadConfiguration(f"the tokenizer has no {token}, which ChatGLM3's layout needs")
+    return int(found)
+
+
+def _from_template(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
+    rendered = _rendered(tokenizer, turns, add_generation_prompt=True)
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        )
+    except TemplateError as error:  # such as one that takes no system turn
+        roles = ", ".join(turn.role for turn in turns)
+        raise BadConfiguration(
+            f"the model's chat template refuses the turns {roles}: {error}"
+        ) from error
+
+
+def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> list[int]:
+    """Ids that the template puts after the prompt: the answer and how a turn ends."""
+    prompt = _rendered(tokenizer, turns, add_generation_prompt=True)
+    answered = (*turns, Turn(role="assistant", text=answer))
+    whole = _rendered(tokenizer, answered, add_generation_prompt=False)
+    if not whole.startswith(prompt):  # a template that writes a prompt otherwise once answered
+        whole = prompt + answer + (tokenizer.eos_token or "")
+    return list(tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"])
+
+
+def _plain(tokenizer: Any, text: str, source: ModelSource | None) -> list[int]:
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    start = tokenizer.bos_token_id
+    ids = ids if start is None else [start, *ids]
+    if not ids:
+        name = source.entry.name if source is not None else "the model"
+        raise BadConfiguration(f"an empty prompt gives no token at all for {name}")
+    return ids
+
+
+# A model's prompt layout in words, and an example with its ids, where a tokenizer is at hand.
+
+CHATGLM3_LAYOUT = "[gMASK] <sop> then per turn: <|role|> metadata ⏎ content, then <|assistant|>"
+LAYOUTS = {
+    "chatglm3": CHATGLM3_LAYOUT,
+    "chat-template": "the tokenizer's chat template",
+    "plain": "beginning-of-sequence token, then the text",
+}
+#: What the published tokenizer of ChatGLM3-6B gives for 你好 as one user turn.
+PUBLISHED_EXAMPLE = {
+    "[gMASK]": 64790,
+    "<sop>": 64792,
+    "<|user|>": 64795,
+    "▁": 30910,
+    "<0x0A>": 13,
+    "▁你": 36474,
+    "好": 54591,
+    "<|assistant|>": 64796,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The way from text to ids."""
+
+    layout: str  # in words
+    example: str
+    tokens: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    note: str = ""
+
+
+def example_prompt(name: str, config: Mapping[str, Any], directory: Path | None) -> Prompt:
+    """The prompt layout of a model, with an example.
+
+    Args:
+        name: the model's name.
+        config: its native config.json.
+        directory: where its tokenizer would be.
+    """
+    tokenizer = _tokenizer(name, config, directory)
+    if tokenizer is None:
+        return _without_tokenizer(config)
+    kind = layout_of(tokenizer)
+    text = "你好" if kind == "chatglm3" else "What is a card?"
+    ids = encode_prompt(tokenizer, None, text)
+    return Prompt(
+        layout=LAYOUTS[kind],
+        example=text,
+        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
+        ids=tuple(ids),
+    )
+
+
+def _tokenizer(name: str, config: Mapping[str, Any], directory: Path | None) -> Any:
+    """The model's tokenizer, or None where none can be had."""
+    from transformers import PreTrainedTokenizerFast
+
+    from workloads.models.chatglm3.tokenizer import build_tokenizer, read_pieces, tokenizer_config
+
+    longest = int(config.get("max_position_embeddings") or 0)
+    pieces = None
+    if name == TINY:
+        from workloads.models.embedded.tiny_chatglm3 import pieces as tiny_pieces
+
+        pieces = tiny_pieces()
+    elif directory is None:
+        return None
+    elif architecture_of(dict(config)) == "GlmForCausalLM" and not _has_fast(directory):
+        try:
+            pieces = read_pieces(directory / "tokenizer.model")
+        except DataMissing:
+            return None
+    if pieces is not None:
+        settings = tokenizer_config(longest)
+        settings.pop("tokenizer_class")
+        return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(pieces), **settings)
+    return _from_directory(directory)
+
+
+def _has_fast(directory: Path) -> bool:
+    return (directory / "tokenizer.json").is_file()
+
+
+def _from_directory(directory: Path | None) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+    except Exception:  # files from anywhere make the library raise anything
+        return None  # a config by itself, or files that are no tokenizer
+
+
+def _without_tokenizer(config: Mapping[str, Any]) -> Prompt:
+    glm = architecture_of(dict(config)) == "GlmForCausalLM"
+    if glm and config.get("vocab_size") == chatglm3_layout.PUBLISHED_VOCABULARY:
+        return Prompt(
+            layout=CHATGLM3_LAYOUT,
+            example="你好",
+            tokens=tuple(PUBLISHED_EXAMPLE),
+            ids=tuple(PUBLISHED_EXAMPLE.values()),
+            note="no tokenizer.model here: ids of the published tokenizer",
+        )
+    return Prompt(layout="unknown", example="", note="no tokenizer beside the config")

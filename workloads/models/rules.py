@@ -1,0 +1,511 @@
+"""Rules that a plan reads from the files of a model of texts: a tokenizer, room for positions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
+from workloads.devices import DeviceSpec
+from workloads.models.catalog import (
+    MADE,
+    SMOLLM2,
+    ModelEntry,
+    find_model,
+    known_config,
+    positions_of,
+    refuse_name,
+)
+from workloads.models.chatglm3.conversion import layout_of
+from workloads.models.checkpoints import (
+    CheckpointKind,
+    has_tokenizer,
+    protected_files,
+    read_config,
+    weight_files,
+)
+from workloads.models.products import origin_of
+from workloads.registry import ENGINES
+from workloads.util import files
+
+# Checkpoints that others have quantised: the package that reads each kind, and its precision.
+#
+# GPTQ's, AWQ's and AutoRound's 4 bits are unpacked for each product, by AutoRound's layers: the
+# libraries of GPTQ and AWQ do not install beside this transformers, and the three pack alike. On
+# the host these are AutoRound's layers in torch, also where auto-round-lib is installed: its
+# kernels (0.16.0) compute other values once torch uses fewer threads than when they began, which
+# jobs do. compressed-tensors, and fp8 on a device without products in fp8, would be expanded to 16
+# bits at the first product: that is done at loading, so that a row says what it ran in.
+
+
+def _as_auto_round(on_host: bool, found: Mapping[str, Any]) -> Any:
+    from transformers import AutoRoundConfig
+
+    return AutoRoundConfig(backend="torch" if on_host else "auto")
+
+
+def _expanded(on_host: bool, found: Mapping[str, Any]) -> Any:
+    import inspect
+
+    from transformers import CompressedTensorsConfig
+
+    known = inspect.signature(CompressedTensorsConfig).parameters
+    arguments: dict[str, Any] = {"dequantize": True}
+    if "dequantize" not in known:  # transformers 4.55
+        arguments = {"run_compressed": False}
+    return CompressedTensorsConfig(**arguments)
+
+
+def _expanded_fp8(on_host: bool, found: Mapping[str, Any]) -> Any:
+    import inspect
+
+    import transformers
+
+    kind = transformers.FineGrainedFP8Config
+    if "dequantize" not in inspect.signature(kind).parameters:
+        raise Unsupported(
+            f"transformers {transformers.__version__} expands no fp8 checkpoint to 16 or 32 bits; "
+            "releases do whose FineGrainedFP8Config takes `dequantize` (5.23 does)"
+        )
+    # With the checkpoint's other values: transformers takes more from here than `dequantize`.
+    return kind.from_dict({**found, "dequantize": True})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """The package for a kind of checkpoint; "" is transformers alone."""
+
+    module: str = ""
+    package: str = ""  # as pip calls it
+    install: str = ""
+    packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
+    #: For from_pretrained, in place of the checkpoint's: of whether it is for the host, and of what
+    #: the checkpoint says.
+    config: Callable[[bool, Mapping[str, Any]], Any] | None = None
+    on_host: bool = True  # whether it is read on the host, too
+
+
+_AUTO_ROUND = Reader(
+    module="auto_round",
+    package="auto-round",
+    install="pip install 'nightgrid[auto-round]' (Python 3.11 and newer)",
+    packed=True,
+    config=_as_auto_round,
+)
+#: By how a checkpoint's config.json names its quantisation.
+READERS = {
+    "gptq": _AUTO_ROUND,
+    "awq": replace(_AUTO_ROUND, on_host=False),  # AutoRound has no layers in torch for it
+    "auto-round": _AUTO_ROUND,
+    "intel/auto-round": _AUTO_ROUND,
+    "compressed-tensors": Reader(
+        module="compressed_tensors",
+        package="compressed-tensors",
+        install="pip install 'nightgrid[compressed-tensors]'",
+        config=_expanded,
+    ),
+    "fp8": Reader(config=_expanded_fp8),
+}
+#: Kinds in 4 bits.
+PACKED = tuple(name for name, reader in READERS.items() if reader.packed)
+#: The packages of all readers, as pip calls them, and what each is for.
+PACKAGES = {
+    each.package: (each.install, [n for n, other in READERS.items() if other.module == each.module])
+    for each in READERS.values()
+    if each.package
+}
+_EXPANDED = ("bf16", "fp16", "fp32")
+
+
+def bits_of(found: Mapping[str, Any]) -> int:
+    """Bits of the weights of a packed checkpoint, of its ``quantization_config``."""
+    return int(found.get("bits", found.get("w_bit", 4)))
+
+
+def unreadable(config: Mapping[str, Any]) -> str:
+    """The reason why no task loads a checkpoint of this config.json; "" where it may. Engines with
+    a loader of their own refuse for themselves."""
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    reader = READERS.get(method)
+    if reader is None or not reader.packed:
+        return ""
+    if (bits := bits_of(found)) != 4:
+        return f"it is a {method} checkpoint in {bits} bits, and 4 are read"
+    if found.get("desc_act") and not found.get("static_groups"):
+        return "its inputs are reordered (desc_act), which no library reads that runs here"
+    return ""
+
+
+def precisions_of(
+    config: Mapping[str, Any], directory: Path, device: DeviceSpec
+) -> tuple[str, ...]:
+    """Precisions that a job with a quantised checkpoint may ask for; none: any, or unknown."""
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    if not found:
+        return ()
+    if own := origin_of(directory).get("precision"):
+        return (str(own),)
+    if method == "bitsandbytes":
+        return ("int4",) if found.get("load_in_4bit") else ("int8",)
+    if method not in READERS:
+        return ()
+    if READERS[method].packed:
+        return ("int4",)
+    fp8 = method == "fp8" and device.can("fp8_products")
+    return ("fp8", *_EXPANDED) if fp8 else _EXPANDED
+
+
+def kind_of(config: Any) -> str:
+    """The kind of a quantised checkpoint of this transformers' config, in words."""
+    found = config.quantization_config
+    method = found.get("quant_method") if isinstance(found, Mapping) else found.quant_method
+    return f"{method} checkpoint"
+
+
+def reading_arguments(
+    config: Mapping[str, Any], model: str, *, on_host: bool = True
+) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a checkpoint of this config.json.
+
+    Raises:
+        Unsupported: the package that reads it is missing, or none does.
+    """
+    found = config.get("quantization_config") or {}
+    method = str(found.get("quant_method", ""))
+    if (reader := READERS.get(method)) is None:
+        return {}
+    if reason := unreadable(config):
+        raise Unsupported(f"{model} cannot be read: {reason}")
+    if on_host and not reader.on_host:
+        raise Unsupported(f"{model} is a {method} checkpoint, which is read on cards only")
+    if reader.module and importlib.util.find_spec(reader.module) is None:
+        raise Unsupported(
+            f"{model} is a {method} checkpoint, which needs the package {reader.module}: "
+            f"{reader.install}"
+        )
+    return {"quantization_config": reader.config(on_host, found)} if reader.config else {}
+
+
+def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a checkpoint that is not to be expanded."""
+    found = config.get("quantization_config") or {}
+    if found.get("quant_method") != "fp8":
+        return {}  # the others are read in one way only
+    from transformers import FineGrainedFP8Config
+
+    return {"quantization_config": FineGrainedFP8Config.from_dict(dict(found))}
+
+
+# Parts of decoders whose work depends on a text's length: sliding windows, rotary positions.
+#
+# Engines that make a graph or a cache of their own read them here, since what they make is the same
+# for every length: attention to all that stands before, and one table of angles.
+
+#: Kinds of rotary positions whose angles do not depend on the text's length.
+_STEADY = {"default", "linear", "llama3", "yarn"}
+#: Kinds of layers that see a part of the text, with the name of their number of positions.
+_SEEN = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def narrow_layers(config: Any) -> dict[str, int]:
+    """Kinds of layers that see a part of the text only, with the positions of which a token sees
+    all that stand before it; 0 where the kind has no such number. Of transformers' config, or of
+    config.json, which may leave out what the model's class adds."""
+    if isinstance(config, Mapping):
+        said = config.get("text_config") or config
+    else:
+        said = config.get_text_config(decoder=True).to_dict()
+    kinds = set(said.get("layer_types") or ()) - {"full_attention"}
+    if said.get("use_sliding_window", True) and said.get("sliding_window"):
+        kinds.add("sliding_attention")
+    sizes = {kind: said.get(_SEEN.get(kind, "")) for kind in kinds}
+    return {kind: int(sizes[kind] or 0) for kind in sorted(kinds)}
+
+
+def moving_rotation(model: Any) -> str | None:
+    """A kind of rotary positions in the model that depends on the text's length; None: it has
+    none."""
+    for part in model.modules():
+        kinds = getattr(part, "rope_type", None) or ()
+        each = kinds.values() if isinstance(kinds, Mapping) else [kinds] if kinds else []
+        if moving := set(each) - _STEADY:
+            return min(moving)
+    return None
+
+
+def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
+    """Words for a missing tokenizer, and what to do about it for such a model."""
+    glm = kind.model_type in ("glm", "chatglm")
+    return f"{directory} has no tokenizer", (
+        "put ChatGLM3's tokenizer.model beside its weights and convert again"
+        if glm
+        else "put tokenizer.json, or the files it is made of, of the model's own repository there"
+    )
+
+
+def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
+    """Objections to keeping what a job makes of ``model`` under a name; None: it keeps nothing."""
+    if name is None:
+        return
+    if taken := refuse_name(name):
+        yield Refusal(
+            setting="save_model", reason=taken, hint="choose a name that nothing else has"
+        )
+    if is_protected(model):
+        yield Refusal(
+            setting="save_model",
+            reason=f"{model} is protected, and what is saved would lie in the clear",
+            hint="leave save_model out, or train from the weights in the clear",
+        )
+
+
+def is_protected(model: str) -> bool:
+    """Tell if a model that lies here has protected weights."""
+    try:
+        return bool(protected_files(Path(find_model(model, weights=False).location)))
+    except (WorkloadError, OSError):
+        return False
+
+
+def text_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections to a job over texts; where the model's files are not here yet, by its config
+    alone, or none."""
+    try:
+        entry = find_model(asked.model, weights=False)
+        if entry.checkpoint.pipeline:
+            return
+        directory = Path(entry.location)
+        if os.path.isfile(directory / "config.json"):
+            yield from _file_refusals(asked, entry, directory)
+    except (WorkloadError, OSError):
+        return  # whoever looks for the model says so
+    yield from _position_refusals(asked)
+
+
+def _file_refusals(asked: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
+    """Objections by the files of a model."""
+    parameters = asked.parameters
+    if not has_tokenizer(directory) and not parameters.get("tokenizer"):
+        if entry.kind != "random":
+            reason, hint = no_tokenizer(entry.location, entry.checkpoint)
+            yield Refusal(setting="model", reason=reason, hint=hint)
+        elif parameters.get("input_tokens", 0) is None:
+            yield Refusal(
+                setting="model",
+                reason=f"{asked.model} has no tokenizer, so prompts have no length of their own",
+                hint="set input_tokens, 512 for instance; or name random:DIRECTORY of one that "
+                "has the model's tokenizer beside its config.json",
+            )
+    engine = ENGINES.get(asked.engine)
+    if entry.kind == "random" and engine is not None and engine.own_loader:
+        yield Refusal(
+            setting="model",
+            reason=f"the engine {engine.name} reads weights from files, and {asked.model} has none",
+            hint="leave out `engine:`, or name a checkpoint",
+            unsupported=True,
+        )
+    own = engine is not None and engine.own_loader
+    if not own and (reason := unreadable(read_config(directory))):
+        yield Refusal(
+            setting="model",
+            reason=f"{asked.model} cannot be read: {reason}",
+            hint="name the model that it was made from, or another checkpoint of it",
+            unsupported=True,
+        )
+    if protected_files(directory):
+        shared = int(parameters.get("tensor_parallel") or 1) > 1
+        if shared or engine is None or not engine.opens_protected:
+            reader = "tensor_parallel" if shared else f"the engine {asked.engine}"
+            yield Refusal(
+                setting="model",
+                reason=f"{reader} reads weights from files, and those of {asked.model} are "
+                "protected",
+                hint="name the model as it was before `nightgrid protect`, or another engine",
+                unsupported=True,
+            )
+
+
+def quantised_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections to generating with a quantised checkpoint: it has its precision, and is no
+    reference of its own quality."""
+    engine = ENGINES.get(asked.engine)
+    try:
+        directory = Path(find_model(asked.model, weights=False).location)
+    except (WorkloadError, OSError):
+        return
+    right = precisions_of(known_config(asked.model) or {}, directory, asked.on)
+    if right and asked.precision not in right and engine is not None and not engine.own_loader:
+        yield Refusal(
+            setting="precision",
+            reason=f"{asked.model} is quantised already, and runs in {' or '.join(right)} here",
+            hint=f"write precision: {right[0]}",
+        )
+    compared = asked.parameters.get("quality") and not asked.parameters.get("quality_of")
+    if compared and right and "fp32" not in right:
+        yield Refusal(
+            setting="quality",
+            reason=f"the reference is in fp32, and {asked.model} is quantised",
+            hint="write quality_of: the model that it was made from",
+        )
+
+
+def _position_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """More tokens to read and to write than the model has positions, or sees at once."""
+    config = known_config(asked.model) or {}
+    positions, engine = positions_of(config), ENGINES.get(asked.engine)
+    wanted = {name: asked.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
+    longest = max(wanted, key=lambda name: wanted[name])
+    window = min(narrow_layers(config).values(), default=0)
+    if engine is not None and engine.sees_whole_texts and 0 < window < sum(wanted.values()):
+        yield Refusal(
+            setting=longest,
+            reason=f"{sum(wanted.values()):,} tokens in and out are more than the {window:,} that "
+            f"layers of the model see, and the engine {engine.name} sees them all",
+            hint=f"input_tokens and output_tokens may be {window:,} together",
+            unsupported=True,
+        )
+    if positions is None:
+        return
+    if config.get("is_encoder_decoder"):  # the encoder reads, the decoder writes
+        yield from too_long(longest, wanted[longest], positions)
+    elif sum(wanted.values()) > positions:
+        yield Refusal(
+            setting="input_tokens" if wanted["input_tokens"] else "output_tokens",
+            reason=f"{sum(wanted.values()):,} tokens in and out are more than the model's "
+            f"{positions:,} positions",
+            hint=f"input_tokens and output_tokens may be {positions:,} together",
+        )
+
+
+def too_long(setting: str, tokens: int, positions: int) -> Iterator[Refusal]:
+    """An objection to a length beyond the model's positions."""
+    if tokens > positions:
+        yield Refusal(
+            setting=setting,
+            reason=f"{tokens:,} tokens are more than the model's {positions:,} positions",
+            hint=f"write {setting}: {positions}, or less",
+        )
+
+
+# Linear layers that an adapter sits on: the choice for each architecture, and what there is.
+#
+# Adapters go on the attention's inputs by default: query, key and value, or the one layer in which
+# an architecture fuses them. peft has a table of that for many architectures, and none for ``glm``;
+# here the model's own layers decide, so an architecture needs no entry.
+#
+# Planning asks without torch: names then come from the tensors that a checkpoint's files list.
+
+#: The attention's inputs as architectures spell them; the first whole set that a model has.
+ATTENTION_TARGETS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("c_attn",),
+    ("Wqkv",),
+    ("q", "k", "v"),
+    ("query", "key", "value"),
+)
+
+#: ``targets`` that means every linear layer but the output layer.
+ALL_LINEAR = "all-linear"
+
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
+    """The last name components of the layers that an adapter is put on.
+
+    Args:
+        targets: names separated by commas, ``all-linear``, or None for the attention's inputs.
+        layers: full or last names of the model's linear layers, the output layer left out.
+
+    Raises:
+        BadConfiguration: a name is none of the model's, or None finds no attention.
+    """
+    there = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+    if targets == ALL_LINEAR and there:
+        return tuple(there)
+    if targets is None or targets == ALL_LINEAR:
+        for names in ATTENTION_TARGETS:
+            if set(names) <= set(there):
+                return names
+        raise BadConfiguration(
+            f"this model has none of the usual attention layers; name targets among "
+            f"{', '.join(there) or 'none: it has no linear layers'}"
+        )
+    wanted = split(targets)
+    unknown = [name for name in wanted if name not in there]
+    if unknown or not wanted:
+        raise BadConfiguration(
+            f"targets: no linear layer is named {', '.join(unknown) or repr(targets)}; there is: "
+            f"{', '.join(there)}"
+        )
+    return wanted
+
+
+def split(targets: str) -> tuple[str, ...]:
+    """The names in a list separated by commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in targets.split(",") if name.strip()))
+
+
+def linear_names(model: str) -> frozenset[str] | None:
+    """Last names of a model's linear layers by what its files say; None if that cannot be told.
+
+    Nothing is loaded, and torch is not imported: for planning.
+    """
+    if model == SMOLLM2:
+        return frozenset(_LLAMA)
+    shapes = linear_shapes(model)
+    return None if shapes is None else frozenset(name.rsplit(".", 1)[-1] for name in shapes)
+
+
+def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
+    """Outputs and inputs of a model's linear layers, by name, by what its files say; None if that
+    cannot be told. For planning, like ``linear_names``."""
+    try:
+        entry = find_model(model)
+        if entry.name in MADE:
+            return _from_shapes(importlib.import_module(MADE[entry.name]).native_shapes().items())
+        directory = Path(entry.location)
+        if not os.path.isdir(directory):
+            return None  # on a hub, not downloaded
+        if layout_of(read_config(directory)) == "original":
+            return None  # it is trained in the native layout, which is yet to be made
+        weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+        shapes = [item for file in weights for item in _safetensors_shapes(file)]
+        return _from_shapes(shapes) or None
+    except (WorkloadError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    except (RecursionError, struct.error):
+        return None
+
+
+def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:
+    """Matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside."""
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in shapes
+        if name.endswith(".weight")
+        and len(shape) == 2
+        and any(part.isdigit() for part in name.split("."))
+        and not name.endswith("_bias.weight")  # a table of relative positions
+    }
+
+
+def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:
+    """Name and shape of each tensor: 8 bytes of length, then JSON."""
+    with files.opened(file) as handle:
+        (length,) = struct.unpack("<Q", handle.read(8))
+        if length > 100_000_000:
+            raise ValueError(f"{file} is not a safetensors file")
+        header: dict[str, Any] = json.loads(handle.read(length))
+    return [(name, item["shape"]) for name, item in header.items() if name != "__metadata__"]
