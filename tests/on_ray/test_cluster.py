@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from patience import patience
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
+from orchestrator.on_ray import cluster
 from orchestrator.on_ray import cluster as ray_cluster
-from orchestrator.on_ray.cluster import connect, nodes_of, resolve_address
+from orchestrator.on_ray.cluster import (
+    MODE,
+    TOKEN,
+    TOKEN_PATH,
+    connect,
+    new_token,
+    nodes_of,
+    ray_environment,
+    resolve_address,
+)
 from orchestrator.on_ray.local_cluster import emulate
+from orchestrator.results.store import Store
 from orchestrator.worker.host_server import THREADS, threads_asked
 from workloads import devices
 from workloads.devices import device_spec, own_devices
@@ -192,3 +207,173 @@ def test_no_number_of_threads_stops_emulation_before_it_starts(
     monkeypatch.setenv(THREADS, told)
     with pytest.raises(ClusterError, match=f"NIGHTGRID_THREADS='{told}'"), emulate([]):
         pass
+
+
+# ---------------------------------------------------------------- tokens
+
+
+#: Prints what this process would send: at first, in two blocks one after another, at the end.
+_PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from orchestrator.on_ray.cluster import new_token, ray_environment, take_own_token
+from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+
+def sent():
+    if get_authentication_mode() != AuthenticationMode.TOKEN:
+        return "nothing"
+    (header,) = AuthenticationTokenLoader.instance().get_token_for_http_header().values()
+    return header
+
+take_own_token()
+told = [sent()]
+for name in ("one", "two"):
+    place = Path(sys.argv[1]) / name
+    place.mkdir()
+    before = dict(os.environ)
+    with ray_environment(new_token(place)):
+        told.append(sent() == "Bearer " + (place / "token").read_text())
+    assert dict(os.environ) == before
+    told.append(sent())
+print(json.dumps(told))
+"""
+
+
+def sends(directory: Path, **variables: str) -> list[str | bool]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(directory)],
+        env=kept | {"PYTHONPATH": str(ROOT), "HOME": str(directory)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    told: list[str | bool] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("users", ["none", "kept by Ray", "variable", "path", "gone"])
+def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, users: str) -> None:
+    """Ray sends each one's within its block, and the user's own before and afterwards, wherever
+    that is kept. Where it is nowhere, Ray is not asked for it: it would abort the process."""
+    mine = "a" * 64
+    variables = {}
+    if users == "kept by Ray":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text(mine)
+    elif users == "variable":
+        variables = {MODE: "token", TOKEN: mine}
+    elif users == "path":
+        (tmp_path / "mine").write_text(mine)
+        variables = {MODE: "token", TOKEN_PATH: str(tmp_path / "mine")}
+    elif users == "gone":
+        variables = {MODE: "disabled", TOKEN_PATH: "/none"}
+    own = "nothing" if users in ("none", "gone") else f"Bearer {mine}"
+    assert sends(tmp_path, **variables) == [own, True, own, True, own]
+
+
+def test_a_token_is_random_and_for_this_user_alone(tmp_path: Path) -> None:
+    """Nobody's umask matters, and no file that is there is overwritten."""
+    (tmp_path / "second").mkdir()
+    before = os.umask(0)
+    try:
+        variables = new_token(tmp_path)
+    finally:
+        os.umask(before)
+    path = Path(variables[TOKEN_PATH] or "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    other = Path(new_token(tmp_path / "second")[TOKEN_PATH] or "")
+    assert len(path.read_text()) == 64 and path.read_text() != other.read_text()
+    assert variables[TOKEN] is None  # which would go before the file
+    with pytest.raises(FileExistsError):
+        new_token(tmp_path)
+
+
+def test_a_ray_that_knows_no_tokens_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open cluster is no way out; the version that is needed is named."""
+    import ray._raylet
+
+    monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
+    before = dict(os.environ)
+    with (
+        pytest.raises(ClusterError, match=r"install Ray 2\.52 or later"),
+        ray_environment(new_token(tmp_path)),
+    ):
+        pytest.fail("it went on")
+    assert dict(os.environ) == before
+
+
+# ---------------------------------------------------------------- a silent cluster
+
+
+#: `nightgrid` that is told of silence after 0.2 s, and gives up after one.
+IMPATIENT = """\
+import sys
+from orchestrator.on_ray import cluster, gcs
+cluster._FIRST_ANSWER_S, gcs.SILENT_AFTER_S = 1.0, 0.2
+from orchestrator.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of something that never answers: the kernel takes its connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def run(address: str, results: Path) -> subprocess.CompletedProcess[str]:
+    """Run a grid there; every process of it must end by itself."""
+    command = [sys.executable, "-c", IMPATIENT, "run", str(ROOT / "grids" / "smoke.yaml")]
+    return subprocess.run(
+        [*command, "--address", address, "--results", str(results), "--run", "night"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=patience(30),
+    )
+
+
+@pytest.mark.slow
+def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path: Path) -> None:
+    """First that it is waited for, then what it is, and nothing was made."""
+    done = run(silent, tmp_path / "results")
+    assert done.returncode == 3, done.stderr
+    assert f"waiting up to 1 s for the control store of the Ray cluster at {silent}" in done.stderr
+    assert "has not answered for 1 s: it is frozen, overloaded or still starting" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_path: Path) -> None:
+    """The second driver of a run learns who holds it while its cluster is away, and that the lock
+    cannot be understood if that is so."""
+    with Store.open(tmp_path, "night") as store:
+        began = time.monotonic()
+        done = run(silent, tmp_path)
+        assert done.returncode == 4, done.stderr
+        assert f"run 'night' is held by process {os.getpid()} on " in done.stderr
+        assert "waiting" not in done.stderr, f"{time.monotonic() - began:.1f} s: {done.stderr}"
+        lock = store.path / "driver.lock"
+        sound = lock.read_bytes()
+        lock.write_bytes(b"[" * 6000)
+        done = run(silent, tmp_path)
+        lock.write_bytes(sound)
+        assert done.returncode == 4 and "driver.lock exists but does not say" in done.stderr
+
+
+@pytest.mark.parametrize("answer", [OSError("connection reset"), None])
+def test_nobody_joins_a_cluster_that_did_not_answer(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would try for a quarter of an hour to reach one that ended while it was asked."""
+    monkeypatch.setattr(cluster, "first_answer", lambda *_, **__: answer)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it was joined"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterError, match=r"connection reset|has not answered for 30 s"):
+        cluster.join_cluster("127.0.0.1:6379")
