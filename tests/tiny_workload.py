@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from workloads import base, registry
-from workloads.base import JobContext, Request, Result, Sample, WorkloadParameters
+from workloads.base import JobContext, Request, Result, Sample
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import WorkloadParameters, setting
 
 if TYPE_CHECKING:
     import pytest

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.devices import device_spec
 
 #: The package behind each implementation that is not PyTorch's.
 PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
@@ -14,7 +15,7 @@ PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
 def refusals(asked: JobDescription) -> Iterator[Refusal]:
     """Objections to attention by a package that has no kernels for the device. Pure."""
     attention = str(asked.parameters.get("attention", ""))
-    if attention in PACKAGES and not asked.on.can(attention):
+    if attention in PACKAGES and not device_spec(asked.device).can(attention):
         yield Refusal(
             setting="attention",
             reason=f"{attention} has no {asked.device} kernels",

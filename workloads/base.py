@@ -28,10 +28,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from workloads.settings import Settings, setting
-
 if TYPE_CHECKING:
-    from workloads.devices import DeviceSpec
     from workloads.devices.base import Device
 
 
@@ -175,11 +172,11 @@ def by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
     Raises:
         TypeError: two differ and have the same name.
     """
-    found: dict[str, Metric] = {}
+    metrics_by_name: dict[str, Metric] = {}
     for metric in metrics:
-        if found.setdefault(metric.name, metric) != metric:
+        if metrics_by_name.setdefault(metric.name, metric) != metric:
             raise TypeError(f"two metrics are called {metric.name} and differ")
-    return found
+    return metrics_by_name
 
 
 def with_others(
@@ -187,15 +184,15 @@ def with_others(
 ) -> dict[str, Metric]:
     """Add those of other metrics that are of one of these workloads and tasks, or of all. One
     whose name is taken is left out, with a warning."""
-    found = dict(declared)
+    metrics = dict(declared)
     for metric in others:
         if metric.of and names.isdisjoint(metric.of):
             continue
         if metric.name in declared:
             _LOG.warning("left out: a second metric %s of %s", metric.name, " and ".join(names))
             continue
-        found[metric.name] = metric
-    return found
+        metrics[metric.name] = metric
+    return metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,13 +386,6 @@ class JobDescription:
     parameters: Mapping[str, Any]  # the workload's own, all of them
     engine: str
 
-    @property
-    def on(self) -> DeviceSpec:
-        """Declaration of the device: rules ask it what it can, and never for its name."""
-        from workloads.devices import device_spec
-
-        return device_spec(self.device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -445,30 +435,3 @@ def report_phase(phase: Phase) -> None:
     hears = _enter.get()
     if hears is not None:
         hears(phase)
-
-
-class WorkloadParameters(Settings):
-    """Base of the parameters of all workloads (``workloads/settings.py``)."""
-
-    threads: int | None = setting(
-        None,
-        role="choice",
-        ge=1,
-        le=4096,
-        description="Threads that each of the job's processes computes with on its host's "
-        "processor. Left out: an even share of the host's cores among its cards, on a CPU card of "
-        "all cores but one.",
-    )
-
-
-#: Of text generation, and of checks of what an engine writes.
-ADAPTER = setting(
-    None,
-    role="work",
-    loads=True,
-    consumes="adapter",
-    always_in_id=True,
-    min_length=1,
-    description="A trained adapter to put on the model, not merged: the name that a "
-    "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
-)

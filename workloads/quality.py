@@ -28,7 +28,6 @@ from workloads.base import (
     Request,
     Unsupported,
     WorkloadError,
-    WorkloadParameters,
 )
 from workloads.data.cache import cache_root
 from workloads.data.datasets import Reading
@@ -36,6 +35,7 @@ from workloads.engines.base import GenerationEngine
 from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
 from workloads.one_pass import by_prompt, generate_once
+from workloads.settings import WorkloadParameters
 from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
 from workloads.workloads.quality_reference import QualityReferenceParameters

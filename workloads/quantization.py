@@ -39,6 +39,7 @@ from workloads.compression.quantization import (
 )
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.data.shapes import Example, text_of
+from workloads.devices import device_spec
 from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.catalog import known_config
@@ -175,10 +176,10 @@ def _method(job: JobDescription, found: QuantizationParameters) -> Iterator[Refu
             reason="nothing is searched here: it is the held-out texts at once",
             hint="write a number",
         )
-    if not job.on.can("dynamic_shapes"):
+    if not device_spec(job.device).can("dynamic_shapes"):
         yield Refusal(
             setting="numbers",
-            reason=f"torchao and bitsandbytes have no kernels for {job.on.title}",
+            reason=f"torchao and bitsandbytes have no kernels for {device_spec(job.device).title}",
             hint="quantise on a CPU or a CUDA card",
             unsupported=True,
         )

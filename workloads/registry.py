@@ -13,7 +13,7 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -26,11 +26,17 @@ from workloads.base import (
     Refusal,
     Throughput,
     Unsupported,
-    WorkloadParameters,
     by_name,
     with_others,
 )
-from workloads.settings import Declaration, Settings, Value, declarations, removed_settings
+from workloads.settings import (
+    Declaration,
+    Settings,
+    Value,
+    WorkloadParameters,
+    declarations,
+    removed_settings,
+)
 
 if TYPE_CHECKING:
     from workloads.base import Workload
@@ -72,7 +78,10 @@ class Declared(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _kind(self) -> type:
-        return as_class(self._kind_or_name)
+        if isinstance(self._kind_or_name, type):
+            return self._kind_or_name
+        module, _, name = self._kind_or_name.partition(":")
+        return cast("type", getattr(importlib.import_module(module), name))
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
@@ -97,8 +106,8 @@ class Declared(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _others(self) -> dict[str, T]:
-        found = installed(self._group, self._kind)
-        return {name: spec for name, spec in found.items() if name not in self._modules}
+        specs = installed(self._group, self._kind)
+        return {name: spec for name, spec in specs.items() if name not in self._modules}
 
     def known(self) -> tuple[T, ...]:
         """Ours, and those of other packages if they have been looked for already."""
@@ -121,14 +130,6 @@ class Declared(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.own) + len(self._others)
-
-
-def as_class(kind: type | str) -> type:
-    """The class of a "module:Class"."""
-    if isinstance(kind, type):
-        return kind
-    module, _, name = kind.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def _is_named(spec: object, kind: type, name: str) -> bool:
@@ -298,7 +299,7 @@ class WorkloadSpec:
     ability: str | None = None
     #: The kinds of models that it runs (``TASKS``); none: it looks at no model.
     tasks: tuple[str, ...] = ()
-    #: The dataset of a job whose grid names none; "": that of all jobs (``domain/job_fields``).
+    #: The dataset of a job whose grid names none; "": that of all jobs (``core/settings.py``).
     dataset: str = ""
     #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
     fresh_weights: bool = False
@@ -315,12 +316,12 @@ class WorkloadSpec:
     implied: bool = False
     #: Settings that an earlier version had here and an engine or a device has now, with the value
     #: that stands in the ids of jobs that do not have them any more.
-    moved: Mapping[str, Value] = field(default_factory=dict)
+    moved: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     def setting_models(self) -> tuple[type[Settings], ...]:
         """The models whose settings a grid may write: the workload's own, then those of engines."""
-        found = (spec.settings(self.ability) for spec in ENGINES.known())
-        return tuple(dict.fromkeys((self.parameters, *(model for model in found if model))))
+        models = (spec.settings(self.ability) for spec in ENGINES.known())
+        return tuple(dict.fromkeys((self.parameters, *(model for model in models if model))))
 
     def model(self, engine: str) -> type[Settings]:
         """The settings of jobs with this engine: the workload's own and the engine's."""
@@ -450,33 +451,17 @@ def task_for(workload: str, model: ModelEntry) -> TaskSpec:
 def metrics_of(workload: str) -> Mapping[str, Metric]:
     """The declarations of all figures that rows of a workload may have, by name; empty for a
     workload that is not installed."""
-    entry = WORKLOADS.get(workload)
-    if entry is None:
-        return {}
-    known = _KNOWN_METRICS.get(workload)
-    if known is None or known[0] is not entry:
-        own = (*entry.metrics, *_of_engines(entry.ability))
-        known = _KNOWN_METRICS[workload] = entry, _metrics_of(workload, entry.tasks, own)
-    return known[1]
+    spec = WORKLOADS.get(workload)
+    return {} if spec is None else _metrics_of(spec)
 
 
-#: What ``metrics_of`` found, with the spec that it was found for: every row asks.
-_KNOWN_METRICS: dict[str, tuple[WorkloadSpec, Mapping[str, Metric]]] = {}
-
-
-@cache
-def _of_engines(ability: str | None) -> tuple[Metric, ...]:
-    """Figures of the engines that have an ability."""
-    able = (spec for spec in ENGINES.values() if ability is not None and ability in spec.abilities)
-    return tuple(metric for spec in able for metric in spec.metrics)
-
-
-@cache
-def _metrics_of(
-    workload: str, tasks: tuple[str, ...], own: tuple[Metric, ...]
-) -> Mapping[str, Metric]:
-    declared = by_name((*own, *(metric for name in tasks for metric in TASKS[name].metrics)))
-    return MappingProxyType(with_others(declared, METRICS.values(), {workload, *tasks}))
+@lru_cache
+def _metrics_of(spec: WorkloadSpec) -> Mapping[str, Metric]:
+    engines = [engine for engine in ENGINES.values() if spec.ability in engine.abilities]
+    parts = (spec, *engines, *(TASKS[name] for name in spec.tasks))
+    declared = by_name(metric for part in parts for metric in part.metrics)
+    others = with_others(declared, METRICS.values(), {spec.name, *spec.tasks})
+    return MappingProxyType(others)
 
 
 def throughput_of(workload: str) -> Throughput | None:

@@ -18,18 +18,18 @@ from workloads.models.rules import text_refusals
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, task_of
 
 
-def refusals(spec: WorkloadSpec, asked: JobDescription) -> tuple[Refusal, ...]:
+def refusals(spec: WorkloadSpec, job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job: its engine, its model, and the workload's own rules."""
-    found: list[Refusal] = []
+    objections: list[Refusal] = []
     if spec.ability is not None:
-        found += engine_refusals(asked, spec.ability)
+        objections += engine_refusals(job, spec.ability)
     if spec.tasks:
-        found += _model_refusals(spec, asked)
+        objections += _model_refusals(spec, job)
     if issubclass(spec.parameters, DatasetParameters):
-        found += dataset_refusals(asked)
+        objections += dataset_refusals(job)
     if spec.refuse is not None:
-        found += spec.refuse(asked)
-    return tuple(found)
+        objections += spec.refuse(job)
+    return tuple(objections)
 
 
 def refusals_by(
@@ -44,15 +44,15 @@ def refusals_by(
     return rule_of
 
 
-def _model_refusals(spec: WorkloadSpec, asked: JobDescription) -> Iterator[Refusal]:
+def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal]:
     """A model of a kind that the workload or the engine does not run, and what its kind refuses."""
-    kind = checkpoint_kind(asked.model)
+    kind = checkpoint_kind(job.model)
     task = task_of(kind) if kind is not None else None
     if kind is None or task is None:
         return  # it cannot be told: the job itself will look
     if task.name in spec.tasks:
-        yield from _task_refusals(spec, asked, task, kind)
-        yield from text_refusals(asked)
+        yield from _task_refusals(spec, job, task, kind)
+        yield from text_refusals(job)
         return
     others = [other for other in WORKLOADS.values() if not other.implied]
     fitting = [other.name for other in others if task.name in other.tasks]
@@ -67,24 +67,24 @@ def _model_refusals(spec: WorkloadSpec, asked: JobDescription) -> Iterator[Refus
 
 
 def _task_refusals(
-    spec: WorkloadSpec, asked: JobDescription, task: TaskSpec, kind: CheckpointKind
+    spec: WorkloadSpec, job: JobDescription, task: TaskSpec, kind: CheckpointKind
 ) -> Iterator[Refusal]:
     """Objections to a job with a model of a kind that its workload runs."""
-    able = _ability(spec, asked.engine)
+    able = _ability(spec, job.engine)
     if able is not None and not able.takes(task.name):
-        each = ((name, _ability(spec, name)) for name in spec.engines)
-        others = [name for name, other in each if other is not None and other.takes(task.name)]
+        abilities = ((name, _ability(spec, name)) for name in spec.engines)
+        others = [name for name, other in abilities if other is not None and other.takes(task.name)]
         yield Refusal(
             setting="engine",
             reason=f"it is {task.title} ({kind.architecture}), and for {spec.name} the engine "
-            f"{asked.engine} takes {' or '.join(TASKS[name].title for name in able.tasks)}",
+            f"{job.engine} takes {' or '.join(TASKS[name].title for name in able.tasks)}",
             hint=f"write engine: {' or '.join(others)}" if others else "",
             unsupported=True,
         )
-    declared = spec.declared(asked.engine)
+    declared = spec.declared(job.engine)
     for other in spec.tasks:
         for name in sorted(TASKS[other].settings - task.settings):
-            if name in declared and not declared[name].is_default(asked.parameters.get(name)):
+            if name in declared and not declared[name].is_default(job.parameters.get(name)):
                 yield Refusal(
                     setting=name,
                     reason=f"{task.title} ({kind.architecture}) has none; it is a setting of "
@@ -92,10 +92,14 @@ def _task_refusals(
                     hint=f"leave {name} out",
                 )
     if task.refuse is not None:
-        yield from task.refuse(asked, kind)
+        yield from task.refuse(job, kind)
 
 
 def _ability(spec: WorkloadSpec, engine: str) -> Ability | None:
     """An engine's declaration of a workload's ability; None where it has it not."""
-    found = ENGINES.get(engine)
-    return None if found is None or spec.ability is None else found.abilities.get(spec.ability)
+    spec_of_engine = ENGINES.get(engine)
+    return (
+        None
+        if spec_of_engine is None or spec.ability is None
+        else spec_of_engine.abilities.get(spec.ability)
+    )

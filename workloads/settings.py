@@ -168,3 +168,30 @@ def removed_settings(model: type[Settings]) -> Mapping[str, Declaration]:
     """The settings that earlier versions had in a model or in those it is made of, by name."""
     classes = (base for base in reversed(model.__mro__) if issubclass(base, Settings))
     return MappingProxyType({n: d for base in classes for n, d in base.removed.items()})
+
+
+class WorkloadParameters(Settings):
+    """Base of the parameters of all workloads (``workloads/settings.py``)."""
+
+    threads: int | None = setting(
+        None,
+        role="choice",
+        ge=1,
+        le=4096,
+        description="Threads that each of the job's processes computes with on its host's "
+        "processor. Left out: an even share of the host's cores among its cards, on a CPU card of "
+        "all cores but one.",
+    )
+
+
+#: Of text generation, and of checks of what an engine writes.
+ADAPTER = setting(
+    None,
+    role="work",
+    loads=True,
+    consumes="adapter",
+    always_in_id=True,
+    min_length=1,
+    description="A trained adapter to put on the model, not merged: the name that a "
+    "fine-tuning job gave it (save_adapter), or a directory in peft's layout.",
+)

@@ -6,8 +6,15 @@ import os
 from pathlib import Path
 
 from benchmarks.contender import ROOT
-from workloads.base import SAMPLES, JobContext, Request, Result, Sample, WorkloadParameters
+from workloads.base import (
+    SAMPLES,
+    JobContext,
+    Request,
+    Result,
+    Sample,
+)
 from workloads.registry import WorkloadSpec
+from workloads.settings import WorkloadParameters
 
 SPEC = WorkloadSpec(
     name="noop",

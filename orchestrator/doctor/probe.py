@@ -24,7 +24,8 @@ from pathlib import Path
 
 from orchestrator.core.job import Accelerator
 from orchestrator.host.environment import driver_version, kernel, versions
-from orchestrator.on_ray.examination import CardFacts, Probe, SharedFacts, Space
+from orchestrator.on_ray.examination import Probe, SharedFacts, Space
+from workloads.devices import CardFacts
 
 # Facts from an examination of a cluster: plain values, not yet judged.
 

@@ -23,6 +23,7 @@ from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.jobs import Versions, versions_here
 from orchestrator.worker.redaction import redact
+from workloads.devices import ServerFacts
 
 ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
@@ -30,20 +31,6 @@ _PATIENCE_S = 2.0  # of one round trip
 #: the others took, and not in twenty seconds, is silent. (A cold disk explains less.)
 _SLOWER = 4.0
 START_S = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
-    """One card as the vendor's tool sees it from outside."""
-
-    index: int  # the module id on Gaudi
-    product: str = ""  # as the tool calls it
-    links: int | None = None  # to the other cards of its server; None: nobody can tell
-    links_up: int | None = None
-    occupied: str | None = None  # who has it; None: free, or nobody can tell
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    temperature_c: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +52,12 @@ class SharedFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(ServerFacts):
     """Facts that a process on a node found out about its host. Nothing is acquired for it."""
 
     hostname: str
     python: str
-    versions: Mapping[str, str]  # of packages, and of nightgrid, by name
     import_errors: Mapping[str, str]  # by package; those that import are not in it
-    cards: tuple[CardFacts, ...] = ()
-    driver_version: str | None = None  # of the cards
-    kernel: str = ""
-    kernel_arguments: str = ""
-    governors: Mapping[str, int] = field(default_factory=dict)  # of the cores: how many have which
-    max_cstate: int | None = None  # that idle cores may enter; None: nobody can tell
-    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # by files of sysctl: pages
-    hugepages_total: int = 0
-    hugepage_bytes: int = 0
     memory_bytes: int = 0
     shared_memory_bytes: int = 0  # /dev/shm
     open_files: int = 0  # soft limit; -1: none

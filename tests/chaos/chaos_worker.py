@@ -15,9 +15,15 @@ from fake_workers import FakeWorker
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from workloads import registry
-from workloads.base import JobContext, Phase, Request, Result, Sample, WorkloadParameters
+from workloads.base import (
+    JobContext,
+    Phase,
+    Request,
+    Result,
+    Sample,
+)
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import WorkloadParameters, setting
 
 Behaviour = Literal[
     "work", "segfault", "abort", "allocate", "hold-gil", "hang", "stubborn", "raise", "grow"

@@ -17,7 +17,6 @@ from orchestrator.doctor.checks import check_workstation, judge
 from orchestrator.doctor.probe import Finding, Level, hugepages_asked, import_errors, look_into
 from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
 from orchestrator.on_ray.examination import (
-    CardFacts,
     ClockOffset,
     ClusterFacts,
     NodeFacts,
@@ -26,6 +25,7 @@ from orchestrator.on_ray.examination import (
     Space,
 )
 from orchestrator.on_ray.jobs import Versions
+from workloads.devices import CardFacts
 
 GIB = 2**30
 HERE = Versions(ray="2.60.0", python="3.10.12")

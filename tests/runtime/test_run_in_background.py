@@ -17,7 +17,7 @@ from orchestrator.results.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 
 ENTRY = """\
-from workloads.base import WorkloadParameters
+from workloads.settings import WorkloadParameters
 from workloads.registry import WorkloadSpec
 ENTRY = WorkloadSpec(
     name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"

@@ -1,7 +1,7 @@
 """From the words of a real failure to its class and to what becomes of the job: one table.
 
-The device's own words are in ``tests/workloads/test_devices.py``; here they go the whole way of a
-worker's failure, and a job fails with each class until it is given up.
+The device's own words are in ``tests/workloads/devices/test_devices.py``; here they go the whole
+way of a worker's failure, and a job fails with each class until it is given up.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def installed(directory: Path, entry: str, *, point: str = "waiting") -> str:
 
 
 ENTRY = """\
-from workloads.base import WorkloadParameters
+from workloads.settings import WorkloadParameters
 from workloads.registry import WorkloadSpec
 SPEC = WorkloadSpec(
     name="waiting", function="waiting:run", parameters=WorkloadParameters, summary="waits"

@@ -12,9 +12,8 @@ from pydantic import Field, ValidationError
 
 from orchestrator.core.job import Job
 from workloads import registry
-from workloads.base import WorkloadParameters
 from workloads.registry import WORKLOADS
-from workloads.settings import ROLES, declarations, setting
+from workloads.settings import ROLES, WorkloadParameters, declarations, setting
 
 
 def test_a_setting_without_a_role_does_not_import() -> None:

@@ -102,11 +102,15 @@ def figures(
     operators: Sequence[Operator], events: Iterable[Mapping[str, Any]], *, on_card: bool
 ) -> dict[str, str]:
     """The row's words about a profile, of operators and of the events of its trace."""
-    called = [each for each in operators if each.name.startswith("aten::") or each.time_us > 0]
-    total_us = sum(each.time_us for each in called)
+    called = [
+        operator
+        for operator in operators
+        if operator.name.startswith("aten::") or operator.time_us > 0
+    ]
+    total_us = sum(operator.time_us for operator in called)
     if not total_us:
         return {"profile": "no operator of torch ran in this process"}
-    copies_us = sum(each.time_us for each in called if each.name == "aten::copy_")
+    copies_us = sum(operator.time_us for operator in called if operator.name == "aten::copy_")
     copied = launches = 0
     for event in events:
         kind, about = event.get("cat"), event.get("args", {})
@@ -117,14 +121,15 @@ def figures(
         elif kind == "cpu_op" and event["name"] == "aten::copy_" and not on_card:
             copied += _bytes(about)
     if not on_card:
-        launches = sum(each.calls for each in called)
-    dearest = sorted(called, key=lambda each: -each.time_us)[:DEAREST]
+        launches = sum(operator.calls for operator in called)
+    dearest = sorted(called, key=lambda operator: -operator.time_us)[:DEAREST]
     return {
         "profile": f"{STEPS} untimed steps, {total_us / STEPS / 1000:.4g} ms each of "
         + ("kernels" if on_card else "operators"),
         "profile_operators": "; ".join(
-            f"{each.name} {each.time_us / total_us:.1%} ({each.calls / STEPS:g} calls a step)"
-            for each in dearest
+            f"{operator.name} {operator.time_us / total_us:.1%} "
+            f"({operator.calls / STEPS:g} calls a step)"
+            for operator in dearest
         ),
         "profile_copies": f"{copies_us / total_us:.1%} of the time, {copied / STEPS:.4g} bytes a "
         "step",

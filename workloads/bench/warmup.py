@@ -97,7 +97,7 @@ def _late_start(times: Sequence[float]) -> float:
     A beginning stands out where even its fastest step is slower than the rest, by more than the
     rest spreads and by more than the tolerance; the slowest fifth of the rest may be outliers.
     """
-    found = 0.0
+    largest = 0.0
     for count in range(1, len(times) // 2 + 1):
         rest = sorted(times[count:])
         upper = rest[-1 - len(rest) // 5]
@@ -106,8 +106,8 @@ def _late_start(times: Sequence[float]) -> float:
         if beyond <= max(upper - rest[0], TOLERANCE * usual):
             continue
         excess = sum(time - usual for time in times[:count]) / (len(times) * usual)
-        found = max(found, excess)
-    return found if found > TOLERANCE else 0.0
+        largest = max(largest, excess)
+    return largest if largest > TOLERANCE else 0.0
 
 
 def _trend(times: Sequence[float]) -> float:
@@ -181,17 +181,17 @@ def to_rehearse(
     """The steps at which some rank meets a new shape, from the shapes of each rank and their sizes:
     the largest step of any rank, then the others as they come."""
     met: list[set[Hashable]] = [set() for _ in shapes]
-    found = []
+    numbers = []
     steps = [*enumerate(zip(*shapes, strict=True))]
     largest = [max(of_ranks) for of_ranks in zip(*sizes, strict=True)]
     if largest:
         steps.insert(0, steps[largest.index(max(largest))])
     for number, of_ranks in steps:
         if any(shape not in known for shape, known in zip(of_ranks, met, strict=True)):
-            found.append(number)
+            numbers.append(number)
             for shape, known in zip(of_ranks, met, strict=True):
                 known.add(shape)
-    return found
+    return numbers
 
 
 def rehearse(

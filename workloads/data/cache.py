@@ -154,10 +154,10 @@ def _locked_directory(directory: Path) -> Iterator[bool]:
             if fcntl is None:
                 raise OSError("no locks here")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
+            locked = True
         except OSError:
-            held = False
-        yield held
+            locked = False
+        yield locked
     finally:
         os.close(descriptor)
 

@@ -20,13 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from workloads.base import (
-    BadConfiguration,
-    DataMissing,
-    JobDescription,
-    Refusal,
-    WorkloadParameters,
-)
+from workloads.base import BadConfiguration, DataMissing, JobDescription, Refusal
 from workloads.data.embedded import (
     ENGLISH_PROMPTS,
     IMAGE_PROMPTS,
@@ -43,7 +37,7 @@ from workloads.data.shapes import (
     columns_named,
     columns_of,
 )
-from workloads.settings import setting
+from workloads.settings import WorkloadParameters, setting
 from workloads.util import files
 
 # Records of dataset files: JSON lines, a JSON list, CSV, TSV and Parquet; and of the hub.
@@ -98,8 +92,8 @@ def _json_lines(path: Path) -> Iterator[Placed]:
 
 
 def _json_list(path: Path) -> Iterator[Placed]:
-    found = _json(files.read_bytes(path, limit_bytes=MAX_LIST_BYTES), str(path))
-    for number, record in enumerate(found, 1):
+    content = _json(files.read_bytes(path, limit_bytes=MAX_LIST_BYTES), str(path))
+    for number, record in enumerate(content, 1):
         yield f"{path}: example {number}", record
 
 
@@ -110,10 +104,10 @@ def _json(text: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise BadExample(f"{where}: not UTF-8 (byte {error.start + 1}); {wanted}") from error
     except (ValueError, RecursionError) as error:
-        told = str(error)
+        message = str(error)
         if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
-            told = f"{error.msg}, column {error.colno}"
-        raise BadExample(f"{where}: not JSON ({told}); {wanted}") from error
+            message = f"{error.msg}, column {error.colno}"
+        raise BadExample(f"{where}: not JSON ({message}); {wanted}") from error
 
 
 def _first_character(path: Path) -> bytes:
@@ -157,10 +151,12 @@ def _table(path: Path) -> Iterator[Placed]:
                     raise BadExample(f"{where}: not one value for each of the columns {columns}")
                 yield where, record
         except (csv.Error, UnicodeDecodeError) as error:
-            told = f"{path}:{table.line_num + 1}: {error}"
+            message = f"{path}:{table.line_num + 1}: {error}"
             if "unexpected end" in str(error):
-                told += '; a field that begins with " ends with one, and "" stands for one inside'
-            raise BadExample(told) from error
+                message += (
+                    '; a field that begins with " ends with one, and "" stands for one inside'
+                )
+            raise BadExample(message) from error
 
 
 # Records of a dataset of the Hugging Face hub, through its own library.
@@ -368,12 +364,12 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
         return Dataset(
             examples=embedded, synthetic=entry.synthetic, learned=_learned(embedded, ANSWER)
         )
-    found = (
+    placed_records = (
         _records(entry.path)
         if entry.path is not None
         else hub_records(name, reading.split, reading.revision, reading.subset)
     )
-    examples, columns = _examples(found, name, reading)
+    examples, columns = _examples(placed_records, name, reading)
     return Dataset(
         examples=examples,
         synthetic=examples[0].synthetic,
@@ -397,11 +393,11 @@ def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
 
 
 def _examples(
-    found: Iterator[Placed], name: str, reading: Reading
+    placed_records: Iterator[Placed], name: str, reading: Reading
 ) -> tuple[list[Example], Columns]:
     columns = columns_named(reading.columns) if reading.columns else None
     examples = []
-    for where, record in found:
+    for where, record in placed_records:
         if columns is None:
             columns = columns_of(record, where)
         examples.append(columns.example(record, where))
@@ -499,16 +495,16 @@ class DatasetParameters(WorkloadParameters):
         )
 
 
-def dataset_refusals(asked: JobDescription) -> tuple[Refusal, ...]:
+def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """A dataset that no node could read as it is asked for; one that is not here is not judged."""
-    for name, value in asked.parameters.items():
-        if value not in (_OF_THE_HUB.get(name, value), "") and not _is_of_the_hub(asked.dataset):
-            reason = f"{asked.dataset} is no dataset of the hub, which alone has a {name}"
+    for name, value in job.parameters.items():
+        if value not in (_OF_THE_HUB.get(name, value), "") and not _is_of_the_hub(job.dataset):
+            reason = f"{job.dataset} is no dataset of the hub, which alone has a {name}"
             return (
                 Refusal(setting=name, reason=reason, hint="leave it out; name the file to read"),
             )
-    columns = str(asked.parameters.get("columns") or "")
-    message = _objection(asked.dataset, columns, changed_at(asked.dataset))
+    columns = str(job.parameters.get("columns") or "")
+    message = _objection(job.dataset, columns, changed_at(job.dataset))
     if not message:
         return ()
     return (Refusal(setting="columns" if columns else "dataset", reason=message),)

@@ -15,10 +15,10 @@ from workloads.data.shapes import Example
 
 def texts(name: str) -> dict[str, Any]:
     """The content of ``NAME.json``."""
-    told: dict[str, Any] = json.loads(
+    content: dict[str, Any] = json.loads(
         files(__package__).joinpath(f"{name}.json").read_text("utf-8")
     )
-    return told
+    return content
 
 
 # A synthetic twin of AdvertiseGen: the same shape and lengths, every word made up here.
@@ -123,7 +123,7 @@ def _article(random: Random) -> Example:
     material, makers, work, product = _CORPUS_TEXTS["goods"][
         int(random.random() * len(_CORPUS_TEXTS["goods"]))
     ]
-    kept = {
+    words = {
         "town": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
         "other": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
         "land": pick(random, _CORPUS_TEXTS["lands"]),
@@ -138,12 +138,12 @@ def _article(random: Random) -> Example:
     }
     patterns = list(_CORPUS_TEXTS["sentences"])
     wanted = 5 + int(random.random() * (len(patterns) - 4))
-    text = [_OPENING.format(**kept, number=pick(random, _CORPUS_TEXTS["numbers"]))]
+    text = [_OPENING.format(**words, number=pick(random, _CORPUS_TEXTS["numbers"]))]
     for _ in range(wanted):
         pattern = patterns.pop(int(random.random() * len(patterns)))
         text.append(
             pattern.format(
-                **kept,
+                **words,
                 number=pick(random, _CORPUS_TEXTS["numbers"]),
                 month=pick(random, _CORPUS_TEXTS["months"]),
                 name=pick(random, _CORPUS_TEXTS["names"]),
@@ -180,11 +180,11 @@ def news_words() -> list[str]:
     """Every word, number and mark that an article may hold, in alphabetical order."""
     facts = [text for theme in _NEWS_TEXTS["themes"] for texts in theme.values() for text in texts]
     others = [text for name, listed in _NEWS_TEXTS.items() if name != "themes" for text in listed]
-    found: set[str] = set()
+    words: set[str] = set()
     for text in (*facts, *others):
         for word in _WORD.findall(_FIELD.sub(" ", text)):
-            found |= {word, word[0].upper() + word[1:]}
-    return sorted(found | {str(number) for number in range(420)})
+            words |= {word, word[0].upper() + word[1:]}
+    return sorted(words | {str(number) for number in range(420)})
 
 
 def _news_example(random: Random) -> Example:

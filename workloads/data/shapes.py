@@ -118,8 +118,8 @@ def _article(record: Record) -> Example:
 
 
 def _alpaca(record: Record) -> Example:
-    asked, about = _text(record, "instruction"), _text(record, "input", empty=True)
-    content = f"{asked}\n\n{about}" if about.strip() else asked
+    instruction, about = _text(record, "instruction"), _text(record, "input", empty=True)
+    content = f"{instruction}\n\n{about}" if about.strip() else instruction
     return Example(content=content, summary=_text(record, "output", empty=True))
 
 
@@ -228,8 +228,8 @@ class Columns:
         try:
             example = self.shape.read(record)
         except _Wrong as error:
-            told = f"{self._in_their_words(error)}; expected {self._written()}"
-            raise BadExample(f"{where}: {told}") from None
+            message = f"{self._in_their_words(error)}; expected {self._written()}"
+            raise BadExample(f"{where}: {message}") from None
         return replace(example, synthetic=record.get("synthetic", False) is True)
 
     def _all(self) -> list[tuple[str, str]]:
@@ -286,11 +286,11 @@ def columns_of(record: object, where: str) -> Columns:
     for shape in SHAPES:
         if all(name in record for name in shape.needs):
             return Columns(shape)
-    found = ", ".join(map(str, record)) or "nothing"
+    names = ", ".join(map(str, record)) or "nothing"
     texts = [str(name) for name, value in record.items() if isinstance(value, str)]
-    asked, answer = texts[:2] if len(texts) > 1 else ("question", "reply")
-    hint = f"or name them, such as columns: prompt={asked:.40}, completion={answer:.40}"
-    raise BadExample(f"{where}: has {found:.200}; {_expected()}, {hint}")
+    question, answer = texts[:2] if len(texts) > 1 else ("question", "reply")
+    hint = f"or name them, such as columns: prompt={question:.40}, completion={answer:.40}"
+    raise BadExample(f"{where}: has {names:.200}; {_expected()}, {hint}")
 
 
 def _expected() -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from workloads.base import BadConfiguration, Support, WorkloadError
 from workloads.registry import Declared
@@ -88,68 +88,34 @@ class CardProcess:
     compiled: str | None = None
 
 
-class CardSeen(Protocol):
-    """A card as its vendor's tool sees it from outside."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """One card as the vendor's tool sees it from outside."""
 
-    @property
-    def index(self) -> int:
-        """On its node."""
-
-    @property
-    def product(self) -> str:
-        """As the tool calls it."""
-
-    @property
-    def links(self) -> int | None:
-        """Links to the other cards of its server; None where nobody can tell."""
-
-    @property
-    def links_up(self) -> int | None:
-        """Those of them that are up."""
+    index: int  # the module id on Gaudi
+    product: str = ""  # as the tool calls it
+    links: int | None = None  # to the other cards of its server; None: nobody can tell
+    links_up: int | None = None
+    occupied: str | None = None  # who has it; None: free, or nobody can tell
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: float | None = None
 
 
-class ServerFacts(Protocol):
-    """A server's own description, for the doctor."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What a device's rules for servers look at (``DeviceSpec.examine``)."""
 
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Of packages, by name."""
-
-    @property
-    def driver_version(self) -> str | None:
-        """Of the cards."""
-
-    @property
-    def kernel(self) -> str:
-        """Such as "Linux 6.8.0-45-generic"."""
-
-    @property
-    def kernel_arguments(self) -> str:
-        """With which it was started."""
-
-    @property
-    def cards(self) -> Sequence[CardSeen]:
-        """Its cards."""
-
-    @property
-    def governors(self) -> Mapping[str, int]:
-        """Of its cores: how many have which."""
-
-    @property
-    def max_cstate(self) -> int | None:
-        """The deepest state of idle cores; None where nobody can tell."""
-
-    @property
-    def hugepages_asked(self) -> Mapping[str, int]:
-        """Huge pages that files of sysctl ask for at its next boot, by file."""
-
-    @property
-    def hugepages_total(self) -> int:
-        """Huge pages that are reserved."""
-
-    @property
-    def hugepage_bytes(self) -> int:
-        """Size of one."""
+    versions: Mapping[str, str]  # of packages, and of nightgrid, by name
+    cards: tuple[CardFacts, ...] = ()
+    driver_version: str | None = None  # of the cards
+    kernel: str = ""  # such as "Linux 6.8.0-45-generic"
+    kernel_arguments: str = ""
+    governors: Mapping[str, int] = field(default_factory=dict)  # of the cores: how many have which
+    max_cstate: int | None = None  # that idle cores may enter; None: nobody can tell
+    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # by files of sysctl: pages
+    hugepages_total: int = 0
+    hugepage_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,16 +246,16 @@ def own_devices() -> tuple[DeviceSpec, ...]:
 def all_devices() -> tuple[DeviceSpec, ...]:
     """Our devices, and after them those of other packages, in their declared orders."""
     taken = {spec.accelerator for spec in own_devices()}
-    found = list(own_devices())
+    devices = list(own_devices())
     theirs = (DEVICES[name] for name in DEVICES if name not in DEVICES.own)
     for spec in sorted(theirs, key=lambda spec: (spec.order, spec.name)):
         if spec.accelerator in taken:
-            told = "device %s is left out: there is an accelerator %s"
-            logging.getLogger("nightgrid.devices").warning(told, spec.name, spec.accelerator)
+            message = "device %s is left out: there is an accelerator %s"
+            logging.getLogger("nightgrid.devices").warning(message, spec.name, spec.accelerator)
             continue
         taken.add(spec.accelerator)
-        found.append(spec)
-    return tuple(found)
+        devices.append(spec)
+    return tuple(devices)
 
 
 @cache

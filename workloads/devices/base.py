@@ -127,12 +127,12 @@ def compiled_size_mib() -> int:
     Raises:
         BadConfiguration: ``NIGHTGRID_COMPILED_MIB`` is no whole number above 0.
     """
-    told = os.environ.get(COMPILED_SIZE, "")
-    if told and (not told.isdecimal() or int(told) < 1):
+    size = os.environ.get(COMPILED_SIZE, "")
+    if size and (not size.isdecimal() or int(size) < 1):
         raise BadConfiguration(
-            f"{COMPILED_SIZE}={told!r} is not a size; give a whole number of MiB from 1"
+            f"{COMPILED_SIZE}={size!r} is not a size; give a whole number of MiB from 1"
         )
-    return int(told or _SIZE_MIB)
+    return int(size or _SIZE_MIB)
 
 
 def _remove_unused(root: Path, now: float) -> None:  # as the disk's own clock has it
@@ -335,11 +335,11 @@ class Device(ABC):
         right = torch.randint(-2, 3, (_PREFLIGHT_INNER, _PREFLIGHT_ROWS), generator=draw)
         known = left @ right
         pattern = torch.arange(_PREFLIGHT_NUMBERS, dtype=torch.int32)
-        kept = pattern.to(self.torch_device)
+        copied = pattern.to(self.torch_device)
         product = left.float().to(self.torch_device) @ right.float().to(self.torch_device)
         self.mark_step()
         self.synchronize()
-        if not torch.equal(kept.cpu(), pattern):
+        if not torch.equal(copied.cpu(), pattern):
             raise CardFaulty(f"of {_PREFLIGHT_NUMBERS:,} numbers some came back changed")
         right_ones = (product.cpu().double() - known).abs() < 0.5  # no number is no right one
         wrong = int((~right_ones).sum())

@@ -175,9 +175,9 @@ class CudaDevice(Device):
         version = Path("/proc/driver/nvidia/version")
         if version.exists():  # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  …"
             words = version.read_text(encoding="utf-8", errors="replace").split()
-            found = [word for word in words if word.replace(".", "").isdigit() and "." in word]
-            if found:
-                return found[0]
+            versions = [word for word in words if word.replace(".", "").isdigit() and "." in word]
+            if versions:
+                return versions[0]
         return command_output(*SPEC.driver_command, "--id=0")
 
     def lacks(self, precision: str) -> str | None:
@@ -216,7 +216,7 @@ class CudaDevice(Device):
         with torch.cuda.graph(graph):
             work()
 
-        def launch(kept: Callable[[], None] = work) -> None:  # its tensors are the graph's
+        def launch(work_of_graph: Callable[[], None] = work) -> None:  # its tensors are the graph's
             graph.replay()
 
         return launch
@@ -318,8 +318,8 @@ class _SideStream:
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:
     """Tell if torch's allocator grows its segments, by the variables that it reads. Pure."""
-    told = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
-    options = [option.strip() for option in told.lower().split(",")]
+    setting = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
+    options = [option.strip() for option in setting.lower().split(",")]
     given = [option for option in options if option.startswith("expandable_segments:")]
     return bool(given) and given[-1].endswith(":true")
 

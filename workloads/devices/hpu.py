@@ -130,14 +130,14 @@ def _metrics() -> dict[str, float]:
         metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
     except ImportError:
         return {}
-    found = {}
+    counters = {}
     for metric, figures in _METRICS.items():
         known = metrics.metric_global(metric)
         stats = dict(known.stats()) if known is not None else {}
         for name, figure in figures.items():
             if name in stats:
-                found[f"{metric}_{figure}"] = float(stats[name])
-    return found
+                counters[f"{metric}_{figure}"] = float(stats[name])
+    return counters
 
 
 SPEC = DeviceSpec(
@@ -217,10 +217,10 @@ def _bridge() -> Any:
 def _core(*names: str) -> Callable[..., Any]:
     """The bridge's function by the first of its names that this release has, the newest first."""
     core = importlib.import_module("habana_frameworks.torch.core")
-    found = [getattr(core, name) for name in names if hasattr(core, name)]
-    if not found:
+    functions = [getattr(core, name) for name in names if hasattr(core, name)]
+    if not functions:
         raise Unsupported(f"this release of habana_frameworks.torch.core has no {names[0]}")
-    return cast("Callable[..., Any]", found[0])
+    return cast("Callable[..., Any]", functions[0])
 
 
 class HpuDevice(Device):
@@ -237,11 +237,11 @@ class HpuDevice(Device):
 
     @staticmethod
     def compiler() -> str:
-        found = {name: installed_version(name) for name in ("habana-torch-plugin", "torch")}
-        if not all(found.values()):
+        versions = {name: installed_version(name) for name in ("habana-torch-plugin", "torch")}
+        if not all(versions.values()):
             return ""
         names = sorted({card.name for card in gaudi.cards()})
-        return "-".join([*(f"{name}-{version}" for name, version in found.items()), *names])
+        return "-".join([*(f"{name}-{version}" for name, version in versions.items()), *names])
 
     @staticmethod
     def inventory() -> Mapping[int, CardInventory]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.base import JobDescription, Refusal, Support, supported, unsupported
+from workloads.devices import device_spec
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.engines.transformers import CompileSettings
@@ -27,11 +28,12 @@ class StepSettings(GaudiSettings, CompileSettings):
 
 def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     """A choice where steps are compiled always."""
-    always = asked.on.can("graphs") or not asked.on.can("dynamic_shapes")
+    device = device_spec(asked.device)
+    always = device.can("graphs") or not device.can("dynamic_shapes")
     if asked.parameters.get("torch_compile") and always:
         yield Refusal(
             setting="torch_compile",
-            reason=f"on {asked.on.title} the engine graph compiles its step always",
+            reason=f"on {device.title} the engine graph compiles its step always",
             hint="leave torch_compile out",
             unsupported=True,
         )

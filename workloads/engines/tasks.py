@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from workloads.base import Metric, WorkloadParameters
+from workloads.base import Metric
 from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
 from workloads.images.metrics import METRICS as IMAGE_METRICS
 from workloads.models import encryption
 from workloads.registry import TaskSpec
+from workloads.settings import WorkloadParameters
 from workloads.training.methods import LOSSES
 from workloads.training.pairs import Seq2SeqParameters
 from workloads.training.pairs import refuse as seq2seq_refusals

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from workloads.base import JobDescription, Refusal
+from workloads.devices import device_spec
 from workloads.engines.base import Ability, EngineSpec, Modes, Package
 from workloads.engines.gaudi.settings import GaudiSettings
 from workloads.settings import Declaration, Settings, setting
@@ -56,13 +57,14 @@ _SPARSE = ("bf16", "fp16")
 def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
     """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
     yield from _refuse_sparse_kernels(asked)
-    modes, by_mode = not asked.on.can("dynamic_shapes"), asked.parameters.get("hpu_mode")
+    device = device_spec(asked.device)
+    modes, by_mode = not device.can("dynamic_shapes"), asked.parameters.get("hpu_mode")
     name = "torch_compile" if asked.parameters.get("torch_compile") else "hpu_mode"
     if name == "hpu_mode" and not (modes and by_mode == "compile"):
         return
     hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
     if name == "torch_compile" and modes:
-        reason = f"on {asked.on.title} the mode of execution says whether a model is compiled"
+        reason = f"on {device.title} the mode of execution says whether a model is compiled"
         hint = "write torch_compile: false and hpu_mode: compile"
     elif asked.precision not in _PLAIN:
         reason = f"the kernels of {asked.precision} run in eager mode"
@@ -90,7 +92,7 @@ def _has_own_generator(model: str) -> bool:
 def _refuse_sparse_kernels(asked: JobDescription) -> Iterator[Refusal]:
     if not asked.parameters.get("sparse_kernels"):
         return
-    if not asked.on.can("sparse_2_4"):
+    if not device_spec(asked.device).can("sparse_2_4"):
         reason = (
             f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
         )

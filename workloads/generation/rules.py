@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.base import JobDescription, Refusal
+from workloads.devices import device_spec
 from workloads.engines import ENGINES, find_engine
 
 
@@ -23,10 +24,9 @@ def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
     if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} does not do continuous batching"
         hint = _engines_hint(asked) or hint
-    elif not asked.on.can("dynamic_shapes"):
+    elif not (device := device_spec(asked.device)).can("dynamic_shapes"):
         reason = (
-            f"rows that come and go change shapes at every step, which {asked.on.title} compiles "
-            "anew"
+            f"rows that come and go change shapes at every step, which {device.title} compiles anew"
         )
     else:
         return
@@ -40,4 +40,8 @@ def _engines_hint(asked: JobDescription) -> str:
         for spec in ENGINES.known()
         if "continuous_batching" in spec.features and spec.runs_on(asked.device)
     ]
-    return f"write engine: {' or '.join(names)}" if names and asked.on.can("dynamic_shapes") else ""
+    return (
+        f"write engine: {' or '.join(names)}"
+        if names and device_spec(asked.device).can("dynamic_shapes")
+        else ""
+    )

@@ -314,11 +314,11 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens that a model takes at once, of an encoder-decoder on either side; None where
     its config does not say. T5's ``n_positions`` are no limit: its positions are relative."""
     names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
-    found = next((config[name] for name in names if config.get(name)), None)
-    return found if isinstance(found, int) else None
+    positions = next((config[name] for name in names if config.get(name)), None)
+    return positions if isinstance(positions, int) else None
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
     """Tokens that a model of this config.json knows."""
-    found = config.get("vocab_size") or config.get("padded_vocab_size")
-    return found if isinstance(found, int) else None
+    size = config.get("vocab_size") or config.get("padded_vocab_size")
+    return size if isinstance(size, int) else None

@@ -84,10 +84,10 @@ def refuse_odd_files(directory: Path) -> None:
         return  # what is to be read of it says so
     for entry in entries:
         try:
-            found = entry.stat()
+            status = entry.stat()
         except OSError:
             continue  # a link to nowhere: is anything of it needed, that is missing
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             continue
         try:
             with files.opened(entry):
@@ -96,8 +96,8 @@ def refuse_odd_files(directory: Path) -> None:
             continue
         except OSError as error:
             raise DataMissing(f"{entry} cannot be read: {error.strerror}") from error
-        if entry.suffix in TEXT_FILES and found.st_size > _SIDE_FILE_BYTES:
-            size = f"{found.st_size:,} bytes"
+        if entry.suffix in TEXT_FILES and status.st_size > _SIDE_FILE_BYTES:
+            size = f"{status.st_size:,} bytes"
             raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
 
 
@@ -152,9 +152,9 @@ def _protected_weights(directory: Path) -> list[Path]:
     there = os.path.isfile(directory / index)
     names = index_shards(directory / index) if there else [single]
     wanted = [directory / f"{name}{PROTECTED}" for name in names]
-    found = protected_files(directory)
-    if odd := sorted({*wanted} ^ {*found}):
-        missing = odd[0] not in found
+    present = protected_files(directory)
+    if odd := sorted({*wanted} ^ {*present}):
+        missing = odd[0] not in present
         raise DataMissing(
             f"{directory} lacks {odd[0].name}: copy it again"
             if missing
@@ -210,8 +210,8 @@ def _text(file: Path, *_changes: tuple[int, ...]) -> str:
 
 def _changed(path: Path) -> tuple[int, ...]:
     """Numbers of which one changes when a file is written anew, or an entry of a directory."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def architecture_of(config: dict[str, Any]) -> str:
@@ -269,19 +269,19 @@ def source_files(directory: Path) -> list[Path]:
         return weight_files(directory)
     except DataMissing:
         numbered = [(f, _NUMBERED.fullmatch(f.name)) for f in sorted(directory.glob("*-of-*"))]
-        found = [(f, match) for f, match in numbered if match]
-        if not found or any(directory.glob("*.index.json")):
+        shards = [(f, match) for f, match in numbered if match]
+        if not shards or any(directory.glob("*.index.json")):
             raise
-        suffix = ".safetensors" if any(f.suffix == ".safetensors" for f, _ in found) else ".bin"
-        found = [(f, match) for f, match in found if f.suffix == suffix]
-        count = int(found[0][1]["count"])
-        missing = set(range(1, count + 1)) - {int(match["number"]) for _, match in found}
+        suffix = ".safetensors" if any(f.suffix == ".safetensors" for f, _ in shards) else ".bin"
+        shards = [(f, match) for f, match in shards if f.suffix == suffix]
+        count = int(shards[0][1]["count"])
+        missing = set(range(1, count + 1)) - {int(match["number"]) for _, match in shards}
         if missing:
             raise DataMissing(
                 f"{directory} lacks weight files {sorted(missing)} of {count} "
-                f"({found[0][1]['stem']}-…{suffix})"
+                f"({shards[0][1]['stem']}-…{suffix})"
             ) from None
-        return [f for f, _ in found]
+        return [f for f, _ in shards]
 
 
 def inspect(files: list[Path]) -> dict[str, TensorInfo]:
@@ -291,13 +291,13 @@ def inspect(files: list[Path]) -> dict[str, TensorInfo]:
         DataMissing: a file is truncated or not a weight file.
         BadConfiguration: two files hold the same tensor.
     """
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in files:
         for name, tensor in open_shard(file).described():
-            if name in found:
-                raise BadConfiguration(f"{found[name].file} and {file} both hold {name}")
-            found[name] = tensor
-    return found
+            if name in tensors:
+                raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
+            tensors[name] = tensor
+    return tensors
 
 
 class Shard:

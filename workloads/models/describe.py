@@ -177,7 +177,7 @@ def linear_layers(model: Any) -> list[Linear]:
     """The model's linear layers but the output layer, which quantisation and LoRA leave alone."""
     import torch
 
-    found = []
+    layers = []
     for name, module in model.named_modules():
         if module is model.get_output_embeddings():
             continue
@@ -187,8 +187,8 @@ def linear_layers(model: Any) -> list[Linear]:
             inputs, outputs = module.weight.shape
         else:
             continue
-        found.append(Linear(name=name, inputs=inputs, outputs=outputs))
-    return found
+        layers.append(Linear(name=name, inputs=inputs, outputs=outputs))
+    return layers
 
 
 def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:

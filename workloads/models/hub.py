@@ -91,8 +91,8 @@ def _pipeline_is_whole(snapshot: Path) -> bool:
         return False
     for part, of in index.items():
         if isinstance(of, list) and of[-1] and (snapshot / part / "config.json").is_file():
-            found = [*(snapshot / part).glob("*.safetensors"), *(snapshot / part).glob("*.bin")]
-            if not found:
+            weights = [*(snapshot / part).glob("*.safetensors"), *(snapshot / part).glob("*.bin")]
+            if not weights:
                 return False
     return True
 
@@ -150,8 +150,8 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
             if len(text) > LONGEST_BYTES:
                 answer.append(f"answers with more than {LONGEST_BYTES >> 20} MiB")
                 return
-            found = json.loads(text)
-            answer.append(found if isinstance(found, dict) else "has no usable config.json")
+            content = json.loads(text)
+            answer.append(content if isinstance(content, dict) else "has no usable config.json")
         except urllib.error.HTTPError as error:
             answer.append(_meaning(error.code))
         except (OSError, ValueError) as error:

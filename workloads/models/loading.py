@@ -38,33 +38,33 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 def usable_positions(config: Mapping[str, Any]) -> int | None:
     """The most tokens that a model takes at once, by its config; None where it does not say."""
-    found = config.get("max_position_embeddings")
-    if not isinstance(found, int):
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
         return None
     if config.get("model_type") not in _SHIFTED:
-        return found
-    return found - int(config.get("pad_token_id") or 0) - 1
+        return positions
+    return positions - int(config.get("pad_token_id") or 0) - 1
 
 
 def mask_token(directory: Path) -> str | None:
     """The mask token that a tokenizer's files name, "" if they name none; None where they lack."""
-    told = False
+    any_file = False
     for name in _TOKENIZER_FILES:
         if not (directory / name).is_file():
             continue
-        told = True
+        any_file = True
         token = _token(directory / name)
         if token:
             return token
-    return "" if told else None
+    return "" if any_file else None
 
 
 def _token(file: Path) -> str:
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("mask_token")
+        token = json.loads(file.read_text(encoding="utf-8")).get("mask_token")
     except (OSError, ValueError, AttributeError):
         return ""
-    return str(found.get("content") or "") if isinstance(found, dict) else str(found or "")
+    return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
 
 
 def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # it lists what is new; the row says so
     try:
-        model, told = AutoModelForMaskedLM.from_pretrained(
+        model, report = AutoModelForMaskedLM.from_pretrained(
             source.path,
             trust_remote_code=source.remote_code,
             weights_only=True,
@@ -97,7 +97,7 @@ def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
         raise _no_class(source, error) from error
     finally:
         logging.set_verbosity(before)
-    model.new_weights = tuple(sorted(told["missing_keys"]))
+    model.new_weights = tuple(sorted(report["missing_keys"]))
     return model
 
 
@@ -348,8 +348,8 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             raise refusal from error
         text = str(error)
         if "scaled_dot_product_attention" in text or "attn_implementation" in text:
-            asked = arguments.get("attn_implementation")
-            raise Unsupported(f"this model has no attention '{asked}': {text}") from error
+            attention = arguments.get("attn_implementation")
+            raise Unsupported(f"this model has no attention '{attention}': {text}") from error
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
@@ -387,24 +387,24 @@ def _from_memory(
     return model
 
 
-def check_attention(model: Any, asked: str) -> None:
+def check_attention(model: Any, attention: str) -> None:
     """Make sure that a loaded model runs the attention that was asked for.
 
     Raises:
         Unsupported: its class has none of that name, and the library took another one.
         BadConfiguration: it has, and runs another one.
     """
-    found = getattr(model.config, "_attn_implementation", None)
-    if found == asked:
+    running = getattr(model.config, "_attn_implementation", None)
+    if running == attention:
         return
-    if asked == "sdpa" and not getattr(model, "_supports_sdpa", True):
+    if attention == "sdpa" and not getattr(model, "_supports_sdpa", True):
         import transformers
 
         raise Unsupported(
             f"{type(model).__name__} has no sdpa in transformers {transformers.__version__}, which "
-            f"took {found}; write attention: {found}"
+            f"took {running}; write attention: {running}"
         )
-    raise BadConfiguration(f"asked for attention '{asked}', the model runs '{found}'")
+    raise BadConfiguration(f"asked for attention '{attention}', the model runs '{running}'")
 
 
 def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:

@@ -99,8 +99,8 @@ def _declared(precision: str, device: str, engine: str) -> Support:
 def _engines_that_do(precision: str, device: str, engine: str, ability: str | None) -> list[str]:
     """The engines with an ability in a precision on a device, the default first; none beside an
     engine without the ability."""
-    asked = ENGINES.get(engine)
-    if asked is not None and ability not in asked.abilities:
+    chosen = ENGINES.get(engine)
+    if chosen is not None and ability not in chosen.abilities:
         return []
     return [
         spec.name
@@ -370,12 +370,12 @@ def packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints: eight weights to an
     int32, or in the order of a processor's kernels, scales among them.
     """
-    found = {}
+    layers = {}
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
         if "qweight" in buffers and not buffers["qweight"].is_floating_point():
-            found[name] = [buffers[key] for key in _PACKED if key in buffers]
-    return found
+            layers[name] = [buffers[key] for key in _PACKED if key in buffers]
+    return layers
 
 
 def _packed_count(model: nn.Module, name: str) -> int:
@@ -437,10 +437,10 @@ def _require_plain(
         if stored_format(tensor) != wanted
     }
     if others:
-        found = ", ".join(f"{dtype} in {n}" for dtype, n in Counter(others.values()).items())
+        formats = ", ".join(f"{dtype} in {n}" for dtype, n in Counter(others.values()).items())
         raise BadConfiguration(
             f"the model was asked for in {precision} ({wanted}), but {len(others)} of its "
-            f"{len(matrices)} weight matrices are not: {found} (e.g. {next(iter(others))}). "
+            f"{len(matrices)} weight matrices are not: {formats} (e.g. {next(iter(others))}). "
             "A checkpoint that is quantised already has one precision only."
         )
 

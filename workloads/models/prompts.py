@@ -105,10 +105,10 @@ def _encode_as_text(tokenizer: Any, text: str) -> list[int]:
 
 
 def _id(tokenizer: Any, token: str) -> int:
-    found = tokenizer.convert_tokens_to_ids(token)
-    if found is None or found == tokenizer.unk_token_id:
+    number = tokenizer.convert_tokens_to_ids(token)
+    if number is None or number == tokenizer.unk_token_id:
         raise BadConfiguration(f"the tokenizer has no {token}, which ChatGLM3's layout needs")
-    return int(found)
+    return int(number)
 
 
 def _from_template(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:

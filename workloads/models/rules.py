@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
-from workloads.devices import DeviceSpec
+from workloads.devices import DeviceSpec, device_spec
 from workloads.models.catalog import (
     MADE,
     SMOLLM2,
@@ -45,13 +45,13 @@ from workloads.util import files
 # bits at the first product: that is done at loading, so that a row says what it ran in.
 
 
-def _as_auto_round(on_host: bool, found: Mapping[str, Any]) -> Any:
+def _as_auto_round(on_host: bool, quantization: Mapping[str, Any]) -> Any:
     from transformers import AutoRoundConfig
 
     return AutoRoundConfig(backend="torch" if on_host else "auto")
 
 
-def _expanded(on_host: bool, found: Mapping[str, Any]) -> Any:
+def _expanded(on_host: bool, quantization: Mapping[str, Any]) -> Any:
     import inspect
 
     from transformers import CompressedTensorsConfig
@@ -63,7 +63,7 @@ def _expanded(on_host: bool, found: Mapping[str, Any]) -> Any:
     return CompressedTensorsConfig(**arguments)
 
 
-def _expanded_fp8(on_host: bool, found: Mapping[str, Any]) -> Any:
+def _expanded_fp8(on_host: bool, quantization: Mapping[str, Any]) -> Any:
     import inspect
 
     import transformers
@@ -75,7 +75,7 @@ def _expanded_fp8(on_host: bool, found: Mapping[str, Any]) -> Any:
             "releases do whose FineGrainedFP8Config takes `dequantize` (5.23 does)"
         )
     # With the checkpoint's other values: transformers takes more from here than `dequantize`.
-    return kind.from_dict({**found, "dequantize": True})
+    return kind.from_dict({**quantization, "dequantize": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,22 +124,22 @@ PACKAGES = {
 _EXPANDED = ("bf16", "fp16", "fp32")
 
 
-def bits_of(found: Mapping[str, Any]) -> int:
+def bits_of(quantization: Mapping[str, Any]) -> int:
     """Bits of the weights of a packed checkpoint, of its ``quantization_config``."""
-    return int(found.get("bits", found.get("w_bit", 4)))
+    return int(quantization.get("bits", quantization.get("w_bit", 4)))
 
 
 def unreadable(config: Mapping[str, Any]) -> str:
     """The reason why no task loads a checkpoint of this config.json; "" where it may. Engines with
     a loader of their own refuse for themselves."""
-    found = config.get("quantization_config") or {}
-    method = str(found.get("quant_method", ""))
+    quantization = config.get("quantization_config") or {}
+    method = str(quantization.get("quant_method", ""))
     reader = READERS.get(method)
     if reader is None or not reader.packed:
         return ""
-    if (bits := bits_of(found)) != 4:
+    if (bits := bits_of(quantization)) != 4:
         return f"it is a {method} checkpoint in {bits} bits, and 4 are read"
-    if found.get("desc_act") and not found.get("static_groups"):
+    if quantization.get("desc_act") and not quantization.get("static_groups"):
         return "its inputs are reordered (desc_act), which no library reads that runs here"
     return ""
 
@@ -148,14 +148,14 @@ def precisions_of(
     config: Mapping[str, Any], directory: Path, device: DeviceSpec
 ) -> tuple[str, ...]:
     """Precisions that a job with a quantised checkpoint may ask for; none: any, or unknown."""
-    found = config.get("quantization_config") or {}
-    method = str(found.get("quant_method", ""))
-    if not found:
+    quantization = config.get("quantization_config") or {}
+    method = str(quantization.get("quant_method", ""))
+    if not quantization:
         return ()
     if own := origin_of(directory).get("precision"):
         return (str(own),)
     if method == "bitsandbytes":
-        return ("int4",) if found.get("load_in_4bit") else ("int8",)
+        return ("int4",) if quantization.get("load_in_4bit") else ("int8",)
     if method not in READERS:
         return ()
     if READERS[method].packed:
@@ -166,8 +166,12 @@ def precisions_of(
 
 def kind_of(config: Any) -> str:
     """The kind of a quantised checkpoint of this transformers' config, in words."""
-    found = config.quantization_config
-    method = found.get("quant_method") if isinstance(found, Mapping) else found.quant_method
+    quantization = config.quantization_config
+    method = (
+        quantization.get("quant_method")
+        if isinstance(quantization, Mapping)
+        else quantization.quant_method
+    )
     return f"{method} checkpoint"
 
 
@@ -179,8 +183,8 @@ def reading_arguments(
     Raises:
         Unsupported: the package that reads it is missing, or none does.
     """
-    found = config.get("quantization_config") or {}
-    method = str(found.get("quant_method", ""))
+    quantization = config.get("quantization_config") or {}
+    method = str(quantization.get("quant_method", ""))
     if (reader := READERS.get(method)) is None:
         return {}
     if reason := unreadable(config):
@@ -192,17 +196,17 @@ def reading_arguments(
             f"{model} is a {method} checkpoint, which needs the package {reader.module}: "
             f"{reader.install}"
         )
-    return {"quantization_config": reader.config(on_host, found)} if reader.config else {}
+    return {"quantization_config": reader.config(on_host, quantization)} if reader.config else {}
 
 
 def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a checkpoint that is not to be expanded."""
-    found = config.get("quantization_config") or {}
-    if found.get("quant_method") != "fp8":
+    quantization = config.get("quantization_config") or {}
+    if quantization.get("quant_method") != "fp8":
         return {}  # the others are read in one way only
     from transformers import FineGrainedFP8Config
 
-    return {"quantization_config": FineGrainedFP8Config.from_dict(dict(found))}
+    return {"quantization_config": FineGrainedFP8Config.from_dict(dict(quantization))}
 
 
 # Parts of decoders whose work depends on a text's length: sliding windows, rotary positions.
@@ -236,8 +240,8 @@ def moving_rotation(model: Any) -> str | None:
     none."""
     for part in model.modules():
         kinds = getattr(part, "rope_type", None) or ()
-        each = kinds.values() if isinstance(kinds, Mapping) else [kinds] if kinds else []
-        if moving := set(each) - _STEADY:
+        types = kinds.values() if isinstance(kinds, Mapping) else [kinds] if kinds else []
+        if moving := set(types) - _STEADY:
             return min(moving)
     return None
 
@@ -276,24 +280,24 @@ def is_protected(model: str) -> bool:
         return False
 
 
-def text_refusals(asked: JobDescription) -> Iterator[Refusal]:
+def text_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to a job over texts; where the model's files are not here yet, by its config
     alone, or none."""
     try:
-        entry = find_model(asked.model, weights=False)
+        entry = find_model(job.model, weights=False)
         if entry.checkpoint.pipeline:
             return
         directory = Path(entry.location)
         if os.path.isfile(directory / "config.json"):
-            yield from _file_refusals(asked, entry, directory)
+            yield from _file_refusals(job, entry, directory)
     except (WorkloadError, OSError):
         return  # whoever looks for the model says so
-    yield from _position_refusals(asked)
+    yield from _position_refusals(job)
 
 
-def _file_refusals(asked: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
+def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
     """Objections by the files of a model."""
-    parameters = asked.parameters
+    parameters = job.parameters
     if not has_tokenizer(directory) and not parameters.get("tokenizer"):
         if entry.kind != "random":
             reason, hint = no_tokenizer(entry.location, entry.checkpoint)
@@ -301,15 +305,15 @@ def _file_refusals(asked: JobDescription, entry: ModelEntry, directory: Path) ->
         elif parameters.get("input_tokens", 0) is None:
             yield Refusal(
                 setting="model",
-                reason=f"{asked.model} has no tokenizer, so prompts have no length of their own",
+                reason=f"{job.model} has no tokenizer, so prompts have no length of their own",
                 hint="set input_tokens, 512 for instance; or name random:DIRECTORY of one that "
                 "has the model's tokenizer beside its config.json",
             )
-    engine = ENGINES.get(asked.engine)
+    engine = ENGINES.get(job.engine)
     if entry.kind == "random" and engine is not None and engine.own_loader:
         yield Refusal(
             setting="model",
-            reason=f"the engine {engine.name} reads weights from files, and {asked.model} has none",
+            reason=f"the engine {engine.name} reads weights from files, and {job.model} has none",
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
@@ -317,52 +321,51 @@ def _file_refusals(asked: JobDescription, entry: ModelEntry, directory: Path) ->
     if not own and (reason := unreadable(read_config(directory))):
         yield Refusal(
             setting="model",
-            reason=f"{asked.model} cannot be read: {reason}",
+            reason=f"{job.model} cannot be read: {reason}",
             hint="name the model that it was made from, or another checkpoint of it",
             unsupported=True,
         )
     if protected_files(directory):
         shared = int(parameters.get("tensor_parallel") or 1) > 1
         if shared or engine is None or not engine.opens_protected:
-            reader = "tensor_parallel" if shared else f"the engine {asked.engine}"
+            reader = "tensor_parallel" if shared else f"the engine {job.engine}"
             yield Refusal(
                 setting="model",
-                reason=f"{reader} reads weights from files, and those of {asked.model} are "
-                "protected",
+                reason=f"{reader} reads weights from files, and those of {job.model} are protected",
                 hint="name the model as it was before `nightgrid protect`, or another engine",
                 unsupported=True,
             )
 
 
-def quantised_refusals(asked: JobDescription) -> Iterator[Refusal]:
+def quantised_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to generating with a quantised checkpoint: it has its precision, and is no
     reference of its own quality."""
-    engine = ENGINES.get(asked.engine)
+    engine = ENGINES.get(job.engine)
     try:
-        directory = Path(find_model(asked.model, weights=False).location)
+        directory = Path(find_model(job.model, weights=False).location)
     except (WorkloadError, OSError):
         return
-    right = precisions_of(known_config(asked.model) or {}, directory, asked.on)
-    if right and asked.precision not in right and engine is not None and not engine.own_loader:
+    right = precisions_of(known_config(job.model) or {}, directory, device_spec(job.device))
+    if right and job.precision not in right and engine is not None and not engine.own_loader:
         yield Refusal(
             setting="precision",
-            reason=f"{asked.model} is quantised already, and runs in {' or '.join(right)} here",
+            reason=f"{job.model} is quantised already, and runs in {' or '.join(right)} here",
             hint=f"write precision: {right[0]}",
         )
-    compared = asked.parameters.get("quality") and not asked.parameters.get("quality_of")
+    compared = job.parameters.get("quality") and not job.parameters.get("quality_of")
     if compared and right and "fp32" not in right:
         yield Refusal(
             setting="quality",
-            reason=f"the reference is in fp32, and {asked.model} is quantised",
+            reason=f"the reference is in fp32, and {job.model} is quantised",
             hint="write quality_of: the model that it was made from",
         )
 
 
-def _position_refusals(asked: JobDescription) -> Iterator[Refusal]:
+def _position_refusals(job: JobDescription) -> Iterator[Refusal]:
     """More tokens to read and to write than the model has positions, or sees at once."""
-    config = known_config(asked.model) or {}
-    positions, engine = positions_of(config), ENGINES.get(asked.engine)
-    wanted = {name: asked.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
+    config = known_config(job.model) or {}
+    positions, engine = positions_of(config), ENGINES.get(job.engine)
+    wanted = {name: job.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
     longest = max(wanted, key=lambda name: wanted[name])
     window = min(narrow_layers(config).values(), default=0)
     if engine is not None and engine.sees_whole_texts and 0 < window < sum(wanted.values()):

@@ -14,15 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import (
-    BadConfiguration,
-    JobDescription,
-    Refusal,
-    Unsupported,
-    WorkloadParameters,
-)
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.checkpoints import CheckpointKind
-from workloads.settings import setting
+from workloads.settings import WorkloadParameters, setting
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
 from workloads.training.parallel.layout import model_parallel_size
 

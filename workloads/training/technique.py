@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from workloads.base import JobDescription, Refusal
-from workloads.devices import CAPABILITIES
+from workloads.devices import CAPABILITIES, device_spec
 from workloads.registry import Metric
 from workloads.settings import Settings, Value
 from workloads.training.parallel.layout import Layout
@@ -357,10 +357,11 @@ class Technique(Settings):
             name, value = key if isinstance(key, tuple) else (key, None)
             if self.is_default(name) or value not in (None, getattr(self, name)):
                 continue
-            if not job.on.can(capability):
+            device = device_spec(job.device)
+            if not device.can(capability):
                 yield Refusal(
                     setting=name,
-                    reason=f"it needs what {job.on.title} lacks: {CAPABILITIES[capability]}",
+                    reason=f"it needs what {device.title} lacks: {CAPABILITIES[capability]}",
                     hint=f"leave {name} out",
                     unsupported=True,
                 )

@@ -126,27 +126,27 @@ def _open_to_read(path: _Path, *, follow: bool) -> int:
 
 def _refuse(path: _Path, *, follow: bool, missing_ok: bool) -> None:
     try:
-        found = os.stat(path, follow_symlinks=follow)
+        status = os.stat(path, follow_symlinks=follow)
     except FileNotFoundError:
         if missing_ok:
             return
         raise
     except ValueError as error:  # a NUL or half a character in the name
         raise OSError(errno.EINVAL, f"it is not a file name: {error}", str(path)) from error
-    if not stat.S_ISREG(found.st_mode):
-        raise _no_ordinary_file(path, found.st_mode)
-    if found.st_dev in _kernel_file_systems():
+    if not stat.S_ISREG(status.st_mode):
+        raise _no_ordinary_file(path, status.st_mode)
+    if status.st_dev in _kernel_file_systems():
         # They call themselves ordinary and empty; reading one may wait, or take messages away.
         raise OSError(errno.EINVAL, "it is a file of the kernel, not an ordinary file", str(path))
 
 
 @cache
 def _kernel_file_systems() -> frozenset[int]:
-    found = set()
+    devices = set()
     for path in ("/proc", "/sys"):
         with suppress(OSError):
-            found.add(os.stat(path).st_dev)
-    return frozenset(found) - {os.stat("/").st_dev}  # an empty /proc that nothing is mounted on
+            devices.add(os.stat(path).st_dev)
+    return frozenset(devices) - {os.stat("/").st_dev}  # an empty /proc that nothing is mounted on
 
 
 def _open(path: _Path, flags: int, mode: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from workloads.base import ADAPTER, TOKENS
+from workloads.base import TOKENS
 from workloads.bench.profiling import PROFILE
 from workloads.data.datasets import DatasetParameters
 from workloads.generation_rules import refuse
 from workloads.quality_metrics import METRICS
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import ADAPTER, setting
 from workloads.training.pairs import SourceParameters
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from workloads.base import ADAPTER, TOKENS
+from workloads.base import TOKENS
 from workloads.data.datasets import DatasetParameters
 from workloads.generation_rules import refuse
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import ADAPTER, setting
 
 
 class VerificationParameters(DatasetParameters):

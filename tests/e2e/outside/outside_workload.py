@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
-from workloads.base import JobContext, Metric, Request, Result, Throughput, WorkloadParameters
+from workloads.base import (
+    JobContext,
+    Metric,
+    Request,
+    Result,
+    Throughput,
+)
 from workloads.bench.measure import Instruments, Observation, measure
 from workloads.engines import engine_function
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import WorkloadParameters, setting
 
 
 class ProductParameters(WorkloadParameters):

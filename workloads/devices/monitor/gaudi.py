@@ -145,9 +145,9 @@ def cards() -> list[GaudiCard]:
 
 def hl_smi_telemetry() -> dict[int, CardTelemetry]:
     """The cards of this host by module id. hl-smi tells no energy."""
-    found = cards()
-    whole = parse_power(command_output("hl-smi")) if found else {}
-    return {card.module_id: _with_power(card, whole.get(card.index)) for card in found}
+    listed = cards()
+    whole = parse_power(command_output("hl-smi")) if listed else {}
+    return {card.module_id: _with_power(card, whole.get(card.index)) for card in listed}
 
 
 def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
@@ -158,9 +158,9 @@ def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
 
 def hl_smi_use(module_id: int) -> CardUse:
     """Processes and memory on this card now."""
-    found = cards()
-    listed = parse_processes(command_output("hl-smi")) if found else {}
-    return use_in(module_id, found, listed, holders(module_id))
+    host_cards = cards()
+    listed = parse_processes(command_output("hl-smi")) if host_cards else {}
+    return use_in(module_id, host_cards, listed, holders(module_id))
 
 
 def use_in(
@@ -194,13 +194,13 @@ def parse_cards(text: str) -> list[GaudiCard]:
     """
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     header = [name.partition("[")[0].strip() for name in next(rows, [])]
-    found = []
+    parsed = []
     for row in rows:
         values = {name: value.strip() for name, value in zip(header, row, strict=False)}
         index, module_id = (_figure(values.get(name)) for name in ("index", "module_id"))
         if index is None or module_id is None:
             continue
-        found.append(
+        parsed.append(
             GaudiCard(
                 index=int(index),
                 module_id=int(module_id),
@@ -216,7 +216,7 @@ def parse_cards(text: str) -> list[GaudiCard]:
                 ),
             )
         )
-    return sorted(found, key=lambda card: card.module_id)
+    return sorted(parsed, key=lambda card: card.module_id)
 
 
 def hl_smi_inventory() -> dict[int, CardInventory]:
@@ -227,13 +227,13 @@ def hl_smi_inventory() -> dict[int, CardInventory]:
     )
     cards = [row for row in listed if len(row) == 3 and row[0].strip().isdecimal()]
     with ThreadPoolExecutor(max_workers=8) as threads:
-        found = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
-        return {int(row[0]): one for row, one in zip(cards, found, strict=True)}
+        inventories = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
+        return {int(row[0]): one for row, one in zip(cards, inventories, strict=True)}
 
 
 def _inventory(bus_id: str, name: str) -> CardInventory:
-    asked = ("hl-smi", "-i", bus_id, "-n")
-    return parse_links(name, command_output(*asked, "ports"), command_output(*asked, "link"))
+    command = ("hl-smi", "-i", bus_id, "-n")
+    return parse_links(name, command_output(*command, "ports"), command_output(*command, "link"))
 
 
 def parse_links(name: str, ports: str, link: str) -> CardInventory:
@@ -251,26 +251,26 @@ def parse_links(name: str, ports: str, link: str) -> CardInventory:
 
 def parse_power(text: str) -> dict[int, float]:
     """Power of each card in the table of ``hl-smi`` without options, by hl-smi's index."""
-    found: dict[int, float] = {}
+    power_w: dict[int, float] = {}
     index: int | None = None
     for line in text.partition("Compute Processes:")[0].splitlines():
         if named := _NAMED.match(line.strip()):
             index = int(named["index"])
         elif index is not None and (drawn := _DRAWN.search(line)):
-            found[index] = float(drawn["watts"])
+            power_w[index] = float(drawn["watts"])
             index = None
-    return found
+    return power_w
 
 
 def parse_processes(text: str) -> dict[int, list[Holder]]:
     """The table "Compute Processes" of ``hl-smi`` without options, by hl-smi's index."""
     _, _, table = text.partition("Compute Processes:")
-    found: dict[int, list[Holder]] = {}
+    by_index: dict[int, list[Holder]] = {}
     for line in table.splitlines():
         if match := _PROCESS.match(line.strip()):
             holder = Holder(pid=int(match["pid"]), name=match["name"])
-            found.setdefault(int(match["index"]), []).append(holder)
-    return found
+            by_index.setdefault(int(match["index"]), []).append(holder)
+    return by_index
 
 
 def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
@@ -282,7 +282,7 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
     files = {file for file, module in _device_files(root).items() if module == module_id}
     if not files:
         return []
-    found = []
+    processes = []
     for process in (root / "proc").glob("[0-9]*"):
         pid = int(process.name)
         if pid != os.getpid() and _has_open(process, files):
@@ -290,8 +290,8 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
                 name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
             except OSError:
                 continue  # it has just ended
-            found.append(Holder(pid=pid, name=name))
-    return sorted(found, key=lambda holder: holder.pid)
+            processes.append(Holder(pid=pid, name=name))
+    return sorted(processes, key=lambda holder: holder.pid)
 
 
 def opened_modules(root: Path = Path("/")) -> set[int]:
@@ -306,12 +306,12 @@ def opened_modules(root: Path = Path("/")) -> set[int]:
 
 def _device_files(root: Path) -> dict[str, int]:
     """The module id behind each device file."""
-    found = {}
+    module_ids = {}
     for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
         with contextlib.suppress(OSError, ValueError):
             module_id = int((entry / "device/module_id").read_text(encoding="ascii"))
-            found[f"/dev/accel/{entry.name}"] = module_id
-    return found
+            module_ids[f"/dev/accel/{entry.name}"] = module_id
+    return module_ids
 
 
 def _has_open(process: Path, files: set[str]) -> bool:
@@ -444,12 +444,12 @@ def _links(facts: ServerFacts) -> Iterator[Complaint]:
         if card.links and card.links_up is not None and card.links_up < card.links
     }
     if down:
-        told = ", ".join(f"card {index} has {ports}" for index, ports in sorted(down.items()))
+        ports_up = ", ".join(f"card {index} has {ports}" for index, ports in sorted(down.items()))
         products = {product_of(card.product) for card in facts.cards if card.index in down}
-        generation = next((each.name.lower() for each in products if each), "gaudi2")
+        generation = next((product.name.lower() for product in products if product), "gaudi2")
         yield Complaint(
             check="ports",
-            message=f"internal ports are down ({told} up): jobs of several cards fail or hang",
+            message=f"internal ports are down ({ports_up} up): jobs of several cards fail or hang",
             remedy=f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
             "server, after every load of the driver (package habanalabs-qual)",
             level="error",
@@ -532,10 +532,10 @@ def _processors(facts: ServerFacts) -> Iterator[Complaint]:
     slow = {name: count for name, count in facts.governors.items() if name != "performance"}
     if slow:
         cores = sum(facts.governors.values())
-        told = ", ".join(f"{name} on {count} of {cores} cores" for name, count in slow.items())
+        governors = ", ".join(f"{name} on {count} of {cores} cores" for name, count in slow.items())
         yield Complaint(
             check="governor",
-            message=f"the CPU governor is not performance ({told})",
+            message=f"the CPU governor is not performance ({governors})",
             remedy="echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
             "scaling_governor on the server, before containers start",
         )

@@ -155,13 +155,13 @@ def _use(nvml: Any, handle: Any) -> CardUse:
 
 def _holders(nvml: Any, handle: Any) -> list[Holder]:
     """The processes, other than this one, that have a context for computing on a GPU."""
-    found = []
+    processes = []
     for process in _read(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
         name = Path(_text(_read(nvml.nvmlSystemGetProcessName, pid)) or "unknown").name
         if pid != os.getpid() and name != _BROKER:
-            found.append(Holder(pid=pid, name=name))
-    return sorted(found, key=lambda holder: holder.pid)
+            processes.append(Holder(pid=pid, name=name))
+    return sorted(processes, key=lambda holder: holder.pid)
 
 
 def _call(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -219,20 +219,20 @@ def parse_nvidia_smi(text: str) -> dict[int, CardTelemetry]:
     """
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     header = [name.partition("[")[0].strip() for name in next(rows, [])]
-    found = {}
+    cards = {}
     for row in rows:
         values = {name: _figure(value) for name, value in zip(header, row, strict=False)}
         index = values.get("index")
         if index is None:
             continue
-        found[int(index)] = CardTelemetry(
+        cards[int(index)] = CardTelemetry(
             power_w=values.get("power.draw"),
             temperature_c=values.get("temperature.gpu"),
             utilization_percent=values.get("utilization.gpu"),
             memory_used_bytes=_bytes(values.get("memory.used")),
             memory_total_bytes=_bytes(values.get("memory.total")),
         )
-    return found
+    return cards
 
 
 def _figure(text: str) -> float | None:

@@ -134,43 +134,43 @@ def _read_source(source: Path) -> _Source:
         )
     sizes = layout.sizes_of(config)
     files = source_files(source)
-    found = inspect(files)
-    tensors = {name: t for name, t in found.items() if not layout.is_dropped(name)}
+    stored = inspect(files)
+    tensors = {name: t for name, t in stored.items() if not layout.is_dropped(name)}
     _check_tensors(source, tensors, sizes)
     return _Source(
         config=config, sizes=sizes, files=files, tensors=tensors, pieces=_pieces(source, sizes)
     )
 
 
-def _check_tensors(source: Path, found: Mapping[str, TensorInfo], sizes: Sizes) -> None:
+def _check_tensors(source: Path, tensors: Mapping[str, TensorInfo], sizes: Sizes) -> None:
     expected = layout.original_shapes(sizes)
-    if any("prefix_encoder" in name for name in found):
+    if any("prefix_encoder" in name for name in tensors):
         raise BadConfiguration(
             f"{source} holds a P-tuning prefix encoder, which the native class has no place for; "
             "convert the base model it was trained from"
         )
-    whole = [n for n, t in found.items() if not t.dtype.startswith(("float", "bfloat"))]
-    if whole or any(name.endswith("weight_scale") for name in found):
+    whole = [n for n, t in tensors.items() if not t.dtype.startswith(("float", "bfloat"))]
+    if whole or any(name.endswith("weight_scale") for name in tensors):
         raise BadConfiguration(
             f"{source} is quantised ({whole[0] if whole else 'weight_scale'} is not a "
             "floating-point tensor); convert the half-precision checkpoint instead"
         )
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in tensors]
     if missing:
         raise DataMissing(
             f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}; "
             "a weight file is missing or of another model"
         )
-    surplus = [name for name in found if name not in expected]
+    surplus = [name for name in tensors if name not in expected]
     if surplus:
         raise BadConfiguration(
             f"{source} holds {len(surplus)} tensors that ChatGLM3 with these sizes does not have, "
             f"first {surplus[0]}"
         )
     for name, shape in expected.items():
-        if found[name].shape != shape:
+        if tensors[name].shape != shape:
             raise BadConfiguration(
-                f"{found[name].file}: {name} has shape {list(found[name].shape)}; "
+                f"{tensors[name].file}: {name} has shape {list(tensors[name].shape)}; "
                 f"config.json makes it {list(shape)}"
             )
 
@@ -409,8 +409,8 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
         DataMissing: weights are missing or truncated.
         BadConfiguration: it is a ChatGLM of another kind, which has no counterpart.
     """
-    found = layout_of(read_config(directory))
-    if found is None or found == wanted:
+    stored = layout_of(read_config(directory))
+    if stored is None or stored == wanted:
         return directory
     key = f"chatglm3-{wanted}-{_RECIPE}-{fingerprint(directory)}"
     if wanted == "native":

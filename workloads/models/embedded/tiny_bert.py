@@ -109,7 +109,7 @@ def weights() -> dict[str, Any]:
 def shapes() -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape, in a fixed order."""
     wide = (INTERMEDIATE, HIDDEN)
-    found: dict[str, tuple[int, ...]] = {
+    tensors: dict[str, tuple[int, ...]] = {
         "bert.embeddings.word_embeddings.weight": (len(vocabulary()), HIDDEN),
         "bert.embeddings.position_embeddings.weight": (POSITIONS, HIDDEN),
         "bert.embeddings.token_type_embeddings.weight": (2, HIDDEN),
@@ -118,14 +118,14 @@ def shapes() -> dict[str, tuple[int, ...]]:
     for number in range(LAYERS):
         layer = f"bert.encoder.layer.{number}"
         for part in ("self.query", "self.key", "self.value", "output.dense"):
-            found |= _linear(f"{layer}.attention.{part}", (HIDDEN, HIDDEN))
-        found |= _norm(f"{layer}.attention.output.LayerNorm")
-        found |= _linear(f"{layer}.intermediate.dense", wide)
-        found |= _linear(f"{layer}.output.dense", wide[::-1])
-        found |= _norm(f"{layer}.output.LayerNorm")
-    found["cls.predictions.bias"] = (len(vocabulary()),)
-    found |= _linear("cls.predictions.transform.dense", (HIDDEN, HIDDEN))
-    return found | _norm("cls.predictions.transform.LayerNorm")
+            tensors |= _linear(f"{layer}.attention.{part}", (HIDDEN, HIDDEN))
+        tensors |= _norm(f"{layer}.attention.output.LayerNorm")
+        tensors |= _linear(f"{layer}.intermediate.dense", wide)
+        tensors |= _linear(f"{layer}.output.dense", wide[::-1])
+        tensors |= _norm(f"{layer}.output.LayerNorm")
+    tensors["cls.predictions.bias"] = (len(vocabulary()),)
+    tensors |= _linear("cls.predictions.transform.dense", (HIDDEN, HIDDEN))
+    return tensors | _norm("cls.predictions.transform.LayerNorm")
 
 
 def _linear(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -139,7 +139,7 @@ def build_tokenizer() -> Tokenizer:
 def native_shapes() -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape, in a fixed order."""
     inner = HEADS * HEAD_DIM
-    found: dict[str, tuple[int, ...]] = {"shared.weight": (len(pieces()), HIDDEN)}
+    tensors: dict[str, tuple[int, ...]] = {"shared.weight": (len(pieces()), HIDDEN)}
     for side, attentions in (
         ("encoder", ("SelfAttention",)),
         ("decoder", ("SelfAttention", "EncDecAttention")),
@@ -148,17 +148,17 @@ def native_shapes() -> dict[str, tuple[int, ...]]:
             layers = f"{side}.block.{block}.layer"
             for number, attention in enumerate(attentions):
                 for part in "qkv":
-                    found[f"{layers}.{number}.{attention}.{part}.weight"] = (inner, HIDDEN)
-                found[f"{layers}.{number}.{attention}.o.weight"] = (HIDDEN, inner)
-                found[f"{layers}.{number}.layer_norm.weight"] = (HIDDEN,)
+                    tensors[f"{layers}.{number}.{attention}.{part}.weight"] = (inner, HIDDEN)
+                tensors[f"{layers}.{number}.{attention}.o.weight"] = (HIDDEN, inner)
+                tensors[f"{layers}.{number}.layer_norm.weight"] = (HIDDEN,)
             last = len(attentions)
-            found[f"{layers}.{last}.DenseReluDense.wi.weight"] = (INTERMEDIATE, HIDDEN)
-            found[f"{layers}.{last}.DenseReluDense.wo.weight"] = (HIDDEN, INTERMEDIATE)
-            found[f"{layers}.{last}.layer_norm.weight"] = (HIDDEN,)
+            tensors[f"{layers}.{last}.DenseReluDense.wi.weight"] = (INTERMEDIATE, HIDDEN)
+            tensors[f"{layers}.{last}.DenseReluDense.wo.weight"] = (HIDDEN, INTERMEDIATE)
+            tensors[f"{layers}.{last}.layer_norm.weight"] = (HIDDEN,)
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        found[bias] = (BUCKETS, HEADS)
-        found[f"{side}.final_layer_norm.weight"] = (HIDDEN,)
-    return found
+        tensors[bias] = (BUCKETS, HEADS)
+        tensors[f"{side}.final_layer_norm.weight"] = (HIDDEN,)
+    return tensors
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from workloads.base import JobDescription, Metric, Refusal, WorkloadParameters
+from workloads.base import JobDescription, Metric, Refusal
 from workloads.registry import TASKS, Declared
-from workloads.settings import Declaration, Value
+from workloads.settings import Declaration, Value, WorkloadParameters
 from workloads.training.methods import MethodParameters
 from workloads.training.technique import Technique
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.devices import device_spec
 from workloads.settings import setting
 from workloads.training.technique import Technique, Training
 
@@ -103,10 +104,10 @@ def refusals(job: JobDescription, otherwise: str) -> Iterator[Refusal]:
             reason=f"autocast computes products in {autocast}, and none is left in fp32",
             hint="leave one of the two out",
         )
-    if not job.on.can("matmul_precision"):
+    if not device_spec(job.device).can("matmul_precision"):
         yield Refusal(
             setting="matmul_precision",
-            reason=f"{job.on.title} does not know PyTorch's matmul precision",
+            reason=f"{device_spec(job.device).title} does not know PyTorch's matmul precision",
             hint=otherwise,
             unsupported=True,
         )

@@ -4,7 +4,7 @@ the card, and the worker has the card that it was given.
 Skipped where there is no card. On a machine that has one (`--extras quant,gpu,dev` of the kit that
 brings Nightgrid to a machine without a registry, then in its checkout):
 
-    python -m pytest tests/workloads/test_real_card.py -v
+    python -m pytest tests/workloads/devices/test_real_card.py -v
 
 ``NIGHTGRID_TEST_CARD=cpu`` takes the host for a card, to try the test itself.
 """

@@ -15,7 +15,7 @@ from workloads import base, devices
 from workloads.devices.base import Device
 from workloads.devices.cuda import expandable_segments
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 #: Messages as the backends write them, and the class each stands for (None: not one of ours).
 TEXTS = [
@@ -299,7 +299,8 @@ def test_a_process_of_a_gang_sees_its_gang() -> None:
 def test_environments_are_known_without_torch() -> None:
     """An executor asks what to set before the process that imports torch exists."""
     code = (
-        "import sys\nfrom workloads import devices, precision, registry\n"
+        "import sys\nfrom workloads import devices, registry\n"
+        "from workloads.models import precision\n"
         "[devices.environment_for(n, 0) for n in ('cpu', 'cuda', 'hpu')]\n"
         "precision.table()\nsys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
