@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +143,4 @@ def _bytes(about: Mapping[str, Any]) -> int:
     shapes, kinds = about.get("Input Dims", ()), about.get("Input type", ())
     if not shapes or not kinds or kinds[0] not in _BYTES:
         return 0
-    count = 1
-    for size in shapes[0]:
-        count *= size
-    return count * _BYTES[kinds[0]]
+    return math.prod(shapes[0]) * _BYTES[kinds[0]]

@@ -242,47 +242,38 @@ def _random(name: str) -> ModelEntry:
 
 def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
     if (index := read_pipeline_index(path)) is not None:
-        return ModelEntry(
-            name=name,
-            kind="directory",
-            location=str(path.resolve()),
-            random_weights=bool(index.get("random_weights")),
-            checkpoint=kind_of_pipeline(index),
-        )
+        return _entry(name, "directory", str(path.resolve()), index, pipeline=True)
     config = read_config(path)
     if weights:
         weight_files(path, protected=True)
-    if is_original(config):
-        sizes_of(config)  # a layout that engines can have in the form they load
-    return ModelEntry(
-        name=name,
-        kind="directory",
-        location=str(path.resolve()),
-        random_weights=bool(config.get("random_weights")),
-        checkpoint=kind_of(config),
-    )
+    return _entry(name, "directory", str(path.resolve()), config)
 
 
 def _hub(name: str) -> ModelEntry:
     snapshot = hub.cached_snapshot(name)
     index = read_pipeline_index(snapshot) if snapshot else None
     config = index or (read_config(snapshot) if snapshot else hub.fetch_config(name))
-    if is_pipeline_index(config):
-        return ModelEntry(
-            name=name,
-            kind="hub",
-            location=str(snapshot) if snapshot else name,
-            random_weights=bool(config.get("random_weights")),
-            checkpoint=kind_of_pipeline(config),
-        )
-    if is_original(config):
+    location = str(snapshot) if snapshot else name
+    return _entry(name, "hub", location, config, pipeline=is_pipeline_index(config))
+
+
+def _entry(
+    name: str,
+    kind: Literal["directory", "hub"],
+    location: str,
+    config: Mapping[str, Any],
+    *,
+    pipeline: bool = False,
+) -> ModelEntry:
+    """The entry of a checkpoint by its config.json, or of a pipeline by its model_index.json."""
+    if not pipeline and is_original(config):
         sizes_of(config)  # a layout that engines can have in the form they load
     return ModelEntry(
         name=name,
-        kind="hub",
-        location=str(snapshot) if snapshot else name,
+        kind=kind,
+        location=location,
         random_weights=bool(config.get("random_weights")),
-        checkpoint=kind_of(config),
+        checkpoint=kind_of_pipeline(config) if pipeline else kind_of(config),
     )
 
 

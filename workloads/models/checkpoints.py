@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -350,7 +351,7 @@ def _open_safetensors(file: Path) -> Shard:
             part = handle.get_slice(name)
             dtype = _SAFETENSORS_TYPES.get(part.get_dtype(), str(part.get_dtype()).lower())
             shape = tuple(part.get_shape())
-            described[name] = (shape, dtype, _size(shape, dtype))
+            described[name] = (shape, dtype, math.prod(shape) * _TYPE_BYTES.get(dtype, 1))
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
     return Shard(file, described, handle.get_tensor)
@@ -391,43 +392,36 @@ _SAFETENSORS_TYPES = {
 _TYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
-def _size(shape: tuple[int, ...], dtype: str) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count * _TYPE_BYTES.get(dtype, 1)
-
-
 class ShardWriter:
     """Writes tensors into safetensors files of at most ``shard_bytes``, and their index."""
 
     def __init__(self, directory: Path, shard_bytes: int) -> None:
         self._directory, self._limit = directory, shard_bytes
-        self._held: dict[str, torch.Tensor] = {}
-        self._held_bytes = 0
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = 0
         self._shards: list[list[str]] = []
         self.total_bytes = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take one tensor, which must own its memory (a view would keep a whole file alive)."""
         size = tensor.numel() * tensor.element_size()
-        if self._held and self._held_bytes + size > self._limit:
+        if self._pending and self._pending_bytes + size > self._limit:
             self._flush()
-        self._held[name] = tensor
-        self._held_bytes += size
+        self._pending[name] = tensor
+        self._pending_bytes += size
         self.total_bytes += size
 
     def _flush(self) -> None:
         from safetensors.torch import save_file
 
         file = self._directory / f"shard-{len(self._shards)}.safetensors"
-        save_file(self._held, file, metadata={"format": "pt"})
-        self._shards.append(list(self._held))
-        self._held, self._held_bytes = {}, 0
+        save_file(self._pending, file, metadata={"format": "pt"})
+        self._shards.append(list(self._pending))
+        self._pending, self._pending_bytes = {}, 0
 
     def finish(self) -> list[str]:
         """Write what is left and the index; the names of the weight files."""
-        if self._held:
+        if self._pending:
             self._flush()
         count = len(self._shards)
         if count == 1:

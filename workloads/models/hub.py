@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import DataMissing
+from workloads.data.datasets import find_dataset
 from workloads.models.checkpoints import PIPELINE_INDEX, read_pipeline_index, weight_files
 from workloads.util import files
 
@@ -108,10 +109,8 @@ def fetch_config(model_id: str) -> dict[str, Any]:
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
         )
     repository, revision = split(model_id)
-    at, token = (
-        f"{endpoint()}/{repository}/resolve/{revision or 'main'}",
-        os.environ.get("HF_TOKEN"),
-    )
+    at = f"{endpoint()}/{repository}/resolve/{revision or 'main'}"
+    token = os.environ.get("HF_TOKEN")
     outcome = configuration_at(f"{at}/config.json", token)
     if outcome == NO_CONFIG:
         pipeline = configuration_at(f"{at}/{PIPELINE_INDEX}", token)
@@ -244,39 +243,27 @@ class Revisions:
         self.notes[text] = None
 
     def model(self, name: str) -> str:
-        """``pinned_model`` with these commits."""
-        return pinned_model(name, self)
+        """``org/name`` or ``org/name@REVISION`` with the commit that it means now; another name of
+        a model, that of a directory that is here among them, as it is.
+
+        Raises:
+            DataMissing: neither the hub nor the local cache knows it.
+        """
+        if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
+            return name
+        repository, revision = split(name)
+        return f"{repository}@{self.of('models', repository, revision)}"
 
     def dataset(self, name: str, revision: str) -> str:
-        """``pinned_revision`` with these commits."""
-        return pinned_revision(name, revision, self)
+        """The commit that a revision of a dataset of the hub means now; that of another dataset as
+        it is.
 
-
-def pinned_model(name: str, known: Revisions | None = None) -> str:
-    """``org/name`` or ``org/name@REVISION`` with the commit that it means now, or that is
-    ``known``; another name of a model, that of a directory that is here among them, as it is.
-
-    Raises:
-        DataMissing: neither the hub nor the local cache knows it.
-    """
-    if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
-        return name
-    repository, revision = split(name)
-    return f"{repository}@{(known or Revisions()).of('models', repository, revision)}"
-
-
-def pinned_revision(dataset: str, revision: str, known: Revisions | None = None) -> str:
-    """The commit that a revision of a dataset of the hub means now; that of another dataset as it
-    is.
-
-    Raises:
-        DataMissing: neither the hub nor the local cache knows it.
-    """
-    from workloads.data.datasets import find_dataset
-
-    if not is_hub_id(dataset) or find_dataset(dataset).kind != "hub":
-        return revision
-    return (known or Revisions()).of("datasets", dataset, revision)
+        Raises:
+            DataMissing: neither the hub nor the local cache knows it.
+        """
+        if not is_hub_id(name) or find_dataset(name).kind != "hub":
+            return revision
+        return self.of("datasets", name, revision)
 
 
 def commit_of(
@@ -300,10 +287,10 @@ def commit_of(
         answer = configuration_at(url, os.environ.get("HF_TOKEN"))
         if isinstance(answer, dict) and COMMIT.fullmatch(str(answer.get("sha", ""))):
             return str(answer["sha"])
-        said = "answers without a commit" if isinstance(answer, dict) else answer
-        if said == NO_CONFIG:
+        answered = "answers without a commit" if isinstance(answer, dict) else answer
+        if answered == NO_CONFIG:
             raise DataMissing(f"{what}: {endpoint()} has no {kind[:-1]} of this name and revision")
-        why = f"{endpoint()} {said}"
+        why = f"{endpoint()} {answered}"
     cached = next(_cached(kind, repository, revision), None)
     if cached is None:
         raise DataMissing(f"{what} is not in the local cache ({cache_directory()}), and {why}")

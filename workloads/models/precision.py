@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -313,10 +314,7 @@ def logical_count(tensor: torch.Tensor) -> int:
     """Number of weights that a tensor stands for, however they are packed."""
     state = getattr(tensor, "quant_state", None)
     if state is not None:
-        count = 1
-        for size in state.shape:
-            count *= int(size)
-        return count
+        return math.prod(map(int, state.shape))
     return int(tensor.numel())
 
 

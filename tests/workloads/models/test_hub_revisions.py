@@ -22,7 +22,7 @@ from orchestrator.results import paths
 from workloads.base import DataMissing
 from workloads.data.datasets import Reading, load_dataset
 from workloads.models import hub as client
-from workloads.models.hub import commit_of, pinned_model
+from workloads.models.hub import Revisions, commit_of
 from workloads.models.loading import allowed, open_model, permitted
 
 GRID = """\
@@ -98,28 +98,32 @@ def test_without_a_hub_the_cache_tells_the_commit(
     """Where the hub is not to be asked, or cannot be reached; a model that is not there is named
     with the place that was looked in."""
     commit = hub.commit("models", "org/tiny", model_files(8))
-    open_model(pinned_model("org/tiny"))
+    open_model(Revisions().model("org/tiny"))
     asked = len(hub.asked)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert pinned_model("org/tiny") == pinned_model(f"org/tiny@{commit}") == f"org/tiny@{commit}"
+    assert (
+        Revisions().model("org/tiny")
+        == Revisions().model(f"org/tiny@{commit}")
+        == f"org/tiny@{commit}"
+    )
     assert {job.model for job in planned(tmp_path, "org/tiny")} == {f"org/tiny@{commit}"}
     for missing in ("org/other", "org/tiny@v2"):
         with pytest.raises(DataMissing, match=rf"{missing} is not in the local cache .*OFFLINE"):
-            pinned_model(missing)
+            Revisions().model(missing)
     assert len(hub.asked) == asked
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     client.configuration_at.cache_clear()
-    assert pinned_model("org/tiny") == f"org/tiny@{commit}"
+    assert Revisions().model("org/tiny") == f"org/tiny@{commit}"
     with pytest.raises(DataMissing, match=r"not in the local cache .* cannot be reached"):
-        pinned_model("org/other")
+        Revisions().model("org/other")
 
 
 def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Path) -> None:
     """The hub is asked for the commit alone. An answer that is too long is called so, not torn."""
     files = dict.fromkeys((f"{number:064}" for number in range(16_000)), b"")
     commit = hub.commit("models", "org/large", files | {"config.json": b" " * (1 << 20) + b"{}"})
-    assert pinned_model("org/large") == f"org/large@{commit}"
+    assert Revisions().model("org/large") == f"org/large@{commit}"
     with pytest.raises(DataMissing, match="answers with more than 1 MiB"):
         client.fetch_config("org/large")
 
@@ -177,7 +181,7 @@ def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
 ) -> None:
     """The plan says in a note which commit the cache gave; what is not here is refused as ever."""
     commit = hub.commit("models", "org/tiny", model_files(8))
-    open_model(pinned_model("org/tiny"))
+    open_model(Revisions().model("org/tiny"))
     file = tmp_path / "grid.yaml"
     file.write_text(GRID.format(model="org/tiny", dataset="advertisegen-synthetic"))
     for status in (401, 403, 407, 429, 500, 503):
@@ -188,7 +192,7 @@ def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
         (note,) = grid.notes
         assert f"org/tiny is {commit[:7]} by the local cache" in note and str(status) in note
         with pytest.raises(DataMissing, match=rf"org/other is not in the local cache .*{status}"):
-            pinned_model("org/other")
+            Revisions().model("org/other")
 
 
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
