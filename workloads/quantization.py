@@ -44,13 +44,19 @@ from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.catalog import known_config
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.models.precision import (
+    RANGES_NOTE,
+    Ranges,
+    forget_ranges,
+    measure_ranges,
+    use_ranges,
+)
 from workloads.models.products import origin_by, save_trained
 from workloads.models.random_weights import PREFIX
 from workloads.models.rules import is_protected, linear_shapes, saving_refusals
 from workloads.registry import WorkloadSpec, find_workload, task_for
 from workloads.rules import refusals
 from workloads.settings import setting
-from workloads.static_activations import NOTED, Ranges, forget_ranges, measure_ranges, use_ranges
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples, padded, split
 from workloads.training.methods import SAVE_MODEL
 
@@ -479,7 +485,7 @@ def _origin(
         **origin_by(request),
         "quantization": how,
         "precision": PRECISION[parameters.numbers],
-        **({NOTED: ranges} if ranges else {}),
+        **({RANGES_NOTE: ranges} if ranges else {}),
     }
 
 

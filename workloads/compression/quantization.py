@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import Unsupported
 from workloads.data.cache import cache_root
-from workloads.static_activations import watch
+from workloads.models.precision import watch_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ def mean_outputs(
         sums[name] = sums.get(name, 0) + total  # type: ignore[operator]
         rows[name] = rows.get(name, 0) + given[..., 0].numel()
 
-    watch(model, layers, texts, device, add)
+    watch_inputs(model, layers, texts, device, add)
     found = {}
     for name, total in sums.items():
         layer = layers[name]

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads import static_activations
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.environment import variables
-from workloads.models import encryption, hub, random_weights, rules
+from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.chatglm3 import conversion
 from workloads.models.chatglm3.conversion import Layout
@@ -338,7 +337,7 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
         loaded = loader.from_pretrained(
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
-        return static_activations.restore_ranges(loaded, Path(source.path))
+        return precision.restore_ranges(loaded, Path(source.path))
     except OSError as error:
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
     except ImportError as error:  # a quantised checkpoint names its library
