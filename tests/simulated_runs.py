@@ -117,7 +117,6 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
         wait_for_nodes_s=draw(st.sampled_from([0.0, 60.0])),
         breaker_failures=draw(st.sampled_from([2, 5, 10_000])),
         finish_running=draw(st.booleans()),
-        urgency=draw(st.sampled_from([0.0, 1.5, 5.0, 100.0])),
         work_until=draw(st.one_of(st.just(inf), st.floats(0, 4000))),
         stop_s=draw(st.sampled_from([0.0, 30.0])),
         stop_patience_s=draw(st.sampled_from([0.0, 120.0])),

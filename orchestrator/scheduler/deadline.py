@@ -215,7 +215,7 @@ class Deadline:
         self._ledger.work_until = work_until
         self._latest.move(work_until)
         for pool in self._pools.values():
-            pool.assigner.gangs.work_until = work_until
+            pool.placement.work_until = work_until
             pool.cards.touch_all()  # more may fit, or less
 
     def give_up_late(self) -> Iterator[Command]:
@@ -240,7 +240,7 @@ class Deadline:
                 continue
             if record.phase is Phase.WAITING:
                 pending = self._pools[record.job.accelerator].pending
-                pending.reckon_anew(record, self._learning.expect)
+                pending.reestimate(record, self._learning.expect)
             else:
                 self._learning.expect(record)
             self._latest.changed(record)

@@ -8,7 +8,7 @@ every one is ready. Workers that are started without a lease serve one-card jobs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.core.events import Command, RunAttempt, StartWorker, StopWorker
@@ -264,15 +264,3 @@ class Leases:
         self.workers[worker.worker_id] = worker
         self.starting += 1
         return worker
-
-
-def rest_s(worker: Worker, now: float, start_s: float) -> float:
-    """Seconds until a worker should be free."""
-    if worker.state is WorkerState.STARTING:
-        return abs(worker.started_at + start_s - now)
-    return worker.slot.free_in(now)
-
-
-def spare_s(workers: Mapping[str, Worker], now: float, horizon_s: float, start_s: float) -> float:
-    """Worker-seconds that ``workers`` have left within the next ``horizon_s``."""
-    return sum(max(0.0, horizon_s - rest_s(worker, now, start_s)) for worker in workers.values())

@@ -10,7 +10,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.core.topology import Card, Node, legal_card_sets
 from orchestrator.scheduler.leases import Lease, Leases
-from orchestrator.scheduler.placement import Assigner
+from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.queues import PendingJobs
 from orchestrator.scheduler.state import CardPool, JobRecord, Phase, ScheduleSettings, Slot
 
@@ -27,13 +27,10 @@ class Pool:
     ) -> None:
         self.cards = CardPool(kind)
         replicated = any(record.draw is not None for record in records)
-        self.pending = PendingJobs(
-            ordered=any(not record.first for record in records),
-            seed=settings.seed if replicated else None,
-        )
+        self.pending = PendingJobs(seed=settings.seed if replicated else None)
         self.pending.load([record for record in records if record.phase is Phase.WAITING])
         self.leases = Leases(self.cards, self.pending, settings)
-        self.assigner = Assigner(self.cards, self.pending, self.leases, settings)
+        self.placement = Placement(self.cards, self.pending, self.leases, settings)
         self.records = records
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
@@ -62,7 +59,7 @@ class Pool:
     def withdraw(self, record: JobRecord, reason: str) -> Iterator[Command]:
         """Take a job out of wherever it waits, its workers still starting included."""
         if record.reservation is not None:
-            self.assigner.gangs.release(record.reservation)
+            self.placement.release(record.reservation)
         elif record.phase is Phase.WAITING:
             self.pending.take(record)
         elif record.phase is Phase.LEASED:
@@ -142,7 +139,7 @@ class Pool:
         reservations = {slot.reservation for slot in slots if slot.reservation is not None}
         self.cards.leave(node_id)
         for reservation in sorted(reservations, key=lambda r: r.record.order):
-            self.enqueue(self.assigner.gangs.release(reservation))
+            self.enqueue(self.placement.release(reservation))
         lost: dict[str, Lease] = {}
         for slot in slots:
             slot.quarantined = slot.quarantined or "its node is gone"
@@ -235,7 +232,7 @@ class Pool:
 
     def _release_reservation(self, slot: Slot) -> None:
         if slot.reservation is not None:
-            self.enqueue(self.assigner.gangs.release(slot.reservation))
+            self.enqueue(self.placement.release(slot.reservation))
 
     def _most_avoidable(self, record: JobRecord) -> int:
         """Count the places where the job failed, newest first, that can be avoided and still leave

@@ -18,11 +18,11 @@ to a card that it has not been on, where there is one.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right, insort
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import nlargest
 from itertools import islice
 from math import inf
 
@@ -44,14 +44,8 @@ def replicated_cells(jobs: Iterable[Job]) -> frozenset[str]:
     return frozenset(job.cell_id for job in jobs if job.replicate > 1)
 
 
-#: The job's duration, or the place drawn for it; then the batch size, the order and the token.
-_Entry = tuple[float, int, int, int, JobRecord]
-
-#: Jobs that are considered for one card where some suit it better than others.
+#: Jobs, or buckets, that are considered for one card where some suit it better than others.
 LOOK_AHEAD = 32
-
-#: Places of the lists whose order is drawn.
-_DRAWN = (1, 3)
 
 
 class DurationQueue:
@@ -59,115 +53,72 @@ class DurationQueue:
     ones: smaller batch first (its failure prunes the larger)."""
 
     def __init__(self) -> None:
-        #: Firsts by duration, firsts as drawn, and the others alike; each ascending, and may hold
-        #: void entries.
-        self._entries: tuple[list[_Entry], ...] = ([], [], [], [])
-        self._length = 0
+        #: Firsts by duration, firsts as drawn, and the others alike; each ascending.
+        self._lists: tuple[list[JobRecord], ...] = ([], [], [], [])
         self.firsts = 0  # how many are firsts
         self.work_s = 0.0  # sum of durations
 
     def __len__(self) -> int:
-        return self._length
+        return sum(map(len, self._lists))
 
     def push(self, record: JobRecord) -> None:
         """Add one job."""
-        insort(self._entries[_place(record)], self._enter(record))
+        insort(self._list_of(record), record, key=_rank)
+        self._count(record, 1)
 
     def extend(self, records: Iterable[JobRecord]) -> None:
         """Add many at once, at the cost of one sort."""
         for record in records:
-            self._entries[_place(record)].append(self._enter(record))
-        for entries in self._entries:
-            entries.sort()
+            self._list_of(record).append(record)
+            self._count(record, 1)
+        for records_of_kind in self._lists:
+            records_of_kind.sort(key=_rank)
 
     def discard(self, record: JobRecord) -> None:
-        """Take a job out wherever it is; its entry is dropped when it surfaces."""
-        if record.queue is not self:
+        """Take a job out, wherever it is."""
+        records = self._list_of(record)
+        at = bisect_left(records, _rank(record), key=_rank)
+        if at == len(records) or records[at] is not record:
             raise ValueError(f"{record.job_id} does not wait in this queue")
-        record.queue = None
-        record.token += 1
-        self._length -= 1
-        self.firsts -= record.first
-        self.work_s = self.work_s - record.duration if self._length else 0.0
+        del records[at]
+        self._count(record, -1)
 
     def longest(self) -> JobRecord | None:
         """The longest job, or the next as drawn, left where it is."""
-        for entries in self._entries:
-            record = _live(entries, len(entries) - 1)
-            if record is not None:
-                return record
-        return None
+        return next((records[-1] for records in self._lists if records), None)
 
     def longest_within(self, seconds: float, cards: Iterable[Card] = ()) -> JobRecord | None:
         """The longest job of at most ``seconds``, left where it is; of replicates the next one,
         if possible one that has not been on any of these cards."""
-        for place, entries in enumerate(self._entries):
-            if place in _DRAWN:
-                record = _next_drawn(entries, seconds, cards)
-            else:
-                record = _live(entries, bisect_right(entries, seconds, key=_first_field) - 1)
-            if record is not None:
-                return record
+        for timed, drawn_ones in (self._lists[:2], self._lists[2:]):
+            if at := bisect_right(timed, seconds, key=_duration):
+                return timed[at - 1]
+            short = (record for record in reversed(drawn_ones) if record.duration <= seconds)
+            few = list(islice(short, LOOK_AHEAD))
+            if few:
+                new = (record for record in few if record.cell_cards.isdisjoint(cards))
+                return next(new, few[0])
         return None
 
     def shortest_within(self, seconds: float) -> JobRecord | None:
         """The shortest job if it is of at most ``seconds``, left where it is."""
-        for place, entries in enumerate(self._entries):
-            if place in _DRAWN:
-                live = [record for *_, token, record in entries if token == record.token]
-                shortest_one = min(live, key=_duration, default=None)
-                if shortest_one is not None and shortest_one.duration <= seconds:
-                    return shortest_one
-                continue
-            while entries and entries[0][0] <= seconds:
-                shortest = entries[0][0]
-                record = _live(entries, bisect_right(entries, shortest, key=_first_field) - 1)
-                if record is not None:
-                    return record
+        for records in self._lists:
+            record = min(records, key=_duration, default=None) if records else None
+            if record is not None and record.duration <= seconds:
+                return record
         return None
 
-    def _enter(self, record: JobRecord) -> _Entry:
-        record.token += 1
-        record.queue = self
-        self._length += 1
-        self.firsts += record.first
-        self.work_s += record.duration
-        place = record.duration if record.draw is None else record.draw
-        return (place, -record.batch_size, -record.order, record.token, record)
+    def _list_of(self, record: JobRecord) -> list[JobRecord]:
+        return self._lists[2 * (not record.first) + (record.draw is not None)]
+
+    def _count(self, record: JobRecord, sign: int) -> None:
+        self.firsts += sign * record.first
+        self.work_s = max(0.0, self.work_s + sign * record.duration) if len(self) else 0.0
 
 
-def _live(entries: list[_Entry], at: int) -> JobRecord | None:
-    """The job at this place or the nearest before it; void entries on the way are dropped."""
-    while at >= 0 and entries[at][3] != entries[at][4].token:
-        entries.pop(at)
-        at -= 1
-    return entries[at][4] if at >= 0 else None
-
-
-def _next_drawn(entries: list[_Entry], seconds: float, cards: Iterable[Card]) -> JobRecord | None:
-    """The next job as drawn that is short enough; of the next few one that is new to the cards."""
-    first: JobRecord | None = None
-    looked = 0
-    for at in range(len(entries) - 1, -1, -1):
-        *_, token, record = entries[at]
-        if token != record.token:
-            entries.pop(at)
-        elif record.duration <= seconds:
-            first = first or record
-            looked += 1
-            if not any(card in record.cell_cards for card in cards):
-                return record
-            if looked == LOOK_AHEAD:
-                break
-    return first
-
-
-def _place(record: JobRecord) -> int:
-    return 2 * (not record.first) + (record.draw is not None)
-
-
-def _first_field(entry: _Entry) -> float:
-    return entry[0]
+def _rank(record: JobRecord) -> tuple[float, int, int]:
+    place = record.duration if record.draw is None else record.draw
+    return (place, -record.batch_size, -record.order)
 
 
 def _duration(record: JobRecord) -> float:
@@ -188,149 +139,75 @@ class Bucket:
     draw: float = 0.0  # its place among the buckets of a run with replicates
     queue: DurationQueue = field(default_factory=DurationQueue)
     workers: dict[str, Worker] = field(default_factory=dict)
-    starting: int = 0  # of the workers
+    starting: int = 0  # of the workers; each will take a job
 
     @property
-    def demand_s(self) -> float:
-        """Time that its jobs would take with one more worker."""
-        return self.queue.work_s / (len(self.workers) + 1)
+    def is_short(self) -> bool:
+        """Return whether it has more jobs than workers that are starting for them."""
+        return len(self.queue) > self.starting
 
-
-class _LazyMaxHeap:
-    """The bucket with the largest value, where values change often."""
-
-    def __init__(self, value: Callable[[Bucket], float | None]) -> None:
-        self._value = value  # None: not a candidate
-        self._heap: list[tuple[float, int, Bucket]] = []
-        self._count = 0
-        self._limit = 64
-
-    def update(self, bucket: Bucket) -> None:
-        value = self._value(bucket)
-        if value is not None:
-            self._count += 1
-            heappush(self._heap, (-value, self._count, bucket))
-        if len(self._heap) > self._limit:
-            self._compact()
-
-    def top(self) -> Bucket | None:
-        while self._heap:
-            value, _, bucket = self._heap[0]
-            if self._value(bucket) == -value:
-                return bucket
-            heappop(self._heap)
-        return None
-
-    def _compact(self) -> None:
-        """Drop what is out of date, so that the heap grows with the buckets, not the decisions."""
-        live = {id(entry[2]): entry for entry in self._heap if self._value(entry[2]) == -entry[0]}
-        self._heap = list(live.values())
-        heapify(self._heap)
-        self._limit = 64 + 4 * len(self._heap)
-
-
-def _demand(bucket: Bucket) -> float | None:
-    spoken_for = bucket.starting  # each worker that is starting will take a job
-    return bucket.demand_s if len(bucket.queue) > spoken_for else None
-
-
-def _unheld_work(bucket: Bucket) -> float | None:
-    return bucket.queue.work_s if len(bucket.queue) and not bucket.workers else None
-
-
-def _draw(bucket: Bucket) -> float | None:
-    return bucket.draw if len(bucket.queue) and not bucket.workers else None
-
-
-def _firsts(bucket: Bucket) -> float | None:
-    return _demand(bucket) if bucket.queue.firsts > bucket.starting else None
+    @property
+    def urgency(self) -> tuple[float, bool, float]:
+        """Sort key of buckets for one more worker: as drawn, then firsts, then the time that the
+        jobs would take with one more worker."""
+        draw = 0.0 if self.workers else self.draw
+        firsts = self.queue.firsts > self.starting
+        return (draw, firsts, self.queue.work_s / (len(self.workers) + 1))
 
 
 class PendingJobs:
     """Every waiting job for one kind of accelerator."""
 
-    def __init__(self, *, ordered: bool = False, seed: int | None = None) -> None:
+    def __init__(self, *, seed: int | None = None) -> None:
         self.seed = seed  # draws the order of a run that has replicates; None: it has none
         self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
-        self.buckets: dict[str, Bucket] = {}
-        self.staff: dict[str, Worker] = {}  # every worker that serves some bucket
-        self.starting = 0  # of the staff
-        self.particular: dict[int, dict[str, JobRecord]] = {}  # by width, then job id
-        self._apart_s: defaultdict[int, float] = defaultdict(float)  # durations of these, by width
-        self.card_seconds = 0.0  # of all that wait here
-        self.single_work_s = 0.0  # of the warm buckets
-        self.work_s_of: defaultdict[int, float] = defaultdict(float)  # the same by replicate
-        self.arrived: list[Bucket] = []  # buckets with new jobs since they were last looked at
-        self.firsts = 0  # in the queues
-        self.ordered = ordered  # whether some of the jobs are no firsts
-        self.firsts_s = 0.0  # card-seconds of theirs
-        self.too_much = False  # more than there is time for: short jobs go first
-        self._by_firsts = _LazyMaxHeap(_firsts)
-        self._by_demand = _LazyMaxHeap(_demand)
-        self._unheld = _LazyMaxHeap(_unheld_work)
-        self._drawn: dict[int, _LazyMaxHeap] = {}  # buckets that no worker serves, by replicate
-        self._singles: list[tuple[bool, float, int, int, JobRecord]] = []  # longest first
+        self.buckets: dict[str, Bucket] = {}  # those with jobs or workers
+        #: By width, the jobs that must avoid some card, in the order in which they came.
+        self.particular: dict[int, dict[str, JobRecord]] = {}
+        self.card_seconds = 0.0  # of all that wait
+        self.firsts = 0
+        self.firsts_s = 0.0  # their card-seconds
+        self.too_much = False  # not all can be measured before the deadline
 
-    def load(self, records: Iterable[JobRecord]) -> None:
-        """Add the jobs that a run starts with."""
-        grouped: dict[tuple[int, str], list[JobRecord]] = {}
+    def load(self, records: Sequence[JobRecord]) -> None:
+        """Add the jobs that wait from the beginning."""
+        groups: dict[tuple[int, str], list[JobRecord]] = {}
         for record in records:
-            key = "" if record.width > 1 else self._bucket_key(record)
-            grouped.setdefault((record.width, key), []).append(record)
-        for (width, _), group in grouped.items():
+            groups.setdefault((record.width, _bucket_key(record)), []).append(record)
+        for group in groups.values():
             self._queue_of(group[0]).extend(group)
             for record in group:
-                self._count_first(record, 1)
-            self.card_seconds += width * sum(record.duration for record in group)
-            if width == 1:
-                self._singles += map(_single, group)
-                self._changed(self._bucket_of(group[0]), arrived=True)
-                self._count_single(group[0], sum(record.duration for record in group))
-        heapify(self._singles)
+                self._count(record, 1)
 
-    def push(self, record: JobRecord, *, arrived: bool = True) -> None:
-        """Add one job; unless it has been here all along."""
-        self.card_seconds += record.width * record.duration
+    def push(self, record: JobRecord) -> None:
+        """Add one job."""
         if record.particular:
             self.particular.setdefault(record.width, {})[record.job_id] = record
-            self._apart_s[record.width] += record.duration
-            return
-        self._queue_of(record).push(record)
-        self._count_first(record, 1)
-        if record.width == 1:
-            heappush(self._singles, _single(record))
-            self._changed(self._bucket_of(record), arrived=arrived)
-            self._count_single(record, record.duration)
+        else:
+            self._queue_of(record).push(record)
+        self._count(record, 1)
 
     def take(self, record: JobRecord) -> JobRecord:
         """Remove a job from wherever it waits, and return it."""
-        self.card_seconds -= record.width * record.duration
-        apart = self.particular.get(record.width, {})
-        if record.job_id in apart:
-            del apart[record.job_id]
-            left_s = self._apart_s[record.width] - record.duration
-            self._apart_s[record.width] = left_s if apart else 0.0  # no rounding stays
-            return record
-        self._queue_of(record).discard(record)
-        self._count_first(record, -1)
-        if record.width == 1:
-            self._changed(self._bucket_of(record))
-            self._count_single(record, -record.duration)
+        if self.particular.get(record.width, {}).pop(record.job_id, None) is None:
+            self._queue_of(record).discard(record)
+            self._drop_if_empty(_bucket_key(record))
+        self._count(record, -1)
         return record
 
-    def reckon_anew(self, record: JobRecord, expect: Callable[[JobRecord], None]) -> None:
+    def reestimate(self, record: JobRecord, expect: Callable[[JobRecord], None]) -> None:
         """Let ``expect`` give a job that waits here another duration."""
         self.take(record)
         expect(record)
-        self.push(record, arrived=False)
-        if record.warm:
-            self._bucket_of(record).load_s = record.load_s
+        self.push(record)
+        if record.warm and record.width == 1 and not record.particular:
+            self.buckets[_bucket_key(record)].load_s = record.load_s
 
     def widths(self) -> list[int]:
-        """Widths of the gangs that wait, widest first."""
-        queued = {width for width, queue in self.gangs.items() if len(queue)}
-        queued |= {width for width, apart in self.particular.items() if width > 1 and apart}
-        return sorted(queued, reverse=True)
+        """Widths of the gangs that wait, that of the longest job first."""
+        waiting = {width for width, queue in self.gangs.items() if len(queue)}
+        waiting |= {width for width, apart in self.particular.items() if width > 1 and apart}
+        return sorted(waiting, key=lambda width: (self._turn_of(width), width), reverse=True)
 
     def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobRecord | None:
         """The job to run on these cards, of at most ``within_s``; those that must avoid some
@@ -341,8 +218,7 @@ class PendingJobs:
             if record.cold_s <= within_s and not any(map(record.avoids, cards)):
                 return record
         queue = self.gangs.get(width)
-        found = self.next_of(queue, within_s, cards) if queue is not None else None
-        return self._in_turn(found)
+        return self.next_of(queue, within_s, cards) if queue is not None else None
 
     def next_of(
         self, queue: DurationQueue, within_s: float, cards: Iterable[Card] = ()
@@ -356,86 +232,59 @@ class PendingJobs:
     def candidates(self, width: int, within_s: float = inf) -> list[JobRecord]:
         """The gangs of this width to look at, in the order of ``best_for``."""
         apart = islice(self.particular.get(width, {}).values(), LOOK_AHEAD)
-        found = [record for record in apart if record.duration <= within_s]
+        gangs = [record for record in apart if record.duration <= within_s]
         queue = self.gangs.get(width)
-        gang = self._in_turn(self.next_of(queue, within_s)) if queue is not None else None
-        return found if gang is None else [*found, gang]
+        gang = self.next_of(queue, within_s) if queue is not None else None
+        return gangs if gang is None else [*gangs, gang]
 
-    def _in_turn(self, gang: JobRecord | None) -> JobRecord | None:
-        """Return the gang unless it must wait. Before a deadline, while there are firsts, a gang
-        that is none of them would take their cards, since gangs go before one-card jobs."""
-        held = gang is not None and gang.cautious and not gang.first and self.firsts
-        return None if held else gang
+    def is_turn_of(self, width: int) -> bool:
+        """Return whether the next gang of this width comes before every one-card job."""
+        singles = (bucket.queue.longest() for bucket in self.buckets.values())
+        return self._turn_of(width) >= max(map(_turn, singles), default=(False, 0.0))
 
-    def gang_work(self, width: int) -> float:
-        """Card-seconds of the gangs of this width that wait, also of those that avoid cards."""
-        queue = self.gangs.get(width)
-        return width * (self._apart_s[width] + (queue.work_s if queue is not None else 0.0))
+    def waits_for_firsts(self, width: int) -> bool:
+        """Return whether there are firsts, and the gangs of this width are none."""
+        return self.firsts > 0 and not self._turn_of(width)[0]
 
-    def longest_single(self) -> JobRecord | None:
-        """The longest one-card job, whatever its key."""
-        heap = self._singles
-        while heap and (heap[0][3] != heap[0][4].token or heap[0][4].queue is None):
-            heappop(heap)
-        return heap[0][4] if heap else None
+    def _turn_of(self, width: int) -> tuple[bool, float]:
+        return max(map(_turn, self.candidates(width)), default=(False, 0.0))
 
-    def most_firsts(self) -> Bucket | None:
-        """The most demanding bucket with firsts that no starting worker will take."""
-        return self._by_firsts.top()
-
-    def most_demanding(self) -> Bucket | None:
-        """The bucket that would take longest even with one more worker."""
-        return self._by_demand.top()
-
-    def longest_unheld(self) -> Bucket | None:
-        """The largest bucket that no worker serves."""
-        return self._unheld.top()
-
-    def next_drawn(self) -> list[Bucket]:
-        """The next bucket of each replicate that no worker serves, in the order drawn; none in a
-        run without replicates."""
-        tops = (heap.top() for heap in self._drawn.values())
-        return sorted((top for top in tops if top is not None), key=lambda bucket: -bucket.draw)
+    def short_buckets(self) -> list[Bucket]:
+        """The buckets that may want another worker, the most urgent first."""
+        short = [bucket for bucket in self.buckets.values() if bucket.is_short]
+        return nlargest(LOOK_AHEAD, short, key=lambda bucket: bucket.urgency)
 
     def attach(self, worker: Worker, bucket: Bucket) -> None:
         """Count ``worker`` among those that serve ``bucket`` from now on."""
+        if worker.bucket is bucket:
+            return
         self.detach(worker)
         worker.bucket = bucket
-        bucket.workers[worker.worker_id] = self.staff[worker.worker_id] = worker
+        bucket.workers[worker.worker_id] = worker
         bucket.starting += worker.state is WorkerState.STARTING
-        self.starting += worker.state is WorkerState.STARTING
-        self._changed(bucket)
 
     def started(self, worker: Worker) -> None:
         """A worker is up; its state is still the old one."""
         if worker.bucket is not None:
             worker.bucket.starting -= 1
-            self.starting -= 1
-            self._changed(worker.bucket)
 
     def detach(self, worker: Worker) -> None:
         """The worker serves no bucket any more."""
         bucket = worker.bucket
         if bucket is not None:
-            del bucket.workers[worker.worker_id], self.staff[worker.worker_id]
+            del bucket.workers[worker.worker_id]
             bucket.starting -= worker.state is WorkerState.STARTING
-            self.starting -= worker.state is WorkerState.STARTING
             worker.bucket = None
-            self._changed(bucket)
+            self._drop_if_empty(bucket.key)
 
-    def some_buckets(self, first: Bucket | None) -> Iterator[Bucket]:
-        """Buckets of warm jobs worth a look for a gap: this one, then a few others."""
-        others = (self.most_demanding(), self.longest_unheld())
-        for bucket in (first, *others, *islice(self.buckets.values(), LOOK_AHEAD)):
-            if bucket is not None and bucket.key != FRESH and len(bucket.queue):
-                yield bucket
-
-    def _bucket_key(self, record: JobRecord) -> str:
-        return record.key if record.warm else FRESH
+    def _drop_if_empty(self, key: str) -> None:
+        bucket = self.buckets.get(key)
+        if bucket is not None and not len(bucket.queue) and not bucket.workers:
+            del self.buckets[key]
 
     def _bucket_of(self, record: JobRecord) -> Bucket:
         """The bucket of a job, made when it is new."""
-        key = self._bucket_key(record)
+        key = _bucket_key(record)
         bucket = self.buckets.get(key)
         if bucket is None:
             bucket = self.buckets[key] = Bucket(key, record.load_s)
@@ -449,29 +298,21 @@ class PendingJobs:
             return self.gangs.setdefault(record.width, DurationQueue())
         return self._bucket_of(record).queue
 
-    def _count_first(self, record: JobRecord, sign: int) -> None:
+    def _count(self, record: JobRecord, sign: int) -> None:
+        card_seconds = sign * record.width * record.duration
+        self.card_seconds += card_seconds
         if record.first:
             self.firsts += sign
-            self.firsts_s += sign * record.width * record.duration
-
-    def _count_single(self, record: JobRecord, seconds: float) -> None:
-        if record.warm:
-            self.single_work_s += seconds
-            self.work_s_of[record.job.replicate] += seconds
-
-    def _changed(self, bucket: Bucket, *, arrived: bool = False) -> None:
-        if arrived:
-            self.arrived.append(bucket)
-        self._by_demand.update(bucket)
-        if self.ordered:
-            self._by_firsts.update(bucket)
-        self._unheld.update(bucket)
-        if self.seed is not None and bucket.key != FRESH:
-            self._drawn.setdefault(bucket.replicate, _LazyMaxHeap(_draw)).update(bucket)
+            self.firsts_s += card_seconds
 
 
-def _single(record: JobRecord) -> tuple[bool, float, int, int, JobRecord]:
-    return (not record.first, -record.duration, record.order, record.token, record)
+def _bucket_key(record: JobRecord) -> str:
+    return record.key if record.warm else FRESH
+
+
+def _turn(record: JobRecord | None) -> tuple[bool, float]:
+    """Sort key of jobs that compete for cards: firsts first, and the longest first."""
+    return (record.first, record.duration) if record is not None else (False, 0.0)
 
 
 def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:

@@ -148,7 +148,7 @@ class Schedule:
     def remaining_s(self) -> float:
         """Estimated seconds until the end, from the work that is left, spread evenly."""
         return max(
-            (pool.assigner.gangs.remaining_s(self._ledger.now) for pool in self.pools.values()),
+            (pool.placement.remaining_s(self._ledger.now) for pool in self.pools.values()),
             default=0.0,
         )
 
@@ -330,7 +330,7 @@ class Schedule:
         if self._ledger.stopping:
             return
         for pool in self.pools.values():
-            look = yield from pool.assigner.assign(self._ledger.now)
+            look = yield from pool.placement.assign(self._ledger.now)
             if look is not None and (
                 self._next_look is None or self._next_look <= self._ledger.now
             ):

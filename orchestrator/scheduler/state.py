@@ -24,7 +24,7 @@ from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.leases import Lease
-    from orchestrator.scheduler.queues import Bucket, DurationQueue
+    from orchestrator.scheduler.queues import Bucket
 
 _ANY_MEASURE = MeasureSettings()
 
@@ -52,7 +52,6 @@ class ScheduleSettings:
         False  # whether a job has, in this very night: the surroundings are sound
     )
     finish_running: bool = True  # after StopRequested; a second request stops them too
-    urgency: float = 5.0  # a job goes before wider ones when less than so often its length is left
     work_until: float = inf  # the time of day by which the last attempt must have ended
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
@@ -110,8 +109,6 @@ class JobRecord:
     search: dict[int, Trial] | None = None  # of such a job: the sizes tried so far
     batch_size: int = 1  # of the next attempt
     purpose: Purpose = "measure"
-    queue: DurationQueue | None = None
-    token: int = 0  # of its newest entry in a queue; older ones are void
     reservation: Reservation | None = None
     key: str = field(init=False)
     width: int = field(init=False)  # cards
@@ -345,7 +342,6 @@ class CardPool:
         self.server_of: dict[str, Server] = {}  # by the id of a node
         self.vacant: dict[str, Server] = {}  # servers with a card that has no worker
         self.idle: dict[str, Worker] = {}  # on open cards that are not reserved
-        self.newly_idle: dict[str, Worker] = {}  # also on reserved ones
         self.dirty: dict[str, Server] = {}  # servers with a card that came open
         self.usable_cards = 0
         self.changed = False  # cards came or went for good
@@ -425,22 +421,16 @@ class CardPool:
             if not server.vacant:
                 self.vacant.pop(server_id, None)
         if worker is not None:
-            if is_open and worker.state is WorkerState.IDLE:
-                self.newly_idle[worker.worker_id] = worker
-                if slot.reservation is None:
-                    self.idle[worker.worker_id] = worker
-                else:
-                    self.idle.pop(worker.worker_id, None)
+            if is_open and worker.state is WorkerState.IDLE and slot.reservation is None:
+                self.idle[worker.worker_id] = worker
             else:
                 self.idle.pop(worker.worker_id, None)
-                self.newly_idle.pop(worker.worker_id, None)
         if is_open:
             self.dirty[server_id] = server
 
     def forget(self, worker: Worker) -> None:
         """A worker is gone."""
         self.idle.pop(worker.worker_id, None)
-        self.newly_idle.pop(worker.worker_id, None)
 
     def touch_all(self) -> None:
         """Look again at every server with an open card: a job came that may fit there."""

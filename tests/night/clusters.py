@@ -43,10 +43,7 @@ from workloads.devices.monitor.host import CardTelemetry
 if TYPE_CHECKING:
     from nights import Night
 
-#: The rare nights that show what a defence is good for were drawn with this urgency; runs with
-#: others are drawn in ``simulated_runs.py``.
-URGENCY = 1.5
-_HOW = ScheduleSettings(urgency=URGENCY)
+_HOW = ScheduleSettings()
 _MOST_LOOKS = 10_000
 #: Longer than the first workers take, one after the other; a quarantine ends after 300 s.
 SENSELESS_S = 120.0

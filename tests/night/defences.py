@@ -44,7 +44,7 @@ from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.leases import Leases
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.outcomes import Stops
-from orchestrator.scheduler.placement import Gangs
+from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Needs
 from orchestrator.scheduler.retry import Breaker
@@ -361,7 +361,7 @@ DEFENCES = (
         name="cards drained for gangs",
         first=7,
         without="starves: ",
-        take_away=_of(Gangs, "reserve", _no_commands),
+        take_away=_of(Placement, "_reserve", _no_commands),
     ),
     Defence(
         name="quarantine of cards",

@@ -25,7 +25,7 @@ from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
 from stores import DiskStore, MemoryStore, Promises, row_of
 
-from clusters import URGENCY, NightCluster, NightExecutor
+from clusters import NightCluster, NightExecutor
 from orchestrator.core.errors import StoreFull, StoreLocked
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Job, State
@@ -359,10 +359,9 @@ class Night:
 
     def _settings(self) -> ScheduleSettings:
         if self.shape.ends_after_s is None:
-            return ScheduleSettings(urgency=URGENCY)
+            return ScheduleSettings()
         begins = self.wall() if self.shape.budget else EPOCH_S
         return ScheduleSettings(
-            urgency=URGENCY,
             work_until=begins + self.shape.ends_after_s,
             follow_clock=not self.shape.budget,
         )

@@ -144,18 +144,6 @@ def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> 
     assert cluster.run_of(goes).cards[0].node_id == "n1"
 
 
-def test_a_model_is_not_given_a_worker_that_a_busy_one_makes_needless() -> None:
-    """Another model's job of two seconds waits for the worker that is free in two, though a
-    card stands empty: a new worker takes eight to start."""
-    jobs = [job("a"), job("b", model="b")]
-    cluster = Cluster(planned(*jobs), estimates=Fixed(run_s=2, load_s=0.1), max_starting=1)
-    cluster.join(node(cards=2))
-    cluster.ready()
-    assert not cluster.starting
-    cluster.ends(cluster.only(), took=2)
-    assert cluster.running and not cluster.starting
-
-
 def test_a_job_does_not_wait_for_a_worker_that_overruns() -> None:
     """Left to a busy worker because that is sooner; when it is not, another is started."""
     estimates = Fixed(load_s=0.1, by_name={"a": 4.0, "b": 2.0})

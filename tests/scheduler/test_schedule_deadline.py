@@ -195,7 +195,7 @@ def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
     cluster.stopped()
     cluster.ready()
     cluster.ends(cluster.run_of("a"), took=80)
-    [reserved] = [p.assigner.gangs.reservations for p in cluster.schedule.pools.values()]
+    [reserved] = [p.placement.reservations for p in cluster.schedule.pools.values()]
     assert [r.record.job.dataset for r in reserved.values()] == ["gang"]
     assert [run.attempt.job.dataset for run in cluster.running.values()] == ["c"]
     cluster.tick(101)

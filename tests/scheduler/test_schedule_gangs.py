@@ -95,7 +95,7 @@ def late_gang(*, cards: int = 8, singles: int = 60, run_s: float = 50.0) -> Clus
     """A cluster busy with one-card jobs into which a gang comes back from a lost node."""
     jobs = [job("gang", cards=cards), *[job(f"s{n:02}") for n in range(singles)]]
     estimates = Fixed(run_s=run_s, load_s=0, by_name={"gang": 10})
-    cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0, urgency=0.0)
+    cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0)
     cluster.join(node("n1", cards=cards), node("n2", cards=cards))
     cluster.ready()
     home = cluster.run_of("gang").cards[0].node_id
@@ -120,9 +120,7 @@ def test_backfill_takes_only_what_ends_in_time() -> None:
     """While a set drains, a short job may still use its cards, a long one not."""
     jobs = [job("gang", cards=2), job("long"), job("soon"), job("tiny"), job("big")]
     lasts = {"gang": 100, "long": 90, "soon": 20, "tiny": 15, "big": 80}
-    cluster = Cluster(
-        planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0, urgency=0.0
-    )
+    cluster = Cluster(planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0)
     cluster.join(node("n1", cards=2), node("n2", cards=2))
     cluster.ready()
     home = cluster.run_of("gang").cards[0].node_id
@@ -140,9 +138,7 @@ def test_backfill_refuses_what_would_delay_the_gang() -> None:
     """The card of a drained set stands idle rather than make the gang wait."""
     jobs = [job("gang", cards=2), job("a"), job("b"), job("late")]
     lasts = {"gang": 200, "a": 90, "b": 80, "late": 75}
-    cluster = Cluster(
-        planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0, urgency=0.0
-    )
+    cluster = Cluster(planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0)
     cluster.join(node("n1", cards=2), node("n2", cards=2))
     cluster.ready()
     cluster.leave(cluster.run_of("gang").cards[0].node_id)
@@ -153,22 +149,6 @@ def test_backfill_refuses_what_would_delay_the_gang() -> None:
     assert {s.world_size for s in cluster.starting.values()} == {2}
     cluster.play_out()
     assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
-
-
-def test_a_longer_job_goes_before_wider_ones_that_leave_little_beside_it() -> None:
-    """Started after them it would hold up the end alone, by more than estimated; where much
-    narrow work is left beside it, it waits."""
-    wide = [job(f"wide{n}", cards=8) for n in range(10)]
-    lasts = {f"wide{n}": 10.0 for n in range(10)}
-    for narrow, first in ((1, "n00"), (100, "wide0")):
-        jobs = [*wide, *[job(f"n{n:02}") for n in range(narrow)]]
-        estimates = Fixed(run_s=30, load_s=0, by_name=lasts)
-        cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0)
-        cluster.join(node("n1"))
-        cluster.ready()
-        begun = [run.attempt.job.dataset for run in cluster.running.values()]
-        assert begun[0] == first
-        cluster.play_out()
 
 
 def test_gangs_go_first_and_narrow_jobs_fill_up() -> None:

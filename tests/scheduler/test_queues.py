@@ -39,19 +39,18 @@ def record(order: int, kind: tuple) -> JobRecord:
 
 def check(pending: PendingJobs, waiting: list[JobRecord]) -> None:
     """Every sum is that of the jobs that wait."""
-    firsts = [each for each in waiting if each.first and not each.particular]
+    firsts = [each for each in waiting if each.first]
     assert pending.card_seconds == sum(each.width * each.duration for each in waiting)
-    assert pending.single_work_s == sum(each.duration for each in waiting if each.warm)
     assert pending.firsts == len(firsts)
     assert pending.firsts_s == sum(each.width * each.duration for each in firsts)
-    assert pending.widths() == sorted({e.width for e in waiting if e.width > 1}, reverse=True)
-    for width in pending.widths():
-        assert pending.gang_work(width) == sum(
-            e.width * e.duration for e in waiting if e.width == width
-        )
+    assert sorted(pending.widths()) == sorted({e.width for e in waiting if e.width > 1})
     singles = [(each.first, each.duration) for each in waiting if each.width == 1]
-    next_single = pending.longest_single()  # of the firsts, while there are any
-    assert (next_single and (next_single.first, next_single.duration)) == max(singles, default=None)
+    work_s = sum(bucket.queue.work_s for bucket in pending.buckets.values())
+    assert work_s == sum(duration for _, duration in singles)
+    for width in pending.widths():
+        gangs = [(each.first, each.duration) for each in waiting if each.width == width]
+        if not any(each.particular for each in waiting):
+            assert pending.is_turn_of(width) == (max(gangs) >= max(singles, default=(False, 0.0)))
 
 
 @given(st.lists(RECORDS, max_size=8), st.lists(RECORDS, max_size=8), st.data())
@@ -79,7 +78,7 @@ def test_sums_are_those_of_what_waits(
             if act == "reckon":
                 seconds = float(data.draw(st.integers(1, 100)))
                 other = Estimate(load_s=chosen.estimate.load_s, run_s=seconds)
-                pending.reckon_anew(chosen, lambda each, other=other: each.expect(other))
+                pending.reestimate(chosen, lambda each, other=other: each.expect(other))
             else:
                 waiting.remove(chosen)
                 assert pending.take(chosen) is chosen
