@@ -70,7 +70,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """Summary of the report: ``verdict``, ``contests``, ``tables``, ``causes`` and more."""
+        """Summary of the report: ``verdict``, ``rankings``, ``tables``, ``causes`` and more."""
         return self._read[0]
 
     @property
@@ -187,7 +187,7 @@ class Run:
         said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:
             said.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
-        best = {contest.winner.job_id for contest in self.summary.contests if contest.winner}
+        best = {ranking.winner.job_id for ranking in self.summary.rankings if ranking.winner}
         rows = []
         for row in self.rows[:MOST_ROWS_SHOWN]:
             metrics = row.metrics

@@ -8,7 +8,7 @@
 they are. Every setting has exactly one role:
 
     work     what is computed. Rows with unequal values are never ranked against each other.
-    choice   how the same work is done. Rows with unequal values meet in one contest; the label of a
+    choice   how the same work is done. Rows with unequal values are ranked together; the label of a
              row and the effects of a report tell them apart.
     neutral  changes nothing that is measured.
 

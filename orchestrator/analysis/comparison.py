@@ -191,8 +191,8 @@ def differences(
         old, new = rule.value(before, raised[0]), rule.value(after, raised[1])
         if old != new or (rule.only is not None and old != rule.only):
             forgiven = rule.forgivable and (rule.key in allow or rule.goes_with in allow)
-            found = Difference(key=rule.key, before=old, after=new)
-            (blocking if rule.effect == "blocks" and not forgiven else warning).append(found)
+            difference = Difference(key=rule.key, before=old, after=new)
+            (blocking if rule.effect == "blocks" and not forgiven else warning).append(difference)
     if before.job_id != after.job_id and set(before.parameters) != set(after.parameters):
         old, new = _unknown_there(before, after), _unknown_there(after, before)
         warning.append(Difference(key="parameters", before=old, after=new))

@@ -50,7 +50,7 @@ class Effect:
     """One setting changed from one value to another, at one or more batch sizes."""
 
     setting: Setting  # of the work; engine, isolation and techniques are those of both rows
-    told: Setting  # the same without what is at its default, for labels
+    label_setting: Setting  # the same without what is at its default, for labels
     name: str  # "precision", "padding", …
     before: str
     after: str
@@ -102,19 +102,19 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
             if own not in shared:
                 shared[own] = _choices(row, own[0], defaults)
             chosen.append((row, shared[own]))
-        found: dict[tuple[_Change, Technique], list[Pair]] = {}
+        pairs_of_change: dict[tuple[_Change, Technique], list[Pair]] = {}
         for change, around, pair in _pairs(chosen, defaults):
-            found.setdefault((change, around), []).append(pair)
+            pairs_of_change.setdefault((change, around), []).append(pair)
         effects += [
             Effect(
                 setting=_with(work, dict(around)),
-                told=_without_defaults(_with(work, dict(around))),
+                label_setting=_without_defaults(_with(work, dict(around))),
                 name=change.name,
                 before=change.before,
                 after=change.after,
                 pairs=tuple(sorted(pairs, key=_batch)),
             )
-            for (change, around), pairs in sorted(found.items(), key=_gain, reverse=True)
+            for (change, around), pairs in sorted(pairs_of_change.items(), key=_gain, reverse=True)
         ]
     return tuple(effects)
 
@@ -151,20 +151,24 @@ def _pairs(
     chosen: Sequence[tuple[Measurement, Choices]], defaults: Choices
 ) -> Iterator[tuple[_Change, Technique, Pair]]:
     """Each pair worth telling, with its change and the choices that both rows have."""
-    told: set[_Change] = set()  # by pairs nearer to the baseline
+    measured: set[_Change] = set()  # by pairs nearer to the baseline
     coming: set[_Change] = set()
     seen: set[frozenset[str]] = set()
     nearness = 1
-    for one in sorted(_candidates(chosen, defaults), key=lambda one: one.unusual):
-        if one.unusual > nearness:
-            told, nearness = told | coming, one.unusual
-        both = frozenset({one.row.job_id, one.base.job_id})
-        known = one.unusual > 1 and bool({one.change, one.change.undone} & told)
-        ratio = None if known or both in seen else ratio_of_rows(one.row, one.base)
+    for pair in sorted(_candidates(chosen, defaults), key=lambda pair: pair.unusual):
+        if pair.unusual > nearness:
+            measured, nearness = measured | coming, pair.unusual
+        both = frozenset({pair.row.job_id, pair.base.job_id})
+        known = pair.unusual > 1 and bool({pair.change, pair.change.undone} & measured)
+        ratio = None if known or both in seen else ratio_of_rows(pair.row, pair.base)
         if ratio is not None:
             seen.add(both)
-            coming.add(one.change)
-            yield one.change, one.around, Pair(row=one.row, base=one.base, ratio=ratio)
+            coming.add(pair.change)
+            yield (
+                pair.change,
+                pair.around,
+                Pair(row=pair.row, base=pair.base, ratio=ratio),
+            )
 
 
 def _candidates(
@@ -212,26 +216,26 @@ def _steps(choices: Choices, base: Choices) -> list[_Step]:
     ]
 
 
-def baseline(seen: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
+def baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
     """The choices to compare with: of each the default, if a row has it and the rows that do are
     at least this share of those with the commonest value; else the commonest.
 
     Ties between values that are equally common go to the widest precision, then to the first name.
     """
-    found = {}
+    usual_choices = {}
     for name in defaults:
-        values = {choices[name] for choices in seen}
+        values = {choices[name] for choices in rows}
         if len(values) == 1:  # as most have
-            (found[name],) = values
+            (usual_choices[name],) = values
             continue
-        counts = Counter(choices[name] for choices in seen)
+        counts = Counter(choices[name] for choices in rows)
         most = max(counts.values())
         usual = defaults[name]
         if not counts[usual] or counts[usual] < share * most:
             common = [value for value, count in counts.items() if count == most]
             usual = min(common, key=precision_rank if name == "precision" else None)
-        found[name] = usual
-    return found
+        usual_choices[name] = usual
+    return usual_choices
 
 
 def _place(row: Measurement, technique: Technique) -> Place:
@@ -323,7 +327,7 @@ def scalings_of(
             unit = row.metrics.throughput_unit
             key = (setting, row.precision, row.batch_size_requested, unit)
             groups.setdefault(key, []).append(row)
-    found = []
+    scalings = []
     for (setting, precision, batch_size, _), group in groups.items():
         ordered = sorted(group, key=lambda row: row.cards)
         # Batches that were searched for may differ, and then the cards did unlike work.
@@ -331,7 +335,7 @@ def scalings_of(
         if len({row.cards for row in ordered}) < 2:
             continue
         base = ordered[0]
-        found.append(
+        scalings.append(
             Scaling(
                 setting=replace(setting, cards=base.cards),
                 precision=precision,
@@ -340,7 +344,7 @@ def scalings_of(
                 steps=tuple(_step(row, base) for row in ordered),
             )
         )
-    return tuple(sorted(found, key=lambda s: (s.setting, precision_rank(s.precision))))
+    return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
 
 
 def _step(row: Measurement, base: Measurement) -> Step:

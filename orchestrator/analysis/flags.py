@@ -231,17 +231,17 @@ def raised_by_job(
         rows: one a job.
         raw: those of the rows that were read without samples and items, in batches with these.
     """
-    found: dict[str, tuple[Raised, ...]] = {}
+    flags: dict[str, tuple[Raised, ...]] = {}
     rest = {row.job_id: row for row in rows}
     for batch, columns in raw:
         for row, raised in zip(batch, raised_on_each(batch, columns), strict=True):
-            found[row.job_id] = raised
+            flags[row.job_id] = raised
             del rest[row.job_id]
     others = list(rest.values())
-    found |= {
+    flags |= {
         row.job_id: raised for row, raised in zip(others, raised_on_each(others), strict=True)
     }
-    return {row.job_id: raised for row in rows if (raised := found[row.job_id])}
+    return {row.job_id: raised for row in rows if (raised := flags[row.job_id])}
 
 
 def barred(raised: Iterable[Raised]) -> bool:

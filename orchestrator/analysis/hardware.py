@@ -449,11 +449,11 @@ def against_published(
 def _by_size(rows: Sequence[Measurement]) -> BySize:
     """The succeeded rows by what a figure is compared by first: a large run has few rows of the
     sizes of a figure."""
-    found: BySize = {}
+    by_size: BySize = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
-            found.setdefault((row.batch_size, row.cards), []).append(row)
-    return found
+            by_size.setdefault((row.batch_size, row.cards), []).append(row)
+    return by_size
 
 
 def matches(row: Measurement, figure: Published) -> bool:
@@ -477,7 +477,7 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
     """The rows that reach less than half of what is published for the very same card, by job id,
     each with a sentence: a mode or a library is not what it should be, or another job was there."""
     sheets = reference().devices
-    found = {}
+    sentences = {}
     for row in rows:
         if row.state is not State.SUCCEEDED or row.emulated or not row.device_name:
             continue
@@ -487,12 +487,12 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
                 continue
             value = _value(row, figure)
             if value is not None and speedup(figure.metric, value, figure.value) < DOUBTED_SHARE:
-                found[row.job_id] = (
+                sentences[row.job_id] = (
                     f"{figure.model} {figure.precision} b={figure.batch_size} on {figure.device} "
                     f"({row.engine}): {number(value)} {figure.unit}, published are "
                     f"{number(figure.value)}: {figure.source}"
                 )
-    return found
+    return sentences
 
 
 def same_model(ours: str, theirs: str) -> bool:
@@ -550,16 +550,16 @@ def _comparison(figures: Sequence[Published], rows: BySize) -> Comparison:
 def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
     """A figure with its speed-up over each reference device: over its figure at the same precision
     and batch size, else at the same batch size, else over its best."""
-    found, unlike = {}, set()
+    speedups, unlike = {}, set()
     for device in REFERENCES:
         candidates = [f for f in published if f.device == device and not f.doubtful]
         if not candidates or figure.doubtful or figure.device == device:
             continue
         reference = max(candidates, key=lambda other: _likeness(other, figure))
-        found[device] = speedup(figure.metric, figure.value, reference.value)
+        speedups[device] = speedup(figure.metric, figure.value, reference.value)
         if reference.batch_size != figure.batch_size:
             unlike.add(device)
-    return Line(figure=figure, row=row, speedups=found, best_against_best=frozenset(unlike))
+    return Line(figure=figure, row=row, speedups=speedups, best_against_best=frozenset(unlike))
 
 
 def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:

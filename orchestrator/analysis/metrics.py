@@ -139,8 +139,8 @@ class StepTime:
 
 def step_times_of(rows: Sequence[Measurement]) -> tuple[StepTime, ...]:
     """One entry for each succeeded row that trained, in the order of the rows."""
-    found = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
-    return tuple(one for one in found if one is not None)
+    times = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
+    return tuple(time for time in times if time is not None)
 
 
 def _step_time(row: Measurement) -> StepTime | None:

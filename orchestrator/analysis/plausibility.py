@@ -273,17 +273,17 @@ def contradictions(rows: Sequence[Measurement], raw: Raw | None = None) -> list[
     raw = Raw.of_rows(rows) if raw is None else raw
     if len(raw.samples.row):
         with np.errstate(all="ignore"):
-            for place, texts in _RawChecks(rows, raw).found.items():
+            for place, texts in _RawChecks(rows, raw).reasons.items():
                 reasons[place] += texts.values()
     return list(map(tuple, reasons))
 
 
 class _RawChecks:
-    """The checks of samples and prompts. ``found`` has the first reason of each check by row."""
+    """The checks of samples and prompts. ``reasons`` has the first one of each check by row."""
 
     def __init__(self, rows: Sequence[Measurement], raw: Raw) -> None:
         self.rows, self.n = rows, len(rows)
-        self.found: dict[int, dict[str, str]] = {}
+        self.reasons: dict[int, dict[str, str]] = {}
         self.every = np.arange(self.n)
         self.timed = raw.samples.chosen(raw.samples["warmup"] == 0)
         if not len(self.timed.row):
@@ -330,7 +330,7 @@ class _RawChecks:
         for row, first in zip(*np.unique(owner[places], return_index=True), strict=True):
             place = places[first]
             reason = text.format(*(write(known[place]) for write, known in values))
-            self.found.setdefault(int(row), {}).setdefault(check, reason)
+            self.reasons.setdefault(int(row), {}).setdefault(check, reason)
 
     def _metric(self, name: str) -> Numbers:
         return floats(getattr(row.metrics, name) for row in self.rows)
@@ -413,29 +413,29 @@ class _RawChecks:
         self,
         check: str,
         name: str,
-        found: Numbers,
+        recounted: Numbers,
         write: Callable[[Any], str],
         verb: str,
         rows: Numbers,
     ) -> None:
         """Blame rows of this mask whose figure is not what was found."""
         stored = self._metric(name)
-        wrong = rows & _differ(stored, found)
+        wrong = rows & _differ(stored, recounted)
         text = f"{name} is {{}}, its samples {verb} {{}}"
-        self._blame(check, wrong, self.every, text, (write, stored), (write, found))
+        self._blame(check, wrong, self.every, text, (write, stored), (write, recounted))
 
     def _percentiles(
-        self, owner: Numbers, values: Numbers, names: Sequence[tuple[str, int]], of: str
+        self, owner: Numbers, numbers: Numbers, names: Sequence[tuple[str, int]], of: str
     ) -> None:
-        """A percentile lies between two neighbours in the order of values, however computed."""
-        known = ~np.isnan(values)
-        owner, values = owner[known], values[known]
-        ordered = values[np.lexsort((values, owner))]
+        """A percentile lies between two neighbours in the order of numbers, however computed."""
+        known = ~np.isnan(numbers)
+        owner, numbers = owner[known], numbers[known]
+        ordered = numbers[np.lexsort((numbers, owner))]
         count = self._sum(owner)
         start = np.concatenate(([0], np.cumsum(count)[:-1])).astype(np.int64)
         there = count > 0
         for name, percent_ in names:
-            stored, found = self._metric(name), np.full(self.n, np.nan)
+            stored, recomputed = self._metric(name), np.full(self.n, np.nan)
             place = (percent_ / 100 * np.maximum(count - 1, 0))[there]
             low, high = np.full(self.n, np.nan), np.full(self.n, np.nan)
             low[there] = ordered[start[there] + np.floor(place).astype(np.int64)]
@@ -443,9 +443,10 @@ class _RawChecks:
             wrong = (stored < low * (1 - ROUNDING)) | (stored > high * (1 + ROUNDING))
             for row in np.flatnonzero(wrong):
                 own = ordered[start[row] : start[row] + count[row]]
-                found[row] = percentile(own.tolist(), percent_)
+                recomputed[row] = percentile(own.tolist(), percent_)
             text = f"{name} is {{}}, its {of} give {{}}"
-            self._blame(names[0][0], wrong, self.every, text, (seconds, stored), (seconds, found))
+            written = ((seconds, stored), (seconds, recomputed))
+            self._blame(names[0][0], wrong, self.every, text, *written)
 
     def _losses(self, samples: Records) -> None:
         known = samples.chosen(~np.isnan(samples["loss"]))
@@ -457,10 +458,10 @@ class _RawChecks:
         first = np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1])))
         last = np.append(first[1:], len(row)) - 1
         for name, at in (("loss_first", first), ("loss_last", last)):
-            found = np.full(self.n, np.nan)
-            found[row[at]] = mean[at]
-            trained = self.trains & ~np.isnan(found)
-            self._compare("losses", name, found, number, "give", trained)
+            recomputed = np.full(self.n, np.nan)
+            recomputed[row[at]] = mean[at]
+            trained = self.trains & ~np.isnan(recomputed)
+            self._compare("losses", name, recomputed, number, "give", trained)
 
     def _counts(self) -> None:
         """Tokens and prompts of the last repeat, recounted from the prompts."""
@@ -471,10 +472,10 @@ class _RawChecks:
             ("input tokens", items["input_tokens"], "input_tokens"),
             ("generated tokens", items["output_tokens"], "output_tokens"),
         ):
-            found, stored = self._sum(items.row, mine), self._sum(last.row, last[theirs])
-            wrong = some & (found != stored)
+            recounted, stored = self._sum(items.row, mine), self._sum(last.row, last[theirs])
+            wrong = some & (recounted != stored)
             text = f"its last repeat counts {{}} {name}, its prompts have {{}}"
-            self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, found))
+            self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, recounted))
 
     def _lengths(self) -> None:
         """Tokens that the job's settings fix, in batches and in prompts."""
@@ -592,8 +593,8 @@ class _RawChecks:
         fastest = np.full(self.n, -np.inf)
         np.maximum.at(fastest, own, rate / self.cards[own])
         share = MOST * fastest / self.most
-        told = ((number, fastest), (_percent, share), (str, self.peak))
-        self._blame("peak", fastest > self.most, self.every, TOO_MANY, *told)
+        values = ((number, fastest), (_percent, share), (str, self.peak))
+        self._blame("peak", fastest > self.most, self.every, TOO_MANY, *values)
         per_core = floats(map(most_decoded_per_core_s, rows))[own]
         threads = np.array([row.threads or 1 for row in rows])
         cores = np.maximum(timed["cpu_s"], wall * threads[own])
@@ -631,10 +632,10 @@ def _near(value: float, other: float, tolerance: float = ROUNDING) -> bool:
     )
 
 
-def _differ(stored: Numbers, found: Numbers) -> Numbers:
+def _differ(stored: Numbers, recomputed: Numbers) -> Numbers:
     """True where a stored figure is known and is not what was found, but for rounding."""
-    room = np.maximum(ROUNDING * np.maximum(np.abs(stored), np.abs(found)), 1e-9)
-    return ~np.isnan(stored) & (stored != found) & ~(np.abs(stored - found) <= room)
+    room = np.maximum(ROUNDING * np.maximum(np.abs(stored), np.abs(recomputed)), 1e-9)
+    return ~np.isnan(stored) & (stored != recomputed) & ~(np.abs(stored - recomputed) <= room)
 
 
 def _most(whole: Numbers) -> Numbers:

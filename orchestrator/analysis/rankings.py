@@ -53,7 +53,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The best row of a contest by one figure of its workload."""
+    """The best row of a ranking by one figure of its workload."""
 
     metric: Metric
     row: Measurement
@@ -67,7 +67,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Ranking:
     """The best rows for one piece of work on one device."""
 
     setting: Setting  # engine and isolation are blank: they are free to choose
@@ -75,9 +75,9 @@ class Contest:
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
     tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
     verdict: Verdict
-    quickest: Measurement | None = None  # lowest median latency of a prompt
-    leanest: Measurement | None = None  # smallest peak memory
-    thriftiest: Measurement | None = None  # most work per joule, of those whose energy is known
+    lowest_latency: Measurement | None = None  # by the median latency of a prompt
+    smallest_memory: Measurement | None = None  # at its peak
+    most_work_per_joule: Measurement | None = None  # of those whose energy is known
     leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
 
     @property
@@ -101,10 +101,10 @@ class Contest:
         return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
 
 
-def hold_contests(
+def rankings_of(
     rows: Sequence[Measurement], settings: Mapping[str, Setting], *, brief: bool = False
-) -> tuple[Contest, ...]:
-    """One contest for each piece of work that has a succeeded row with a throughput.
+) -> tuple[Ranking, ...]:
+    """One ranking for each piece of work that has a succeeded row with a throughput.
 
     Args:
         rows: one a job.
@@ -170,21 +170,22 @@ def work_of(setting: Setting) -> Setting:
     return replace(setting, parameters=parameters, **blank)
 
 
-def _ranked(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+def _ranked(setting: Setting, unit: str, rows: list[Measurement]) -> Ranking:
     ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
     verdict, tied = _verdict(ranked)
-    return Contest(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
+    return Ranking(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
 
 
-def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Contest:
+def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Ranking:
     timed = [row for row in rows if row.metrics.latency_p50_s is not None]
     weighed = [row for row in rows if peak_memory_bytes(row) is not None]
     metered = [row for row in rows if row.metrics.work_per_joule is not None]
+    efficient = max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None)
     return replace(
         _ranked(setting, unit, rows),
-        quickest=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
-        leanest=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
-        thriftiest=max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None),
+        lowest_latency=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
+        smallest_memory=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
+        most_work_per_joule=efficient,
         leaders=tuple(_leaders(setting.workload, rows)),
     )
 
@@ -205,18 +206,18 @@ def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
     """The best row by each figure that has a better way, and of which some row has less."""
     declared = registry.metrics_of(workload)
     raw = any(row.samples for row in rows)  # of which figures may be derived
-    told_of = {name for row in rows for name in (*row.workload_metrics, *row.details)}
+    names = {name for row in rows for name in (*row.workload_metrics, *row.details)}
     for metric in declared.values():
-        if metric.better is None or not (raw or metric.name in told_of):
+        if metric.better is None or not (raw or metric.name in names):
             continue
         figures = ((figure_of(row, metric.name, declared), row) for row in rows)
-        told = [(value, row) for value, row in figures if value is not None and isfinite(value)]
-        if len(told) < 2:
+        known = [(value, row) for value, row in figures if value is not None and isfinite(value)]
+        if len(known) < 2:
             continue
         pick = min if metric.better == "lower" else max
-        value, row = pick(told, key=lambda pair: pair[0])
-        alike = sum(same(value, other) for other, _ in told)
-        if alike < len(told):
+        value, row = pick(known, key=lambda pair: pair[0])
+        alike = sum(same(value, other) for other, _ in known)
+        if alike < len(known):
             yield Leader(metric=metric, row=row, value=value, tied=alike - 1)
 
 
@@ -336,8 +337,8 @@ def head_to_head(
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
             key = (row.workload, row.metrics.throughput_unit, row.emulated)
             groups.setdefault(key, []).append(row)
-    found = (_compared(*key[:2], group, settings) for key, group in groups.items())
-    return tuple(one for one in found if one is not None)
+    comparisons = (_compared(*key[:2], group, settings) for key, group in groups.items())
+    return tuple(one for one in comparisons if one is not None)
 
 
 def _side(setting: Setting) -> Side:
@@ -362,16 +363,17 @@ def _compared(
         alike.setdefault(key, {}).setdefault(side, []).append(row)
     # A setting of which one side has several rows is left alone: which one is meant is not known.
     matched = [
-        {side: group[0] for side, group in found.items()}
-        for found in alike.values()
-        if len(found) > 1 and all(len(group) == 1 for group in found.values())
+        {side: group[0] for side, group in by_side.items()}
+        for by_side in alike.values()
+        if len(by_side) > 1 and all(len(group) == 1 for group in by_side.values())
     ]
     if not matched:
         return None
     matched.sort(key=_fastest, reverse=True)
     shown = matched[:MOST_LINES]
     labels = _labels(shown, common)
-    lines = [_line(found, len(sides), label) for found, label in zip(shown, labels, strict=True)]
+    pairs = zip(shown, labels, strict=True)
+    lines = [_line(by_side, len(sides), label) for by_side, label in pairs]
     return HeadToHead(
         workload=workload,
         unit=unit,
@@ -388,8 +390,8 @@ def _work(setting: Setting, common: frozenset[str]) -> Setting:
     return replace(setting, accelerator="", device="", emulated=False, engine="", parameters=shared)
 
 
-def _fastest(found: Mapping[int, Measurement]) -> float:
-    return max(row.metrics.throughput or 0.0 for row in found.values())
+def _fastest(by_side: Mapping[int, Measurement]) -> float:
+    return max(row.metrics.throughput or 0.0 for row in by_side.values())
 
 
 def _names(sides: Sequence[Side]) -> list[str]:
@@ -409,22 +411,22 @@ def _cards(side: Side) -> str:
     return card_name(side.accelerator, side.device, emulated=side.emulated)
 
 
-def _labels(found: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:
+def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:
     """The label of each line: what varies among them, without their sides."""
-    first = next(iter(found[0].values()))
+    first = next(iter(matched[0].values()))
     stripped = []
-    for rows in found:
+    for rows in matched:
         row = next(iter(rows.values()))
-        kept = {name: value for name, value in row.parameters.items() if name in common}
+        parameters = {name: value for name, value in row.parameters.items() if name in common}
         stripped.append(
-            replace(row, accelerator=first.accelerator, engine=first.engine, parameters=kept)
+            replace(row, accelerator=first.accelerator, engine=first.engine, parameters=parameters)
         )
     labels = labels_of(stripped)
     return [str(labels[row.job_id]) for row in stripped]
 
 
-def _line(found: Mapping[int, Measurement], sides: int, label: str) -> Line:
-    rows = tuple(found.get(side) for side in range(sides))
+def _line(by_side: Mapping[int, Measurement], sides: int, label: str) -> Line:
+    rows = tuple(by_side.get(side) for side in range(sides))
     base = next(row for row in rows if row is not None)
     others = (row if row is not base else None for row in rows)
     ratios = (ratio_of_rows(row, base) if row is not None else None for row in others)

@@ -161,8 +161,8 @@ def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
     a few real changes do not move), less what repeats explain. A change that all jobs share moves
     the median and is not taken for noise.
     """
-    told = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
-    known = [(log, a, b) for log, a, b in told if a is not None and b is not None]
+    changes = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
+    known = [(log, a, b) for log, a, b in changes if a is not None and b is not None]
     if len(known) < ENOUGH_JOBS:
         return ASSUMED_NOISE, KNOWN
     middle = statistics.median(log for log, _, _ in known)

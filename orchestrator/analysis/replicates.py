@@ -38,7 +38,7 @@ _LARGEST = ("peak_host_memory_bytes", "peak_device_memory_bytes", "baseline_host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell with several replicates. ``row`` stands for all of them in tables and contests."""
+    """A cell with several replicates. ``row`` stands for all of them in tables and rankings."""
 
     row: Measurement
     replicates: tuple[Measurement, ...]  # by number
@@ -87,21 +87,21 @@ def join(
     for row in rows:
         key = (settings[row.job_id], row.precision, row.batch_size_requested)
         groups.setdefault(key, []).append(row)
-    found: list[Measurement] = []
+    joined: list[Measurement] = []
     cells: list[Cell] = []
     for group in groups.values():
         numbers = {row.replicate for row in group}
         if len(numbers) < len(group) or numbers == {1}:  # rows that only look alike
-            found += group
+            joined += group
             continue
         cell = _cell(sorted(group, key=lambda row: row.replicate), raised, runs)
         cells.append(cell)
-        found.append(cell.row)
+        joined.append(cell.row)
     return Joined(
-        rows=tuple(found),
+        rows=tuple(joined),
         cells=tuple(cells),
         night_drift=_drift(cells),
-        members={each.job_id: cell.row.job_id for cell in cells for each in cell.replicates},
+        members={row.job_id: cell.row.job_id for cell in cells for row in cell.replicates},
     )
 
 
@@ -159,12 +159,12 @@ def _cell(
 
 def _by_process(rows: Iterable[Measurement]) -> list[list[Measurement]]:
     """The rows of each process; a row that does not say which has one of its own."""
-    found: dict[object, list[Measurement]] = {}
+    processes: dict[object, list[Measurement]] = {}
     for row in rows:
         known = row.worker_pid is not None
         key = (row.invocation_id, row.nodes[:1], row.worker_pid) if known else row.job_id
-        found.setdefault(key, []).append(row)
-    return list(found.values())
+        processes.setdefault(key, []).append(row)
+    return list(processes.values())
 
 
 def _throughputs(rows: Iterable[Measurement]) -> list[float]:

@@ -37,11 +37,11 @@ class Setting:
     isolation: str
     parameters: tuple[tuple[str, str], ...]  # name, value as text
     league: str = ""  # "" for most; a flag may let a row rank only among its like
-    _hash: int = field(init=False, repr=False, compare=False)  # asked for by every section
+    _hash: int = field(init=False, repr=False, compare=False)  # every section looks settings up
 
     def __post_init__(self) -> None:
-        told = tuple(getattr(self, name) for name in _TOLD)
-        object.__setattr__(self, "_hash", hash(told))
+        values = tuple(getattr(self, name) for name in _COMPARED)
+        object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
         return self._hash
@@ -60,7 +60,7 @@ def card_name(accelerator: str, device: str, *, emulated: bool) -> str:
     return f"emulated {accelerator}" if emulated else device or accelerator
 
 
-_TOLD = tuple(each.name for each in fields(Setting) if each.compare)
+_COMPARED = tuple(field.name for field in fields(Setting) if field.compare)
 
 
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -112,7 +112,7 @@ def settings_of(
             homes.setdefault(row.accelerator, set()).add((row.emulated, row.device_name))
     settings = {}
     shared: dict[tuple[object, ...], Setting] = {}  # a few thousand serve all rows of a large run
-    kept: list[object] = []  # so that no other mapping gets the id of a key
+    mappings: list[object] = []  # so that no other mapping gets the id of a key
     for row in rows:
         emulated, device = row.emulated, row.device_name or ""
         known = homes.get(row.accelerator, set())
@@ -127,7 +127,7 @@ def settings_of(
             *(row.cards, row.engine, row.isolation, league, id(row.parameters)),
         )
         if key not in shared:
-            kept.append(row.parameters)
+            mappings.append(row.parameters)
             shared[key] = Setting(
                 workload=row.workload,
                 model=row.model,
@@ -190,7 +190,7 @@ def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class Differences:
     """The facts in which some settings differ, besides model and device. Found once for all of
-    them: a grid may have ten thousand settings, and each is told from the others."""
+    them: a grid may have ten thousand settings, and each is distinguished from the others."""
 
     fields: tuple[str, ...]  # of ``Setting``
     parameters: frozenset[str]
@@ -209,25 +209,6 @@ class Differences:
             if name in self.parameters:
                 facts[name.replace("_", " ")] = value
         return {name: value for name, value in facts.items() if value}
-
-
-def unusual(settings: Iterable[Setting]) -> dict[Setting, dict[str, str]]:
-    """For each setting the parameters in which it differs from most: what tells settings apart in
-    few words where ``distinguishing`` would name every parameter that varies."""
-    tables = {setting: dict(setting.parameters) for setting in settings}
-    counts: dict[str, Counter[str]] = {}
-    for table in tables.values():
-        for name, value in table.items():
-            counts.setdefault(name, Counter())[value] += 1
-    usual = {name: max(sorted(values), key=values.__getitem__) for name, values in counts.items()}
-    return {
-        setting: {
-            name.replace("_", " "): value
-            for name, value in table.items()
-            if value and value != usual[name]
-        }
-        for setting, table in tables.items()
-    }
 
 
 def precision_rank(name: str) -> tuple[int, str]:

@@ -34,12 +34,12 @@ from orchestrator.analysis.provenance import (
     slow_cards_banner,
 )
 from orchestrator.analysis.rankings import (
-    Contest,
     Front,
     HeadToHead,
+    Ranking,
     fronts_of,
     head_to_head,
-    hold_contests,
+    rankings_of,
 )
 from orchestrator.analysis.replicates import Joined, drift_banner, join
 from orchestrator.analysis.selection import Setting, newest_final, settings_of, shared_by_workload
@@ -115,10 +115,10 @@ def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
 def without_rule(cause: Cause) -> str:
     """The reason without the rule of retries behind it, or before it in rows of older versions."""
     kind = re.escape(cause.failure_class)
-    told = re.sub(
+    reason = re.sub(
         rf" \({kind}(?: after \d+ attempts?[;,]|; retry \d).*$", "", cause.reason, flags=re.S
     )
-    return re.sub(rf"^{kind} after \d+ attempts?; limit is \d+ retr\w+ \(.*?\): ", "", told)
+    return re.sub(rf"^{kind} after \d+ attempts?; limit is \d+ retr\w+ \(.*?\): ", "", reason)
 
 
 def retried(
@@ -282,7 +282,7 @@ class Summary:
     #: Settings with one value in all rows of a workload, by workload.
     shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     head_to_head: tuple[HeadToHead, ...] = ()
-    contests: tuple[Contest, ...] = ()  # of one unit the fastest first
+    rankings: tuple[Ranking, ...] = ()  # of one unit the fastest first
     tables: tuple[Table, ...] = ()
     fronts: tuple[Front, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -303,16 +303,16 @@ class Summary:
     @property
     def flagged(self) -> tuple[Flagged, ...]:
         """The flags that some row has, each with its rows, in order of the declarations."""
-        found: dict[str, list[tuple[Measurement, Raised]]] = {}
+        by_flag: dict[str, list[tuple[Measurement, Raised]]] = {}
         for row in self.rows:
             for one in self.raised.get(row.job_id, ()):
-                found.setdefault(one.flag.name, []).append((row, one))
+                by_flag.setdefault(one.flag.name, []).append((row, one))
         return tuple(
             Flagged(
                 flag=pairs[0][1].flag,
                 rows=tuple((row, one.reason) for row, one in pairs),
             )
-            for _, pairs in sorted(found.items())
+            for _, pairs in sorted(by_flag.items())
         )
 
     def label(self, row: Measurement) -> str:
@@ -351,8 +351,8 @@ class Summary:
             missing = plural(self.planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")
             why = f"; {damaged} could not be read" if self.damaged else ""
-            told = f"{missing} of {self.planned:,} planned have no row{why}"
-            return f"{told}; {self.measured:,} measured."
+            planned = f"{missing} of {self.planned:,} planned have no row{why}"
+            return f"{planned}; {self.measured:,} measured."
         if not self.unsettled:
             every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
             return f"{every} an answer; {self.measured:,} measured."
@@ -408,7 +408,7 @@ def summarize(
         raised=raised,
         shared=shared_by_workload(settings.values()),
         head_to_head=head_to_head(fit, settings),
-        contests=_fastest_first(hold_contests(fit, settings)),
+        rankings=_fastest_first(rankings_of(fit, settings)),
         tables=tables_of(joined.rows, settings, labels, raised),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings),
@@ -442,12 +442,12 @@ def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
     return labels
 
 
-def _fastest_first(contests: Sequence[Contest]) -> tuple[Contest, ...]:
-    """Contests by their unit, in the order of the rows; of one unit the fastest first."""
-    units = list(dict.fromkeys(contest.unit for contest in contests))
+def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
+    """Rankings by their unit, in the order of the rows; of one unit the fastest first."""
+    units = list(dict.fromkeys(ranking.unit for ranking in rankings))
     return tuple(
         sorted(
-            contests,
+            rankings,
             key=lambda one: (units.index(one.unit), -(one.fastest.metrics.throughput or 0.0)),
         )
     )

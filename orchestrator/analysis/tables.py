@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 
 from orchestrator.analysis.flags import Raised, ranked
-from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import Differences, Setting, precision_rank
 from orchestrator.core.labels import Label
 from orchestrator.core.measurement import Measurement
@@ -169,11 +169,11 @@ def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | 
     if min(len(first), len(second)) < 2 or len(first) * len(second) > 2 * len(groups):
         return None
     cells = {values[setting]: group[0] for setting, group in groups.items()}
-    told = [name.replace("_", " ") for name in names]
+    titles = [name.replace("_", " ") for name in names]
     if len(first) < len(second):  # the longer axis goes down
-        cells, told = {(b, a): row for (a, b), row in cells.items()}, told[::-1]
+        cells, titles = {(b, a): row for (a, b), row in cells.items()}, titles[::-1]
     setting = next(iter(groups))
-    return _Layout(setting=setting, line_name=told[0], column_name=told[1], cells=cells)
+    return _Layout(setting=setting, line_name=titles[0], column_name=titles[1], cells=cells)
 
 
 def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
@@ -203,12 +203,12 @@ def _table(
 ) -> Table:
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
-    contests = hold_contests(fit, settings, brief=True)
+    rankings = rankings_of(fit, settings, brief=True)
     # A table has one unit; were there two, the one with more rows is ranked.
-    largest = max(contests, key=lambda contest: contest.contenders, default=None)
+    largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
     unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged
-    own = [contest for contest in contests if contest.unit == unit]
+    own = [ranking for ranking in rankings if ranking.unit == unit]
     figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
     values = [value for value in figures if value and math.isfinite(value) and value > 0]
     top = max(values, default=0.0)

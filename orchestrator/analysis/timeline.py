@@ -75,13 +75,13 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
     for row in measurements:
         if row.started_at is None or row.ended_at is None or row.ended_at < row.started_at:
             continue
-        held = list(held_cards(row))
-        if not held:
+        cards = list(cards_of(row))
+        if not cards:
             continue
         low, high = windows.get(row.invocation_id, (row.started_at, row.ended_at))
         windows[row.invocation_id] = (min(low, row.started_at), max(high, row.ended_at))
         span = Span(start=row.started_at, end=row.ended_at, attempt_id=row.attempt_id, row=row)
-        for node, card in held:
+        for node, card in cards:
             spans.setdefault((node, card, str(row.accelerator)), []).append(span)
     merged = tuple(union(windows.values()))
     wall = sum(end - start for start, end in merged)
@@ -101,7 +101,7 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
     return Timeline(windows=merged, lanes=tuple(lanes))
 
 
-def held_cards(row: Measurement) -> Iterable[tuple[str, int]]:
+def cards_of(row: Measurement) -> Iterable[tuple[str, int]]:
     """Node and index of each card of a row. A gang over several nodes holds equal shares."""
     if not row.nodes or not row.card_indices:
         return []

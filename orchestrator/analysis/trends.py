@@ -135,11 +135,11 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
     ]
     several = [one for one in series if len(one) > 1]
     labels = labels_of(list({one[-1][1].job_id: one[-1][1] for one in several}.values()))
-    found = [_trend(one, str(labels[one[-1][1].job_id])) for one in several]
-    noise, degrees = _noise(found)
+    trends = [_trend(one, str(labels[one[-1][1].job_id])) for one in several]
+    noise, degrees = _noise(trends)
     return Trends(
         nights=tuple(Night(run=run, invocation_id=i, at=begun[run, i]) for run, i in nights),
-        trends=tuple(_with_changes(found, noise, degrees)),
+        trends=tuple(_with_changes(trends, noise, degrees)),
         single=len(series) - len(several),
         noise=noise,
     )
@@ -193,17 +193,18 @@ def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
 
 
 def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iterator[Trend]:
-    looked = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
-    verdicts = iter(significant([one.p_value for found in looked for one in found], LEVEL))
-    told = []
-    for trend, found in zip(trends, looked, strict=True):
-        kept = [one for one in found if next(verdicts)]
-        told.append(replace(trend, changes=tuple(sorted(kept, key=lambda one: one.at))))
+    splits = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
+    verdicts = iter(significant([one.p_value for changes in splits for one in changes], LEVEL))
+    changed = []
+    for trend, changes in zip(trends, splits, strict=True):
+        real = [change for change in changes if next(verdicts)]
+        real.sort(key=lambda change: change.at)
+        changed.append(replace(trend, changes=tuple(real)))
 
     def size(trend: Trend) -> float:
         return max((abs(math.log(one.ratio)) for one in trend.changes), default=0.0)
 
-    yield from sorted(told, key=lambda trend: (-size(trend), trend.label))
+    yield from sorted(changed, key=lambda trend: (-size(trend), trend.label))
 
 
 def _splits(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.analysis.comparison import RunComparison, compare
 from orchestrator.analysis.flags import raised_by_job, ranked
-from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import newest_final, settings_of
 from orchestrator.analysis.trends import Trend, Trends, trends_of
 from orchestrator.core.errors import StoreError
@@ -78,9 +78,9 @@ def since_last(store: Store) -> RunComparison | None:
     now = newest_final([row for row in rows if row.invocation_id == last])
     before = newest_final([row for row in rows if row.invocation_id != last])
     for name, earlier in ((f"{store.run}, earlier", before), *_others(store)):
-        found = compare(earlier, now, names=(name, store.run))
-        if found.changes or found.turned:
-            return found
+        comparison = compare(earlier, now, names=(name, store.run))
+        if comparison.changes or comparison.turned:
+            return comparison
     return None
 
 
@@ -100,21 +100,21 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
 _MOST_NAMED = 3
 
 
-def since_text(found: RunComparison) -> str:
+def since_text(comparison: RunComparison) -> str:
     """``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
-    labels = labels_of([one.after for one in found.every])
-    told = []
+    labels = labels_of([one.after for one in comparison.every])
+    parts = []
     for word, sign in (("slower", -1), ("faster", 1)):
-        group = [c for c in found.changes if c.significant and (c.ratio.value - 1) * sign > 0]
+        group = [c for c in comparison.changes if c.significant and (c.ratio.value - 1) * sign > 0]
         if group:
             shown = group[:_MOST_NAMED]
             names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in shown]
             more = f" and {len(group) - len(shown)} more" if len(group) > len(shown) else ""
-            told.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
-    same = sum(not change.significant for change in found.changes)
-    told += [f"{same:,} unchanged"] if same else []
-    told += [f"{len(found.broken):,} broken"] if found.broken else []
-    return f"Since {found.before}: {', '.join(told) or 'nothing to compare'}."
+            parts.append(f"{len(group):,} {word} ({', '.join(names)}{more})")
+    same = sum(not change.significant for change in comparison.changes)
+    parts += [f"{same:,} unchanged"] if same else []
+    parts += [f"{len(comparison.broken):,} broken"] if comparison.broken else []
+    return f"Since {comparison.before}: {', '.join(parts) or 'nothing to compare'}."
 
 
 def headline(trends: Trends) -> str:
@@ -129,9 +129,9 @@ def headline(trends: Trends) -> str:
     first = changed[0]
     largest = max(first.changes, key=lambda one: abs(one.ratio - 1))
     since = trends.nights[first.points[largest.at].night]
-    told = f"{first.label} is {units.times(largest.ratio)} since {since.run}"
-    told += f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return f"{len(changed):,} of {units.plural(jobs, 'job')} changed {over}: {told}."
+    text = f"{first.label} is {units.times(largest.ratio)} since {since.run}"
+    text += f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{len(changed):,} of {units.plural(jobs, 'job')} changed {over}: {text}."
 
 
 def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Sequence[str]) -> str:
@@ -196,10 +196,10 @@ def spark(trend: Trend, title: str) -> str:
 def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     newest = newest_final(rows)
     raised = raised_by_job(newest)
-    contests = hold_contests(ranked(newest, raised), settings_of(newest, raised), brief=True)
+    rankings = rankings_of(ranked(newest, raised), settings_of(newest, raised), brief=True)
     fastest = ""
-    if contests:
-        best = max(contests, key=lambda one: one.contenders)
+    if rankings:
+        best = max(rankings, key=lambda one: one.contenders)
         label = labels_of(newest)[best.fastest.job_id]
         fastest = best_text(best, label.choices or str(label))
     ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]

@@ -71,14 +71,14 @@ class Cell:
     @property
     def status(self) -> str:
         """The best place in which it ran."""
-        return max((each.status for each in self.evidence), key=STATUSES.index, default=NOBODY)
+        return max((one.status for one in self.evidence), key=STATUSES.index, default=NOBODY)
 
     @property
     def newest(self) -> Evidence | None:
         """The row to show: of the best status, one that succeeded, and of those the newest."""
         return max(
-            (each for each in self.evidence if each.status == self.status),
-            key=lambda each: (each.state == State.SUCCEEDED, each.date, each),
+            (one for one in self.evidence if one.status == self.status),
+            key=lambda one: (one.state == State.SUCCEEDED, one.date, one),
             default=None,
         )
 
@@ -92,19 +92,19 @@ class Atlas:
 
     def counts(self) -> dict[str, int]:
         """Number of cells by status."""
-        found = Counter(cell.status for cell in self.cells)
-        return {status: found[status] for status in reversed(STATUSES)}
+        counted = Counter(cell.status for cell in self.cells)
+        return {status: counted[status] for status in reversed(STATUSES)}
 
 
 def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atlas:
     """The cells of a grid's jobs with what rows say of them. What was emulated by the host alone
     is no evidence, nor is a job that its nodes do not support."""
-    found: dict[str, dict[tuple[str, str], Evidence]] = {}
+    by_job: dict[str, dict[tuple[str, str], Evidence]] = {}
     for row in rows:
         status = _status(row)
         if row.final and status is not None and row.state is not State.UNSUPPORTED:
             evidence = _evidence(row, status)
-            found.setdefault(row.job_id, {})[evidence.key] = evidence
+            by_job.setdefault(row.job_id, {})[evidence.key] = evidence
     return Atlas(
         grid=grid,
         cells=tuple(
@@ -117,7 +117,7 @@ def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atl
                 accelerator=str(job.accelerator),
                 cards=job.cards,
                 batch_size=str(job.batch_size),
-                evidence=tuple(sorted(found.get(job.job_id, {}).values(), key=_order)),
+                evidence=tuple(sorted(by_job.get(job.job_id, {}).values(), key=_order)),
             )
             for job in jobs
         ),
@@ -145,14 +145,12 @@ def merged(one: Atlas, *others: Atlas) -> Atlas:
 
 def _union(cells: Sequence[Cell]) -> Cell:
     evidence: dict[tuple[str, str], Evidence] = {}
-    for each in (each for cell in cells for each in cell.evidence):
-        known = evidence.get(each.key)  # where two tell the same row apart, either order gives one
-        evidence[each.key] = each if known is None else max(known, each, key=_order)
+    for one in (one for cell in cells for one in cell.evidence):
+        known = evidence.get(one.key)  # where two tell the same row apart, either order gives one
+        evidence[one.key] = one if known is None else max(known, one, key=_order)
     first = max(cells, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
     return Cell(
-        **{
-            each.name: getattr(first, each.name) for each in fields(Cell) if each.name != "evidence"
-        },
+        **{one.name: getattr(first, one.name) for one in fields(Cell) if one.name != "evidence"},
         evidence=tuple(sorted(evidence.values(), key=_order)),
     )
 
@@ -211,29 +209,31 @@ def from_json(text: str, name: str) -> Atlas:
     """The atlas in a bundle, of whatever origin; ``name`` is the file's.
 
     Raises:
-        StoreError: it is no bundle, or a field of it has not the type that it should have.
+        StoreError: it is not a valid bundle, or a field has another type.
     """
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{name} is no bundle: {error}") from None
+        raise StoreError(f"{name} is not a valid atlas bundle: {error}") from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        told = whole.get("format") if isinstance(whole, dict) else type(whole).__name__
-        raise StoreError(f"{name} is no bundle of this version: format is {told!r}, not {FORMAT!r}")
+        version = whole.get("format") if isinstance(whole, dict) else type(whole).__name__
+        raise StoreError(
+            f"{name} is not an atlas bundle of this version: format is {version!r}, not {FORMAT!r}"
+        )
     cells = tuple(
         Cell(
             **_plain(cell, Cell, f"{name}: cells[{number}]", leave_out=("evidence",)),
             evidence=tuple(
-                Evidence(**_plain(each, Evidence, f"{name}: cells[{number}].evidence[{index}]"))
-                for index, each in enumerate(_list(cell, "evidence", f"{name}: cells[{number}]"))
+                Evidence(**_plain(one, Evidence, f"{name}: cells[{number}].evidence[{index}]"))
+                for index, one in enumerate(_list(cell, "evidence", f"{name}: cells[{number}]"))
             ),
         )
         for number, cell in enumerate(_list(whole, "cells", name))
     )
     for cell in cells:
-        for each in cell.evidence:
-            if each.status not in (EMULATED, CARD):
-                raise StoreError(f"{name}: {cell.job_id} has the status {each.status!r}")
+        for one in cell.evidence:
+            if one.status not in (EMULATED, CARD):
+                raise StoreError(f"{name}: {cell.job_id} has the status {one.status!r}")
     grid = whole.get("grid")
     if not isinstance(grid, str):
         raise StoreError(f"{name}: grid is {grid!r}, not a name")
@@ -251,29 +251,29 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def _list(value: Any, name: str, where: str) -> list[Any]:
-    found = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(found, list):
-        raise StoreError(f"{where}: {name} is {type(found).__name__}, not a list")
-    return found
+    values = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(values, list):
+        raise StoreError(f"{where}: {name} is {type(values).__name__}, not a list")
+    return values
 
 
 def _plain(value: Any, kind: type, where: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of a record, each of its own type; what a later version added is passed over."""
     if not isinstance(value, dict):
         raise StoreError(f"{where} is {type(value).__name__}, not a mapping")
-    found: dict[str, Any] = {}
-    for each in fields(kind):
-        if each.name in leave_out:
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.name in leave_out:
             continue
-        one = value.get(each.name)
-        if each.type == "tuple[str, ...]":
-            if not isinstance(one, list) or not all(isinstance(item, str) for item in one):
-                raise StoreError(f"{where}: {each.name} is no list of texts")
-            found[each.name] = tuple(one)
+        stored = value.get(field.name)
+        if field.type == "tuple[str, ...]":
+            if not isinstance(stored, list) or not all(isinstance(item, str) for item in stored):
+                raise StoreError(f"{where}: {field.name} is not a list of texts")
+            values[field.name] = tuple(stored)
             continue
-        types = _TYPES[str(each.type)]
-        wrong = not isinstance(one, types) or (isinstance(one, bool) and bool not in types)
-        if wrong or (isinstance(one, float) and not isfinite(one)):
-            raise StoreError(f"{where}: {each.name} is {one!r}, not {each.type}")
-        found[each.name] = one
-    return found
+        types = _TYPES[str(field.type)]
+        wrong = not isinstance(stored, types) or (isinstance(stored, bool) and bool not in types)
+        if wrong or (isinstance(stored, float) and not isfinite(stored)):
+            raise StoreError(f"{where}: {field.name} is {stored!r}, not {field.type}")
+        values[field.name] = stored
+    return values

@@ -60,7 +60,7 @@ def throughput_curve(table: Table, title: str) -> str:
     if table.column_name != BATCH:
         return ""
     series = _series(table)
-    points = [point for each in series.values() for point in each]
+    points = [point for line in series.values() for point in line]
     sizes = {point.batch for point in points}
     if len(sizes) < 2:
         return ""
@@ -71,8 +71,8 @@ def throughput_curve(table: Table, title: str) -> str:
     y = _y_axis(points, table)
     styles = line_styles(table)
     lines = {
-        name: [(x.at(point.batch), y.at(point.value)) for point in each]
-        for name, each in series.items()
+        name: [(x.at(point.batch), y.at(point.value)) for point in line]
+        for name, line in series.items()
     }
     parts = [frame(x, y)]
     for name, line in lines.items():
@@ -405,14 +405,14 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     """Ratios of throughput on one logarithmic scale, with their intervals."""
     parts, labels = [], []
     scale, line = 2.3, 15
-    apart = Differences.among([effect.told for effect in effects])
+    apart = Differences.among([effect.label_setting for effect in effects])
     places = {(effect.setting.model, effect.setting.where) for effect in effects}
     for effect in effects:
         change = f"{effect.before or 'unset'} → {effect.after or 'unset'}"
         about = f"{effect.name.replace('_', ' ')} {change}"
         if len(places) > 1:  # else the table below says it once
             about += f", {effect.setting.model} {effect.setting.where}"
-        if others := described(apart.of(effect.told)):
+        if others := described(apart.of(effect.label_setting)):
             about += f" · {others}"
         labels.append(wrap(one_line(about), LABEL_CHARACTERS))
     longest = max((len(name) for names in labels for name in names), default=0)
@@ -422,15 +422,15 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     for effect, bar, names in zip(effects, bars, labels, strict=True):
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
-        told = units.times(ratio.value)
+        written = units.times(ratio.value)
         if ratio.low is not None:
-            told += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
+            written += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
         low, value, end = (start + scale * v for v in (bar.low, bar.value, bar.high))
         parts += [
             *(text_at(0, middle + 4 + line * n, name) for n, name in enumerate(names)),
             f'<path class="{kind}" d="M{low:.1f} {middle}H{end:.1f}"/>',
             f'<circle class="{kind}" cx="{value:.1f}" cy="{middle}" r="3.6"/>',
-            text_at(start + 100 * scale + 12, middle + 4, told, "ink"),
+            text_at(start + 100 * scale + 12, middle + 4, written, "ink"),
         ]
         foot += 9 + line * len(names)
     parts.insert(0, f'<path class="ideal" d="M{start + 50 * scale} 0V{foot}"/>')
@@ -503,9 +503,9 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
 
 def _width(table: Table) -> int:
     """Pixels of a column: the longest text of any cell."""
-    told = [wording.cell_text(table, *place) for place in table.cells]
+    texts = [wording.cell_text(table, *place) for place in table.cells]
     longest = max(
-        (max((len(one.value) + 2) * 7.4, len(one.note) * 5.7) for one in told), default=0.0
+        (max((len(one.value) + 2) * 7.4, len(one.note) * 5.7) for one in texts), default=0.0
     )
     heads = max((len(one_line(column, 24)) * LETTER for column in table.columns), default=0.0)
     return round(max(62.0, longest + 10, heads + 8))
@@ -518,7 +518,7 @@ def _cell(
     box: tuple[float, float, float],
     index: Mapping[str, int] | None,
 ) -> Iterator[str]:
-    told = wording.cell_text(table, *place)
+    text = wording.cell_text(table, *place)
     at, top, wide = box
     number = (index or {}).get(row.job_id)
     yield f'<g data-row="{number}">' if number is not None else "<g>"
@@ -530,14 +530,14 @@ def _cell(
     kind = "cell" if succeeded else _state(row)
     shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
     yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
-    if told.mark:
-        ring = {"*": "first", "~": "second", "!": "third"}[told.mark]
+    if text.mark:
+        ring = {"*": "first", "~": "second", "!": "third"}[text.mark]
         yield f'<rect class="ring {ring}" {shape}/>'
     middle = at + wide / 2
-    kind = "best" if told.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
-    yield _word(middle, top + (19 if told.note else 26), told.value + _SIGNS[told.mark], kind)
-    if told.note:
-        yield _word(middle, top + 34, told.note, "small")
+    kind = "best" if text.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
+    yield _word(middle, top + (19 if text.note else 26), text.value + _SIGNS[text.mark], kind)
+    if text.note:
+        yield _word(middle, top + 34, text.note, "small")
     yield "</g>"
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.analysis.comparison import Change, RunComparison
 from orchestrator.analysis.flags import Raised, raised_on_each
 from orchestrator.analysis.metrics import figure_changes
-from orchestrator.analysis.rankings import Contest, memory_kind, peak_memory_bytes
+from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import precision_rank
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import StoreError
@@ -125,7 +125,7 @@ def _document(summary: Summary) -> dict[str, object]:
         ],
         "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
-        "best": [_contest(contest) for contest in summary.contests],
+        "best": [_ranking(ranking) for ranking in summary.rankings],
         "underway": {
             "done": summary.underway.done,
             "total": summary.underway.total,
@@ -203,28 +203,28 @@ def _list_parts(records: Iterable[Record]) -> Iterator[str]:
     yield "[]" if opening == "[\n" else "\n]"
 
 
-def _contest(contest: Contest) -> dict[str, object]:
-    best = contest.fastest
+def _ranking(ranking: Ranking) -> dict[str, object]:
+    best = ranking.fastest
     return {
-        "model": contest.setting.model,
-        "dataset": contest.setting.dataset,
-        "accelerator": contest.setting.accelerator,
-        "device": contest.setting.device,
-        "emulated": contest.setting.emulated,
-        "cards": contest.setting.cards,
-        "parameters": dict(contest.setting.parameters),
+        "model": ranking.setting.model,
+        "dataset": ranking.setting.dataset,
+        "accelerator": ranking.setting.accelerator,
+        "device": ranking.setting.device,
+        "emulated": ranking.setting.emulated,
+        "cards": ranking.setting.cards,
+        "parameters": dict(ranking.setting.parameters),
         "job_id": best.job_id,
         "precision": best.precision,
         "batch_size": best.batch_size,
         "throughput": finite(best.metrics.throughput),
         "throughput_low": finite(best.metrics.throughput_low),
         "throughput_high": finite(best.metrics.throughput_high),
-        "unit": contest.unit,
-        "verdict": contest.verdict.value,
-        "tied_job_ids": [row.job_id for row in contest.tied],
-        "lowest_latency_job_id": contest.quickest.job_id if contest.quickest else None,
-        "smallest_memory_job_id": contest.leanest.job_id if contest.leanest else None,
-        "most_work_per_joule_job_id": contest.thriftiest.job_id if contest.thriftiest else None,
+        "unit": ranking.unit,
+        "verdict": ranking.verdict.value,
+        "tied_job_ids": [row.job_id for row in ranking.tied],
+        "lowest_latency_job_id": _job_id(ranking.lowest_latency),
+        "smallest_memory_job_id": _job_id(ranking.smallest_memory),
+        "most_work_per_joule_job_id": _job_id(ranking.most_work_per_joule),
         "best_by_figure": [
             {
                 "name": one.metric.name,
@@ -234,9 +234,13 @@ def _contest(contest: Contest) -> dict[str, object]:
                 "job_id": one.row.job_id,
                 "tied": one.tied,
             }
-            for one in contest.leaders
+            for one in ranking.leaders
         ],
     }
+
+
+def _job_id(row: Measurement | None) -> str | None:
+    return row.job_id if row is not None else None
 
 
 def _flat(row: Measurement, raised: Iterable[Raised]) -> dict[str, object]:
@@ -527,8 +531,8 @@ def _without_maps(table: pa.Table) -> pa.Table:
 
 
 def _json(name: str, values: Mapping[str, Any]) -> str:
-    told = {k: json.loads(v) for k, v in values.items()} if name == "parameters" else dict(values)
-    return json.dumps(told, ensure_ascii=False, sort_keys=True)
+    plain = {k: json.loads(v) for k, v in values.items()} if name == "parameters" else dict(values)
+    return json.dumps(plain, ensure_ascii=False, sort_keys=True)
 
 
 def _nested_export_datasets(table: pa.Table, name: str) -> pa.Table:

@@ -218,7 +218,7 @@ def style_sheet() -> str:
                     for n, v in classes
                 ]
         written += [f"{where} {{{what}}}" for where, what in variants]
-    sheet = re.sub(r"var\((--[\w-]+)\)", lambda found: light[found[1]], "\n".join(written))
+    sheet = re.sub(r"var\((--[\w-]+)\)", lambda match: light[match[1]], "\n".join(written))
     # Fonts of a continuous weight are the browsers' alone.
     return re.sub(r"(font-weight: \d)\d\d", r"\g<1>00", sheet)
 
@@ -323,16 +323,16 @@ def row_record(row: Measurement) -> dict[str, object]:
 
 def _best(summary: Summary) -> Iterator[Record]:
     return (
-        setting_record(summary.settings[contest.fastest.job_id])
-        | row_record(contest.fastest)
+        setting_record(summary.settings[ranking.fastest.job_id])
+        | row_record(ranking.fastest)
         | {
-            "verdict": contest.verdict.value,
-            "tied_job_ids": " ".join(row.job_id for row in contest.tied),
-            "latency_p50_s": contest.fastest.metrics.latency_p50_s,
-            "peak_memory_bytes": peak_memory_bytes(contest.fastest),
-            "peak_memory_of": memory_kind(contest.fastest),
+            "verdict": ranking.verdict.value,
+            "tied_job_ids": " ".join(row.job_id for row in ranking.tied),
+            "latency_p50_s": ranking.fastest.metrics.latency_p50_s,
+            "peak_memory_bytes": peak_memory_bytes(ranking.fastest),
+            "peak_memory_of": memory_kind(ranking.fastest),
         }
-        for contest in summary.contests
+        for ranking in summary.rankings
     )
 
 

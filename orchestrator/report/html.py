@@ -70,7 +70,7 @@ class LeftOut:
     causes: int = 0
 
 
-def shown_of(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], LeftOut]:
+def page_part(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], LeftOut]:
     """The summary as the page prints it, the rows that it lists, and what is left out."""
     if len(summary.rows) <= ORDINARY_ROWS:
         return summary, summary.rows, LeftOut()
@@ -83,13 +83,13 @@ def shown_of(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], LeftOu
     shown = replace(
         summary,
         tables=tables,
-        contests=summary.contests[:MOST_WINNERS],
+        rankings=summary.rankings[:MOST_WINNERS],
         causes=summary.causes[:MOST_CAUSES],
     )
     left_out = LeftOut(
         rows=len(summary.rows) - len(rows),
         tables=len(summary.tables) - len(tables),
-        winners=len(summary.contests) - len(shown.contests),
+        winners=len(summary.rankings) - len(shown.rankings),
         causes=len(summary.causes) - len(shown.causes),
     )
     listed = {row.job_id for row in rows}
@@ -120,7 +120,7 @@ def render(
         with_items: brings the items and images of rows that were read without them.
     """
     jobs = len(summary.rows)
-    summary, listed, left_out = shown_of(summary)
+    summary, listed, left_out = page_part(summary)
     if left_out.rows:
         listed = tuple(with_items(listed))
     points = prompt_points(listed)
@@ -138,15 +138,15 @@ def render(
         head_to_head=[one for one in every if one.id.startswith("head-")],
         sections=[one for one in every if not one.id.startswith("head-")],
         warned=_warnings(summary),
-        timed=any(contest.fastest.metrics.latency_p50_s for contest in summary.contests),
-        metered=any(contest.thriftiest for contest in summary.contests),
+        timed=any(ranking.fastest.metrics.latency_p50_s for ranking in summary.rankings),
+        metered=any(ranking.most_work_per_joule for ranking in summary.rankings),
         tops=_tops(summary),
         prompts=prompts_figure(listed, points, PROMPTS_TITLE),
         images=images_of(listed),
         profiles=profiles_of(listed),
         index={row.job_id: number for number, row in enumerate(listed)},
         apart=Differences.among,
-        contests_apart=Differences.among([one.setting for one in summary.contests]),
+        rankings_apart=Differences.among([one.setting for one in summary.rankings]),
         named=lambda row: _named(summary, row),
         listed_labels=lambda rows: units.listed([summary.label(row) for row in rows], 5),
     )
@@ -165,23 +165,23 @@ def content_security_policy() -> str:
 
 def _warnings(summary: Summary) -> list[str]:
     """In a few words each: what may make a figure less than it seems."""
-    told = []
+    warnings = []
     for banner in summary.banners:
         part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
-        told.append(f"{banner.name}{part}")
+        warnings.append(f"{banner.name}{part}")
     if summary.raised:
-        told.append(units.plural(len(summary.raised), "flagged row"))
-    told += [f"more than one {fact.name}" for fact in summary.provenance.mixed]
+        warnings.append(units.plural(len(summary.raised), "flagged row"))
+    warnings += [f"more than one {fact.name}" for fact in summary.provenance.mixed]
     if summary.damaged:
-        told.append(units.plural(len(summary.damaged), "unreadable file"))
-    return told
+        warnings.append(units.plural(len(summary.damaged), "unreadable file"))
+    return warnings
 
 
 def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
     """The choices of a row: its precision, "" where all have the same, and the rest."""
-    told = summary.chosen(row)
-    first, _, rest = told.partition(" ")
-    return (first, rest) if first == row.precision else ("", told)
+    label = summary.chosen(row)
+    first, _, rest = label.partition(" ")
+    return (first, rest) if first == row.precision else ("", label)
 
 
 def bar(row: Measurement, top: float) -> tuple[float, float, float]:
@@ -195,8 +195,8 @@ def bar(row: Measurement, top: float) -> tuple[float, float, float]:
 def _tops(summary: Summary) -> dict[str, float]:
     """Upper end of the best interval, by unit: bars of one unit share one scale."""
     tops: dict[str, float] = {}
-    for contest in summary.contests:
-        tops[contest.unit] = max(tops.get(contest.unit, 0.0), interval(contest.fastest)[1])
+    for ranking in summary.rankings:
+        tops[ranking.unit] = max(tops.get(ranking.unit, 0.0), interval(ranking.fastest)[1])
     return tops
 
 
@@ -443,7 +443,7 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
     jobs = [number for _, _, number in shown] if len(spans) < span_count(timeline) else []
     if jobs:
         index = {}
-    told: Json = {
+    data: Json = {
         "origin": round(origin, 3),
         "windows": [[round(a - origin, 2), round(b - origin, 2)] for a, b in timeline.windows],
         "lanes": [
@@ -462,7 +462,7 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
         "attempt": [span.row.attempt_number for _, span in spans],
         "probe": [int(span.row.purpose != "measure") for _, span in spans],
     }
-    return told | ({"jobs": jobs} if jobs else {})
+    return data | ({"jobs": jobs} if jobs else {})
 
 
 # ---------------------------------------------------------------- images
@@ -491,17 +491,17 @@ class Images:
 
 def images_of(rows: Sequence[Measurement]) -> Images:
     """The images of these rows, in their order, up to ``MOST_BYTES``."""
-    kept = [(row, row.image) for row in rows if row.image and row.image.startswith(_PNG)]
+    images = [(row, row.image) for row in rows if row.image and row.image.startswith(_PNG)]
     shown: list[Shown] = []
     left = MOST_BYTES
-    for row, image in kept:
+    for row, image in images:
         if len(image) <= left:
             left -= len(image)
             text = base64.b64encode(image).decode()
             shown.append(Shown(row=row, source=f"data:image/png;base64,{text}"))
     return Images(
         shown=tuple(shown),
-        left_out=len(kept) - len(shown),
+        left_out=len(images) - len(shown),
         random_weights=all(one.row.random_weights for one in shown),
     )
 
@@ -528,11 +528,11 @@ def profiles_of(rows: Sequence[Measurement]) -> tuple[Profiled, ...]:
 
 
 def _profiled(row: Measurement) -> Profiled:
-    told, name = row.details, paths.trace_of(row.attempt_id)
-    kept = told.get("profile_trace_bytes", "").isdigit() and paths.is_trace(name)
+    details, name = row.details, paths.trace_of(row.attempt_id)
+    has_trace = details.get("profile_trace_bytes", "").isdigit() and paths.is_trace(name)
     return Profiled(
         row=row,
-        operators=tuple(filter(None, told.get("profile_operators", "").split("; "))),
-        about=tuple(word + told[key] for word, key in _ABOUT if key in told),
-        trace=name if kept else "",
+        operators=tuple(filter(None, details.get("profile_operators", "").split("; "))),
+        about=tuple(word + details[key] for word, key in _ABOUT if key in details),
+        trace=name if has_trace else "",
     )

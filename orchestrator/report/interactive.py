@@ -106,12 +106,12 @@ def _walls(limits: Sequence[tuple[float, float]]) -> Iterator[str]:
                 for tick in range(round(top / step) + 1):
                     fixed = {axis: side, across: tick * step / top}
                     ends.append((_point({**fixed, along: 0.0}), _point({**fixed, along: 1.0})))
-            told = ";".join(" ".join(f"{v:.4g}" for v in (*a, *b)) for a, b in ends)
+            coordinates = ";".join(" ".join(f"{v:.4g}" for v in (*a, *b)) for a, b in ends)
             lines = "".join(_segment(a, b) for a, b in ends)
             behind = projected(_point({axis: side, others[0]: 0.5, others[1]: 0.5}))[2] > 0
             hidden = "" if behind else ' display="none"'
             yield (
-                f'<path class="grid" data-wall="{axis} {side:g}" data-ends="{told}" '
+                f'<path class="grid" data-wall="{axis} {side:g}" data-ends="{coordinates}" '
                 f'd="{lines}"{hidden}/>'
             )
 
@@ -135,9 +135,9 @@ def _text(place: Place, off: float, text: str, kind: str = "tick") -> str:
     x, y, _ = projected(place)
     away = math.hypot(x - CENTRE[0], y - CENTRE[1]) or 1.0
     x, y = x + off * (x - CENTRE[0]) / away, y + off * (y - CENTRE[1]) / away
-    told = " ".join(f"{value:.4g}" for value in place)
+    coordinates = " ".join(f"{value:.4g}" for value in place)
     written = text_at(x, y + 4, text, kind, "middle")
-    return written.replace("<text ", f'<text data-at="{told}" data-off="{off}" ', 1)
+    return written.replace("<text ", f'<text data-at="{coordinates}" data-off="{off}" ', 1)
 
 
 def _legend(precisions: Sequence[str]) -> Iterator[str]:
@@ -262,8 +262,8 @@ def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
 def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
     """Ticks of the time since the start; of several windows, how long they are together."""
     if windows > 1:
-        told = f"{units.seconds(wall)} in {windows} invocations, laid end to end"
-        yield text_at(LEFT, y, told, "small")
+        text = f"{units.seconds(wall)} in {windows} invocations, laid end to end"
+        yield text_at(LEFT, y, text, "small")
         return
     unit_s, unit = (60, "min") if wall >= _IN_MINUTES_S else (1, "s")
     _, step = nice_top(wall / unit_s)

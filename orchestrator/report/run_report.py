@@ -145,10 +145,10 @@ def read_status(store: Store) -> RunStatus | None:
         status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
-    return as_it_stands(status, store.path)
+    return current_status(status, store.path)
 
 
-def as_it_stands(status: RunStatus, run: Path) -> RunStatus:
+def current_status(status: RunStatus, run: Path) -> RunStatus:
     """The last status of a run's driver, without what is not true any more if that has died."""
     if not status.finished and driver_lives(run) is False:
         return status.without_driver()

@@ -96,8 +96,8 @@ def _tie(ratio: Ratio) -> str:
 
 def _effects(summary: Summary) -> Section:
     effects = summary.effects
-    apart = Differences.among([effect.told for effect in effects])
-    rows = [_effect(effect, described(apart.of(effect.told))) for effect in effects]
+    apart = Differences.among([effect.label_setting for effect in effects])
+    rows = [_effect(effect, described(apart.of(effect.label_setting))) for effect in effects]
     title = "Throughput, times the baseline's. The table below has the values."
     return Section(
         id="effects",
@@ -227,16 +227,16 @@ def _training(summary: Summary) -> Section:
 
 def _without_blanks(table: Table) -> Table:
     """The table without columns that say nothing in any row."""
-    kept = [
+    columns = [
         column
         for column in range(len(table.head))
         if any(row[column] != units.MISSING for row in table.rows)
     ]
     return replace(
         table,
-        head=tuple(table.head[column] for column in kept),
-        rows=tuple(tuple(row[column] for column in kept) for row in table.rows),
-        numbers=tuple(place for place, column in enumerate(kept) if column in table.numbers),
+        head=tuple(table.head[column] for column in columns),
+        rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
+        numbers=tuple(place for place, column in enumerate(columns) if column in table.numbers),
     )
 
 

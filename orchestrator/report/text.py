@@ -17,7 +17,7 @@ from rich.text import Text
 
 from orchestrator.analysis.comparison import RunComparison
 from orchestrator.analysis.metrics import figure_changes
-from orchestrator.analysis.rankings import Contest
+from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.summary import SHORT_STATE, STATE_MEANING, Cause, Summary
 from orchestrator.analysis.tables import Table as CellTable
@@ -249,39 +249,39 @@ def _provenance(summary: Summary) -> Iterator[Block]:
 
 
 def _rankings(summary: Summary) -> Iterator[Block]:
-    if not summary.contests:
+    if not summary.rankings:
         return
-    apart = Differences.among([contest.setting for contest in summary.contests])
+    apart = Differences.among([ranking.setting for ranking in summary.rankings])
     entries = tuple(
         (
             Facts(
-                title=f"{contest.setting.model} · {contest.setting.where}",
-                about=described(apart.of(contest.setting)),
-                pairs=tuple(_best(contest, summary)),
+                title=f"{ranking.setting.model} · {ranking.setting.where}",
+                about=described(apart.of(ranking.setting)),
+                pairs=tuple(_best(ranking, summary)),
             ),
         )
-        for contest in summary.contests
+        for ranking in summary.rankings
     )
     yield Heading(text="Best setting for each model and device")
     yield Many(entries=entries, most=MOST_LINES, noun="ranking")
 
 
-def _best(contest: Contest, summary: Summary) -> Iterator[tuple[str, str]]:
-    best, chosen = contest.fastest, summary.chosen
+def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
+    best, chosen = ranking.fastest, summary.chosen
     yield "highest throughput", f"{chosen(best)}: {wording.throughput(best)}"
-    yield "verdict", wording.standing(contest, chosen)
+    yield "verdict", wording.standing(ranking, chosen)
     if loss := wording.losses(best):
         yield "its loss", loss.removeprefix("loss ")
     if best.metrics.tpot_p50_s is not None:
         yield "its latency", wording.token_times(best)
-    if (row := contest.quickest) is not None:
+    if (row := ranking.lowest_latency) is not None:
         latency = units.seconds(row.metrics.latency_p50_s)
         yield "lowest latency", f"{chosen(row)}: {latency} a prompt (p50)"
-    if (row := contest.leanest) is not None:
+    if (row := ranking.smallest_memory) is not None:
         yield "smallest memory", f"{chosen(row)}: {wording.memory(row)}"
-    if (row := contest.thriftiest) is not None:
+    if (row := ranking.most_work_per_joule) is not None:
         yield "most work per joule", f"{chosen(row)}: {wording.energy(row)}"
-    for one in contest.leaders:
+    for one in ranking.leaders:
         yield one.title, wording.leader(one, chosen(one.row))
 
 
@@ -291,7 +291,7 @@ def _answer(summary: Summary, page: str) -> Iterator[Block]:
     if sentences or page:
         yield Line(text="")
     for text in sentences:
-        yield Line(text=text, style="bold" if summary.contests else "bad")
+        yield Line(text=text, style="bold" if summary.rankings else "bad")
     if page:
         yield Line(text=f"page: {page}", whole=True)
 

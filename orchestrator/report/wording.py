@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import quality_note
 from orchestrator.analysis.rankings import (
-    Contest,
     HeadToHead,
     Leader,
+    Ranking,
     Verdict,
     memory_kind,
     peak_memory_bytes,
@@ -86,15 +86,15 @@ def figure(row: Measurement) -> str:
     return f"({units.number(row.metrics.throughput, 2)})"
 
 
-def standing(contest: Contest, name: Callable[[Measurement], str]) -> str:
-    """Say whether the fastest row of a contest has won, with the names of those that tie."""
-    if contest.verdict is Verdict.TIED:
-        return f"tied with {units.listed([name(row) for row in contest.tied])}: intervals overlap"
+def standing(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
+    """Say whether the fastest row of a ranking has won, with the names of those that tie."""
+    if ranking.verdict is Verdict.TIED:
+        return f"tied with {units.listed([name(row) for row in ranking.tied])}: intervals overlap"
     return {
         Verdict.CLEAR_WINNER: "clear winner",
         Verdict.NOT_KNOWN: "no winner: too few repeats for an interval of the first or the second",
         Verdict.ALONE: "nothing to compare with",
-    }[contest.verdict]
+    }[ranking.verdict]
 
 
 def throughput(row: Measurement) -> str:
@@ -208,38 +208,38 @@ def where(row: Measurement) -> str:
 
 # ---------------------------------------------------------------- the answer of a run
 
-#: Sentences; the tables have all contests.
+#: Sentences; the tables have all rankings.
 MOST_ANSWERS = 3
 _REASON_LENGTH = 160
 
 
 def answers(summary: Summary) -> tuple[str, ...]:
     """The sentences, the most important first; empty where no row was written."""
-    if not summary.contests:
+    if not summary.rankings:
         return _nothing_ranked(summary) if summary.measured else _nothing_measured(summary)
-    told = [*filter(None, map(_sides, summary.head_to_head))]
+    sentences = [*filter(None, map(_sides, summary.head_to_head))]
     # A row that nothing was compared with is no answer where others are.
-    held = [one for one in summary.contests if one.verdict is not Verdict.ALONE]
-    shown = (held or summary.contests)[:MOST_ANSWERS]
-    told += [_contest(one, summary) for one in shown]
-    more = len(summary.contests) - len(shown)
+    compared = [one for one in summary.rankings if one.verdict is not Verdict.ALONE]
+    shown = (compared or summary.rankings)[:MOST_ANSWERS]
+    sentences += [_ranking(one, summary) for one in shown]
+    more = len(summary.rankings) - len(shown)
     if more > 0:
-        told.append(f"{units.plural(more, 'more result')} in the table.")
-    return tuple(told)
+        sentences.append(f"{units.plural(more, 'more result')} in the table.")
+    return tuple(sentences)
 
 
-def best_text(contest: Contest, chosen: str) -> str:
-    """The fastest setting of a contest in one line; ``chosen`` is its label."""
-    row = contest.fastest
-    rate = f"{figure(row)} {contest.unit} {plus_minus(row)}".rstrip()
-    tied = f" (tied with {len(contest.tied)} more)" if contest.tied else ""
-    rank = "Best" if contest.winner else "Fastest"
-    return f"{rank} of {row.model}, {contest.setting.where}: {chosen}, {rate}{tied}"
+def best_text(ranking: Ranking, chosen: str) -> str:
+    """The fastest setting of a ranking in one line; ``chosen`` is its label."""
+    row = ranking.fastest
+    rate = f"{figure(row)} {ranking.unit} {plus_minus(row)}".rstrip()
+    tied = f" (tied with {len(ranking.tied)} more)" if ranking.tied else ""
+    rank = "Best" if ranking.winner else "Fastest"
+    return f"{rank} of {row.model}, {ranking.setting.where}: {chosen}, {rate}{tied}"
 
 
-def place(contest: Contest) -> str:
-    """The device of a contest in a word or two: ``Gaudi2``, ``4 × emulated HPU``."""
-    setting = contest.setting
+def place(ranking: Ranking) -> str:
+    """The device of a ranking in a word or two: ``Gaudi2``, ``4 × emulated HPU``."""
+    setting = ranking.setting
     name = card_name(setting.accelerator, setting.device, emulated=setting.emulated)
     cards = f"{setting.cards} × " if setting.cards > 1 else ""
     return f"{cards}{name}"
@@ -251,8 +251,8 @@ def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
         return (f"Nothing can be ranked: {measured}, none of them with a throughput.",)
     flags = [f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged]
     why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
-    told = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
-    return (f"{told} ({units.listed(flags)}), as in: {why}. --force measures again.",)
+    sentence = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
+    return (f"{sentence} ({units.listed(flags)}), as in: {why}. --force measures again.",)
 
 
 def _nothing_measured(summary: Summary) -> tuple[str, ...]:
@@ -265,36 +265,37 @@ def _nothing_measured(summary: Summary) -> tuple[str, ...]:
     return (f"Nothing was measured{so_far}. {jobs} {cause.state}: {reason}",)
 
 
-def _contest(contest: Contest, summary: Summary) -> str:
-    best = contest.fastest
+def _ranking(ranking: Ranking, summary: Summary) -> str:
+    best = ranking.fastest
     name = f"{summary.labels[best.job_id].work} {summary.chosen(best)}".strip()
-    alike = [one.setting for one in summary.contests]
+    alike = [one.setting for one in summary.rankings]
     place_words = [
-        getattr(contest.setting, name)
+        getattr(ranking.setting, name)
         for name in ("model", "dataset")
         if len({getattr(one, name) for one in alike}) > 1
     ]
     model = f"{', '.join(place_words)}: " if place_words else ""
-    figure = f"{units.number(best.metrics.throughput)} {contest.unit}"
-    where = f"on {place(contest)}"
-    if contest.verdict is Verdict.ALONE:
+    figure = f"{units.number(best.metrics.throughput)} {ranking.unit}"
+    where = f"on {place(ranking)}"
+    if ranking.verdict is Verdict.ALONE:
         return f"{model}{name} reaches {figure} {where}; nothing to compare with."
-    if contest.verdict is Verdict.NOT_KNOWN:
+    if ranking.verdict is Verdict.NOT_KNOWN:
         return f"{model}{name} was fastest {where} ({figure}), with too few repeats to be sure."
-    told = [*_margin(contest, summary)]
-    if contest.tied:
-        told.append(f"tied with {units.listed([summary.chosen(row) for row in contest.tied], 3)}")
-    rest = f": {', '.join(told)}" if told else ""
+    remarks = [*_margin(ranking, summary)]
+    if ranking.tied:
+        names = [summary.chosen(row) for row in ranking.tied]
+        remarks.append(f"tied with {units.listed(names, 3)}")
+    rest = f": {', '.join(remarks)}" if remarks else ""
     return f"{model}{name} is fastest {where} at {figure}{rest}."
 
 
-def _margin(contest: Contest, summary: Summary) -> Iterator[str]:
+def _margin(ranking: Ranking, summary: Summary) -> Iterator[str]:
     """Times as fast as the widest precision at its best, else as the fastest row that it
     does not tie with."""
-    best = contest.fastest
-    widest = min((row.precision for row in contest.ranked), key=precision_rank)
-    tied = {row.job_id for row in contest.tied}
-    beaten = [row for row in contest.ranked[1:] if row.job_id not in tied]
+    best = ranking.fastest
+    widest = min((row.precision for row in ranking.ranked), key=precision_rank)
+    tied = {row.job_id for row in ranking.tied}
+    beaten = [row for row in ranking.ranked[1:] if row.job_id not in tied]
     plain = next((row for row in beaten if row.precision == widest), None)
     if plain is not None and best.precision != widest:
         yield f"{_times(best, plain)} {widest}"
@@ -321,5 +322,5 @@ def _sides(one: HeadToHead) -> str:
         value, low, high = 1 / value, *(None if v is None else 1 / v for v in (high, low))
     ends = [] if low is None else [units.times(low), units.times(high)]
     span = f"{ends[0]} to {ends[1]}, " if len(set(ends)) > 1 else ""
-    told = f"{one.sides[side]} is {units.times(value)} {other} at equal settings"
-    return f"{told} ({span}{settings})."
+    sentence = f"{one.sides[side]} is {units.times(value)} {other} at equal settings"
+    return f"{sentence} ({span}{settings})."

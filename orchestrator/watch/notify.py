@@ -33,7 +33,7 @@ from workloads.util import files
 
 if TYPE_CHECKING:
     from orchestrator.analysis.comparison import RunComparison
-    from orchestrator.analysis.rankings import Contest
+    from orchestrator.analysis.rankings import Ranking
     from orchestrator.analysis.summary import Summary
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
@@ -91,7 +91,7 @@ class Notice:
             "counts": counts,
             "emulated": emulated,
             "wall_s": finite(summary.timeline.wall_s) if summary is not None else None,
-            "best": [_best(contest) for contest in (summary.contests if summary else ())],
+            "best": [_best(ranking) for ranking in (summary.rankings if summary else ())],
             "since": _since(self.since),
             "host": self.host,
             "rows": self.rows,
@@ -110,8 +110,8 @@ class Notice:
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
             lines += [
-                best_text(contest, summary.chosen(contest.fastest))
-                for contest in summary.contests[:BEST_SHOWN]
+                best_text(ranking, summary.chosen(ranking.fastest))
+                for ranking in summary.rankings[:BEST_SHOWN]
             ]
             if self.since is not None:
                 lines.append(since_text(self.since))
@@ -145,21 +145,21 @@ def _since(found: RunComparison | None) -> dict[str, Any] | None:
     }
 
 
-def _best(contest: Contest) -> dict[str, Any]:
-    row, metrics = contest.fastest, contest.fastest.metrics
+def _best(ranking: Ranking) -> dict[str, Any]:
+    row, metrics = ranking.fastest, ranking.fastest.metrics
     return {
         "model": row.model,
         "workload": row.workload,
-        "where": contest.setting.where,
+        "where": ranking.setting.where,
         "precision": row.precision,
         "batch_size": row.batch_size,
         "engine": row.engine,
         "throughput": finite(metrics.throughput),
-        "throughput_unit": contest.unit,
+        "throughput_unit": ranking.unit,
         "throughput_low": finite(metrics.throughput_low),
         "throughput_high": finite(metrics.throughput_high),
-        "not_told_apart_from": len(contest.tied),
-        "verdict": contest.verdict.value,
+        "not_told_apart_from": len(ranking.tied),
+        "verdict": ranking.verdict.value,
         "emulated": row.emulated,
         "job_id": row.job_id,
     }

@@ -28,7 +28,7 @@ from orchestrator.analysis.summary import STALE_AFTER_S, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
-from orchestrator.report.run_report import as_it_stands
+from orchestrator.report.run_report import current_status
 from orchestrator.results import disk, paths
 from orchestrator.results.finding import existing_runs
 from orchestrator.results.scan import scan_rows
@@ -104,7 +104,7 @@ class RunFeed:
         now = self._clock()
         status, silent_s = self._status, self._silent_s(now)
         if status is not None:
-            status = as_it_stands(status, self._store.path)
+            status = current_status(status, self._store.path)
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
         return {
             "run": self._store.run,
@@ -293,7 +293,7 @@ class RunEntry:
     eta_high_s: float | None = None
     at: float | None = None  # when its driver last spoke, seconds since the epoch
     note: str = ""  # why it waits, was stopped or is in trouble
-    best: str = ""  # the fastest setting of its first contest
+    best: str = ""  # the fastest setting of its first ranking
 
 
 def state_of(status: RunStatus) -> str:
@@ -325,8 +325,8 @@ def _entry(store: Store) -> RunEntry:
     best, note = "", ""
     try:
         summary, _ = read_summary(store, lean=True)
-        for contest in summary.contests[:1]:
-            best = best_text(contest, summary.chosen(contest.fastest))
+        for ranking in summary.rankings[:1]:
+            best = best_text(ranking, summary.chosen(ranking.fastest))
     except StoreError as error:
         note = str(error).splitlines()[0]
     status = None

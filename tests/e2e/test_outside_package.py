@@ -50,7 +50,7 @@ compare = ["compare", "before", "after", "--all", "--json", "--allow", "flags"]
 for typed in (["report", "after", "--json"], compare):
     with open(typed[0] + ".json", "w") as file, contextlib.redirect_stdout(file):
         assert main(typed) == 0
-from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.core.labels import labels_of
 from orchestrator.results.store import Store
@@ -58,14 +58,14 @@ from workloads.training.techniques import all_techniques
 rows = Store.existing(Path("results"), "after").measurements()
 labels = {job_id: str(label) for job_id, label in labels_of(rows).items()}
 order = [kind.name for kind in all_techniques()]
-contests = [
+rankings = [
     {
-        "parameters": dict(contest.setting.parameters),
-        "leaders": {one.metric.name: one.row.job_id for one in contest.leaders},
+        "parameters": dict(ranking.setting.parameters),
+        "leaders": {one.metric.name: one.row.job_id for one in ranking.leaders},
     }
-    for contest in hold_contests(rows, settings_of(rows))
+    for ranking in rankings_of(rows, settings_of(rows))
 ]
-Path("more.json").write_text(json.dumps({"labels": labels, "order": order, "contests": contests}))
+Path("more.json").write_text(json.dumps({"labels": labels, "order": order, "rankings": rankings}))
 """
 
 
@@ -149,13 +149,13 @@ def test_all_of_them_run(outside: SimpleNamespace) -> None:
 
 
 def test_the_metric_is_in_rows_rankings_and_comparisons(outside: SimpleNamespace) -> None:
-    """It is of our own workload: its rows have it and no others, the contest names the row with
+    """It is of our own workload: its rows have it and no others, the ranking names the row with
     the least of it, and a comparison knows its unit and direction."""
     named = "workload_metrics.last_step_loss"
     found = {row["job_id"]: row[named] for row in outside.rows if named in row}
     trained = {row["job_id"] for row in outside.rows if row["workload"] == "finetuning"}
     assert found.keys() == trained and all(value > 0 for value in found.values())
-    leaders = [each["leaders"].get("last_step_loss") for each in outside.more["contests"]]
+    leaders = [each["leaders"].get("last_step_loss") for each in outside.more["rankings"]]
     assert [job for job in leaders if job] == [min(found, key=lambda job: found[job])]
     told = [
         (figure["unit"], figure["better"])
@@ -183,7 +183,7 @@ def test_the_workload_reports_a_figure_of_its_own(outside: SimpleNamespace) -> N
 
 def test_the_technique_acts_and_is_a_choice(outside: SimpleNamespace) -> None:
     """It acts where its order says, trains another model, is named in the label, and meets the
-    plain row in one contest; unequal sizes, which are other work, do not meet."""
+    plain row in one ranking; unequal sizes, which are other work, do not meet."""
     order = outside.more["order"]
     place = order.index("gradient-signs")
     assert order[place + 1] == "compilation" and "optimizers" in order[:place]
@@ -196,6 +196,6 @@ def test_the_technique_acts_and_is_a_choice(outside: SimpleNamespace) -> None:
     labels = outside.more["labels"]
     assert "no gradient signs" in labels[plain["job_id"]]
     assert "gradient signs" in labels[signed["job_id"]].replace("no gradient signs", "")
-    contests = [each["parameters"] for each in outside.more["contests"]]
-    assert len(contests) == 3 and sum("method" in each for each in contests) == 1
-    assert not any("gradient_signs" in each for each in contests)
+    rankings = [each["parameters"] for each in outside.more["rankings"]]
+    assert len(rankings) == 3 and sum("method" in each for each in rankings) == 1
+    assert not any("gradient_signs" in each for each in rankings)

@@ -53,7 +53,7 @@ def test_the_headline_is_the_answer() -> None:
         measured(179.5, precision="fp16", batch_size=16),
     ]
     summary = summarize(rows)
-    unit = summary.contests[0].unit
+    unit = summary.rankings[0].unit
     (told,) = answers(summary)
     assert told == f"bf16 is fastest on Gaudi2 at 180.0 {unit}: 1.80× fp32, tied with fp16."
     page = render(summary, rows)

@@ -141,7 +141,8 @@ def test_each_experiment_has_a_baseline_of_its_own() -> None:
             job = a_job(experiment=experiment, precision=precision, parameters=parameters)
             rows.append(with_rate(night.add(job), rate * factor))
     found = {
-        (e.name, e.before, e.after, e.told.parameters) for e in effects_of(rows, settings_of(rows))
+        (e.name, e.before, e.after, e.label_setting.parameters)
+        for e in effects_of(rows, settings_of(rows))
     }
     there = (("batching", "continuous"),)
     assert found == {

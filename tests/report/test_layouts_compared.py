@@ -7,7 +7,7 @@ from pathlib import Path
 from measurement_factory import Night, with_interval
 
 from orchestrator.analysis.effects import effects_of
-from orchestrator.analysis.rankings import Verdict, hold_contests
+from orchestrator.analysis.rankings import Verdict, rankings_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.grid.parser import parse_grid
 
@@ -30,7 +30,7 @@ experiments:
 """
 
 
-def test_all_layouts_of_the_grid_meet_in_one_contest() -> None:
+def test_all_layouts_of_the_grid_meet_in_one_ranking() -> None:
     """Pipelines are ranked with copies and split matrices on the same cards."""
     path = ROOT / "grids" / "parallelism.yaml"
     night = Night(emulated=False)
@@ -38,11 +38,11 @@ def test_all_layouts_of_the_grid_meet_in_one_contest() -> None:
         with_interval(night.add(job), 100.0 + number * 10, 1.0)
         for number, job in enumerate(parse_grid(path.read_bytes(), path.name).jobs())
     ]
-    (contest,) = hold_contests(rows, settings_of(rows))
-    assert contest.contenders == len(rows) == 9 and contest.verdict is Verdict.CLEAR_WINNER
-    strategies = {row.parameters["strategy"] for row in contest.ranked}
+    (ranking,) = rankings_of(rows, settings_of(rows))
+    assert ranking.contenders == len(rows) == 9 and ranking.verdict is Verdict.CLEAR_WINNER
+    strategies = {row.parameters["strategy"] for row in ranking.ranked}
     assert strategies == {"ddp", "fsdp2", "zero1", "pipeline"}
-    assert contest.fastest.parameters["strategy"] == "pipeline"
+    assert ranking.fastest.parameters["strategy"] == "pipeline"
 
 
 def test_a_pipeline_has_its_ratio_beside_copies() -> None:

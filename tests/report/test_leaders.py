@@ -35,8 +35,8 @@ def verified(name: str, values: list[float]) -> list[Measurement]:
 
 
 def leaders(rows: list[Measurement]) -> tuple[Leader, ...]:
-    (contest,) = summarize(rows).contests
-    return contest.leaders
+    (ranking,) = summarize(rows).rankings
+    return ranking.leaders
 
 
 values = st.lists(st.floats(0, 1e6), min_size=2, max_size=4)
@@ -75,9 +75,9 @@ def test_every_form_of_the_report_names_the_leader() -> None:
     """Terminal, Markdown, page and JSON say which row it is; the fastest is another one."""
     rows = verified("largest_logit_difference", [0.5, 0.75, 0.125])
     summary = summarize(rows)
-    (contest,) = summary.contests
-    (leader,) = contest.leaders
-    assert leader.row is not contest.fastest
+    (ranking,) = summary.rankings
+    (leader,) = ranking.leaders
+    assert leader.row is not ranking.fastest
     out = io.StringIO()
     print_summary(summary, Console(file=out, width=200))
     words = f"best largest logit difference {summary.chosen(leader.row)}: 0.1250"

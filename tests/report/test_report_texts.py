@@ -103,7 +103,7 @@ def test_json_holds_findings_and_rows() -> None:
     """The JSON names the winner, its ties, the causes and every row, with numbers as numbers."""
     summary = summarize(every_state(items=1))
     document = json.loads(to_json(summary))
-    assert document["best"][0]["job_id"] == summary.contests[0].fastest.job_id
+    assert document["best"][0]["job_id"] == summary.rankings[0].fastest.job_id
     assert len(document["rows"]) == len(summary.rows)
     assert document["counts"]["SUCCEEDED"] == summary.counts[State.SUCCEEDED]
     assert isinstance(document["rows"][0]["throughput"], float)

@@ -13,7 +13,7 @@ from measurement_factory import Night, a_job, with_interval
 from pydantic.fields import FieldInfo
 
 from orchestrator.analysis.effects import effects_of
-from orchestrator.analysis.rankings import hold_contests
+from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import MAX, Accelerator, Job
@@ -113,13 +113,13 @@ def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
 def test_a_role_decides_who_is_ranked_against_whom(
     pair: tuple[str, Measurement, Measurement],
 ) -> None:
-    """Rows that differ in a choice alone, or in what is neutral, meet in one contest and are told
+    """Rows that differ in a choice alone, or in what is neutral, meet in one ranking and are told
     apart there; rows that differ in work never meet."""
     name, first, second = pair
     assume(first.job_id != second.job_id)
     declared = {**FIELDS, **WORKLOADS[first.workload].declared(first.engine)}
-    contests = hold_contests([first, second], settings_of([first, second]))
-    assert len(contests) == (2 if declared[name].role == "work" else 1)
+    rankings = rankings_of([first, second], settings_of([first, second]))
+    assert len(rankings) == (2 if declared[name].role == "work" else 1)
     if declared[name].role != "work":
         told = summarize([first, second])
         assert told.chosen(first) != told.chosen(second)
@@ -141,16 +141,16 @@ def test_an_effect_is_of_a_choice(pair: tuple[str, Measurement, Measurement]) ->
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), workload=st.sampled_from(sorted(WORKLOADS)))
 def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
-    """Not for two tables of a report, and not for two contenders of one contest."""
+    """Not for two tables of a report, and not for two contenders of one ranking."""
     drawn = data.draw(
         st.lists(jobs(workload), min_size=2, max_size=6, unique_by=lambda j: j.job_id)
     )
     summary = summarize([row_of(job) for job in drawn])
     tables = [(table.title, tuple(table.about.items())) for table in summary.tables]
     assert len(set(tables)) == len(tables)
-    for contest in summary.contests:
-        told = [summary.chosen(row) for row in (contest.fastest, *contest.tied)]
-        assert len(set(told)) == len(told) == contest.contenders
+    for ranking in summary.rankings:
+        told = [summary.chosen(row) for row in (ranking.fastest, *ranking.tied)]
+        assert len(set(told)) == len(told) == ranking.contenders
 
 
 @settings(max_examples=100, deadline=None)
@@ -196,7 +196,7 @@ def test_what_nobody_declares_is_work_and_is_told() -> None:
         for value in (1, 2, None)
     ]
     summary = summarize(rows)
-    assert len(summary.contests) == 3
+    assert len(summary.rankings) == 3
     (flag,) = [flag for flag in summary.banners if flag.name == "Unknown settings"]
     assert (flag.count, flag.details) == (3, ("elsewhere: speed",))
 
@@ -206,6 +206,6 @@ def test_rows_of_an_earlier_version_meet_those_of_this_one() -> None:
     now = row_of(a_job(parameters=(("batching", "continuous"), ("output_tokens", 128))))
     earlier = row_of(a_job(parameters=(("batching", "refill"),), precision="fp32"))
     summary = summarize([now, earlier])
-    (contest,), (table,) = summary.contests, summary.tables
-    assert contest.contenders == len(table.cells) == 2
+    (ranking,), (table,) = summary.rankings, summary.tables
+    assert ranking.contenders == len(table.cells) == 2
     assert set(map(str, summary.labels.values())) == {"bf16", "fp32"}

@@ -14,7 +14,7 @@ from measurement_factory import START, Night, a_job, every_state, precision_grid
 from orchestrator.analysis.rankings import peak_memory_bytes
 from orchestrator.analysis.selection import newest_final
 from orchestrator.analysis.summary import summarize
-from orchestrator.analysis.timeline import held_cards, timeline_of, union
+from orchestrator.analysis.timeline import cards_of, timeline_of, union
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
@@ -34,7 +34,7 @@ def test_no_rows_make_an_empty_summary() -> None:
     """A run without rows has a summary that says so."""
     summary = summarize([])
     assert summary.verdict == "No row has been written yet."
-    assert not summary.tables and not summary.contests and not summary.timeline.lanes
+    assert not summary.tables and not summary.rankings and not summary.timeline.lanes
 
 
 def test_the_newest_final_row_of_a_job_counts() -> None:
@@ -123,7 +123,7 @@ def test_a_table_orders_precisions_and_sizes() -> None:
 
 
 def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
-    """Rows of other output lengths, cards or datasets make contests of their own, and tables, but
+    """Rows of other output lengths, cards or datasets make rankings of their own, and tables, but
     for the lengths: where precision and batch size leave an axis free, they are its lines."""
     night = Night()
     night.add(a_job())
@@ -132,7 +132,7 @@ def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
     night.add(a_job(dataset="english-prompts"))
     summary = summarize(night.rows)
     assert [len(table.cells) for table in summary.tables] == [2, 1, 1]
-    assert len(summary.contests) == 4 and summary.tables[0].best == frozenset()
+    assert len(summary.rankings) == 4 and summary.tables[0].best == frozenset()
     assert set(summary.tables[0].lines) == {"output tokens 128", "output tokens 16"}
     assert summary.shared["text-generation"]["attention"] == "sdpa"
 
@@ -162,8 +162,8 @@ def test_attention_and_engine_are_free_choices() -> None:
     night.add(a_job())
     night.add(a_job(parameters=(("attention", "eager"), ("output_tokens", 128))))
     night.add(a_job(engine="other"))
-    (contest,) = summarize(night.rows).contests
-    assert contest.contenders == 3
+    (ranking,) = summarize(night.rows).rankings
+    assert ranking.contenders == 3
 
 
 def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
@@ -171,17 +171,17 @@ def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
     night = Night()
     for steps in (10, 20):
         night.add(a_job(parameters=(("steps", steps),)))
-    assert len(summarize(night.rows).contests) == 2
+    assert len(summarize(night.rows).rankings) == 2
 
 
 def test_overlapping_intervals_are_a_tie() -> None:
     """A setting whose interval reaches the fastest's is tied, one that does not is not; those that
     share the first place are marked so, and none has a star."""
     rows = measured({"bf16": (100.0, 5.0), "fp16": (92.0, 3.0), "fp32": (91.0, 3.5)})
-    (contest,) = summarize(rows).contests
-    assert contest.fastest.precision == "bf16" and contest.winner is None
-    assert [row.precision for row in contest.tied] == ["fp16"]
-    assert contest.verdict == "tied"
+    (ranking,) = summarize(rows).rankings
+    assert ranking.fastest.precision == "bf16" and ranking.winner is None
+    assert [row.precision for row in ranking.tied] == ["fp16"]
+    assert ranking.verdict == "tied"
     assert marks(rows) == {"bf16": "~", "fp16": "~", "fp32": ""}
 
 
@@ -199,16 +199,16 @@ def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
 ) -> None:
     """Where either is not known nobody has won, and nothing is starred."""
     rows = measured({"bf16": (100.0, bf16), "fp32": (90.0, fp32)})
-    (contest,) = summarize(rows).contests
-    assert contest.verdict == verdict and not contest.tied
-    assert (contest.winner is not None) == bool(star)
+    (ranking,) = summarize(rows).rankings
+    assert ranking.verdict == verdict and not ranking.tied
+    assert (ranking.winner is not None) == bool(star)
     assert marks(rows) == {"bf16": star, "fp32": ""}
 
 
 def test_a_table_of_one_cell_stars_nothing() -> None:
     """There is nothing that it has beaten."""
     rows = measured({"bf16": (100.0, 1.0)})
-    assert summarize(rows).contests[0].verdict == "alone"
+    assert summarize(rows).rankings[0].verdict == "alone"
     assert marks(rows) == {"bf16": ""}
 
 
@@ -285,7 +285,7 @@ def test_idle_time_is_counted_within_invocations_only() -> None:
 def test_a_gang_over_two_nodes_holds_cards_on_both() -> None:
     """Two node names and sixteen indices mean eight cards of each node."""
     row = replace(Night().add(a_job()), nodes=("a", "b"), card_indices=(*range(8), *range(8)))
-    held = list(held_cards(row))
+    held = list(cards_of(row))
     assert len(held) == 16 and held.count(("a", 3)) == held.count(("b", 3)) == 1
 
 
@@ -353,14 +353,14 @@ def test_a_whole_grid_has_a_cell_for_every_job(accelerator: Accelerator) -> None
     assert len(table.cells) == 5 * 8
 
 
-def test_energy_names_the_thriftiest_setting_where_it_is_known() -> None:
-    """Most tokens for a joule is another contest than most tokens a second; rows whose energy
-    nobody read take no part in it, and a contest without any says that it is not known."""
+def test_energy_names_the_most_work_per_joule_setting_where_it_is_known() -> None:
+    """Most tokens for a joule is another ranking than most tokens a second; rows whose energy
+    nobody read take no part in it, and a ranking without any says that it is not known."""
     fast, slow = measured({"bf16": (200.0, 2.0), "int4": (100.0, 1.0)})
-    (contest,) = summarize([fast, slow]).contests
-    assert contest.thriftiest is None and wording.energy(None) == "not known"
+    (ranking,) = summarize([fast, slow]).rankings
+    assert ranking.most_work_per_joule is None and wording.energy(None) == "not known"
     metered = replace(slow, metrics=replace(slow.metrics, energy_j=1500.0, power_w=50.0))
-    (contest,) = summarize([fast, metered]).contests
-    assert contest.fastest == fast and wording.energy(contest.fastest) == "not known"
-    assert contest.thriftiest == metered
-    assert wording.energy(contest.thriftiest) == "2.000 tokens/J (50.0 W)"
+    (ranking,) = summarize([fast, metered]).rankings
+    assert ranking.fastest == fast and wording.energy(ranking.fastest) == "not known"
+    assert ranking.most_work_per_joule == metered
+    assert wording.energy(ranking.most_work_per_joule) == "2.000 tokens/J (50.0 W)"

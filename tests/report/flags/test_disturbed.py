@@ -49,12 +49,12 @@ def test_a_disturbed_row_wins_nothing_and_is_listed() -> None:
         row("fp16", rate=50.0),
     ]
     summary = summarize(rows)
-    assert summary.contests[0].winner == rows[1]
+    assert summary.rankings[0].winner == rows[1]
     assert "it waited for a processor for 24% of its timed part" in to_markdown(summary)
 
 
 def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
-    """Of two sizes and of one that fits, each is in a contest of its own."""
+    """Of two sizes and of one that fits, each is in a ranking of its own."""
     rows = [
         row("bf16", 4, oversubscribed=True, threads=1, host_cores=2),
         row("fp32", 4, oversubscribed=True, threads=1, host_cores=2, rate=50.0),
@@ -62,8 +62,8 @@ def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
         row("bf16", 8, oversubscribed=True, threads=1, host_cores=2, rate=300.0),
     ]
     summary = summarize(rows)
-    assert sorted(contest.contenders for contest in summary.contests) == [1, 1, 2]
-    (pair,) = [contest for contest in summary.contests if contest.contenders == 2]
+    assert sorted(ranking.contenders for ranking in summary.rankings) == [1, 1, 2]
+    (pair,) = [ranking for ranking in summary.rankings if ranking.contenders == 2]
     assert pair.winner == rows[0]
     assert "4 processes of 1 thread on a host of 2 cores" in to_markdown(summary)
 
@@ -77,5 +77,5 @@ def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
     (size,) = table.columns
     text = cell_text(table, "bf16", size)
     assert (text.value, text.mark, text.note) == ("(1,206)", "!", "")
-    assert summary.contests[0].fastest == whole
+    assert summary.rankings[0].fastest == whole
     assert "no repeat was completed within" in to_markdown(summary)

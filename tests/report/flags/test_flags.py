@@ -61,13 +61,13 @@ def test_every_flag_is_declared_once_and_says_what_it_means() -> None:
 
 
 def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
-    """The fastest row, flagged, wins no contest and lies on no front, and stays in its table."""
+    """The fastest row, flagged, wins no ranking and lies on no front, and stays in its table."""
     calm, loud = summarize(grid()), summarize(grid(noise="loud"))
     (flagged,) = loud.flagged
     ((row, reason),) = flagged.rows
-    assert calm.contests[0].fastest.job_id == row.job_id and reason == "it was loud"
-    assert loud.contests[0].fastest.job_id != row.job_id
-    assert loud.contests[0].contenders == calm.contests[0].contenders - 1
+    assert calm.rankings[0].fastest.job_id == row.job_id and reason == "it was loud"
+    assert loud.rankings[0].fastest.job_id != row.job_id
+    assert loud.rankings[0].contenders == calm.rankings[0].contenders - 1
     (table,) = loud.tables
     assert (
         row in table.cells.values() and row.job_id not in table.best and row.job_id in table.flagged
@@ -80,9 +80,9 @@ def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
 
 
 def test_rows_of_a_league_rank_among_their_like() -> None:
-    """A flag with a league takes its row out of the others' contest, into one of its own."""
+    """A flag with a league takes its row out of the others' ranking, into one of its own."""
     summary = summarize(grid(noise="full"))
-    leagues = {one.setting.league: one.contenders for one in summary.contests}
+    leagues = {one.setting.league: one.contenders for one in summary.rankings}
     assert leagues == {"": 3, "crowded with 1 cards": 1}
     assert [one.flag.name for one in summary.flagged] == ["crowded"]
 
