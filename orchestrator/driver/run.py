@@ -148,6 +148,12 @@ def drive(
         at_leisure.saw(status)
         session.publish(status)
 
+    def logged(row: Measurement) -> None:
+        if (durable := getattr(executor, "durable", None)) is not None:
+            durable([row.attempt_id])
+        for log in logs:
+            log.take(row)
+
     # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
     # it is closed: an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
@@ -190,7 +196,7 @@ def drive(
             board=board,
             view=CleanView(view),
             publish=publish,
-            logged=lambda row: [log.take(row) for log in logs],
+            logged=logged,
             trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: requested(store.path),
@@ -304,6 +310,7 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
+    from orchestrator.driver.kept_outcomes import recover_outcomes
     from orchestrator.results.stop_file import forget_requests
     from orchestrator.results.store import Store
     from orchestrator.runtime.row_log import RowLog, close_all
@@ -338,6 +345,7 @@ def run_grid(
             options.report(drives=True)
             if not options.restarted:
                 forget_requests(store.path)  # those for drivers that have ended
+            recover_outcomes(session, store, say)
             if (now := history_of(store)) != history:
                 # Another driver may just have finished the run, or left attempts without rows.
                 history, plan = now, plan_run(options, grid, session, store, now)

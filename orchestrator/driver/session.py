@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from orchestrator.core.job import Accelerator, Job, default_accelerator
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
 from orchestrator.host.node_packages import with_own_packages
+from orchestrator.on_ray.outcomes import KeptOutcome, kept_outcomes
 from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.host_server import (
@@ -58,6 +59,8 @@ class Session:
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
+    #: The outcomes that its nodes kept of a run of this id.
+    kept_outcomes: Callable[[str], Iterable[KeptOutcome]] = lambda run_id: ()
     #: The nodes with their packages, where an engine is to be chosen by them.
     asked: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
 
@@ -165,7 +168,12 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
                 yield stack.enter_context(contextlib.closing(opening))
 
     return Session(
-        description=description, nodes=nodes, executor=executor, begun=begun, publish=_publisher()
+        description=description,
+        nodes=nodes,
+        executor=executor,
+        begun=begun,
+        publish=_publisher(),
+        kept_outcomes=lambda run_id: kept_outcomes((), run_id),
     )
 
 
@@ -226,6 +234,7 @@ def cluster_session(
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
             asked=with_packages,
+            kept_outcomes=lambda run_id: kept_outcomes(cluster.nodes(), run_id),
         )
 
 

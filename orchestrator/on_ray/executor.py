@@ -515,7 +515,7 @@ class WorkerPool:
             del self.progress[response.worker_id]
         worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
-        outcome = _outcome_of(response, worker)
+        outcome = outcome_of(response, worker)
         if worker is not None and response.process_gone:
             if worker.failure is None and isinstance(outcome, RankOutcome):
                 worker.failure = outcome.failure
@@ -599,7 +599,7 @@ class WorkerPool:
                 self._worker_gone(worker)
 
 
-def _outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
+def outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
     """The outcome of a rank with what its card took and reported, or why there is none."""
     outcome = response.outcome
     if outcome is None:

@@ -206,13 +206,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def imported_by_agents(head: Head) -> list[str]:
-    """The logs of process servers that made imports of their own."""
-    logs = [*Path(head.environment["RAY_TMPDIR"]).glob("**/logs/process-server-*.log")]
-    assert logs
-    return [str(log) for log in logs if "imported torch" in log.read_text()]
-
-
 def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
     """Submit returns an id at once; status and logs find it from other processes; rows land in
     the results directory; a repeated submission starts no second job; the rows are reused."""
@@ -244,7 +237,6 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
     assert followed.stdout.count("] SUCCEEDED  ") == 2
     assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
-    assert not imported_by_agents(head)  # the command had begun to before there was an agent
     for package in uploaded(head):
         assert {name.split("/")[0] for name in package} <= {
             *("orchestrator", "workloads", "results", "grid.yaml", "own")

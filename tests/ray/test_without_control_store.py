@@ -30,11 +30,11 @@ def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
     answer is silence."""
     monkeypatch.setattr(gcs, "SILENT_AFTER_S", 1.0)
     bench.node("cpu-1")
-    assert bench.cluster.temp_dir
+    directory = str(bench.cluster.directory)
     (server,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.name() == "gcs_server" and bench.cluster.temp_dir in " ".join(process.cmdline())
+        if process.name() == "gcs_server" and directory in " ".join(process.cmdline())
     ]
     goes_on = threading.Event()
 
