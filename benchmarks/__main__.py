@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.contender import ROOT, exit_on_signals
 from benchmarks.figures import Outcome
-from benchmarks.install_peers import OPENVINO, OPTIMUM
+from benchmarks.install_peers import OPTIMUM
 from benchmarks.machine import code, cores_used, machine, versions, wanted_and_stolen
 from benchmarks.page import page, table
 from benchmarks.setting import Setting, Takes
@@ -30,22 +30,14 @@ NAMES = (
     "scheduling",
     "hard_scheduling",
     "estimates",
-    "results",
-    "generation",
-    "pruning",
-    "finetuning",
-    "pretraining",
-    "images",
-    "summarization",
     "measuring",
-    "intervals",
     "startup",
     "orchestration",
     "grid",
-    "emulated",
+    "finetuning",
 )
 #: These need no environment of peers.
-WITHOUT_PEERS = ("estimates", "pruning")
+WITHOUT_PEERS = ("estimates",)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -66,8 +58,7 @@ def main() -> int:
     parser.add_argument(
         "--scratch",
         type=Path,
-        help="keep in DIR/NAME what is measured; intervals and emulated take from there what an "
-        "earlier call has measured. Left out, it is kept only if the benchmark fails",
+        help="keep in DIR/NAME what is measured; left out, it is kept only if the benchmark fails",
         metavar="DIR",
     )
     args = parser.parse_args()
@@ -85,7 +76,7 @@ def main() -> int:
     failed = []
     if args.names != ["page"]:
         args.results.mkdir(parents=True, exist_ok=True)
-        failed = _run_all(args, peers_python, optimum_python, _python_of(peers / OPENVINO)[1])
+        failed = _run_all(args, peers_python, optimum_python)
     if not (args.smoke or args.quick) or args.names == ["page"]:
         args.page.write_text(page(_stored(args.results), NAMES), encoding="utf-8")
         print(f"wrote {args.page}")
@@ -104,10 +95,9 @@ def _run_all(
     args: argparse.Namespace,
     peers_python: Path | None,
     optimum_python: Path | None,
-    openvino_python: Path | None,
 ) -> list[tuple[str, str]]:
     failed = []
-    found = versions(peers_python, optimum_python, openvino_python)
+    found = versions(peers_python, optimum_python)
     print(json.dumps(machine() | found | {"code": code(ROOT)}, indent=1))
     run = _now()
     names = args.names or [name for name in NAMES if not args.quick or takes_s(name, quick=True)]
@@ -123,7 +113,6 @@ def _run_all(
             scratch=scratch,
             peers_python=peers_python,
             optimum_python=optimum_python,
-            openvino_python=openvino_python,
             smoke=args.smoke,
             quick=args.quick,
             turns=args.turns,

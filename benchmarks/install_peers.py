@@ -2,10 +2,9 @@
 
 Pins of constraints.txt hold for them too. optimum-benchmark gets an environment of its own inside
 (``.venv-bench/optimum-benchmark``), in which transformers is one that it knows (peers-optimum.txt);
-Nightgrid is installed there too, to be compared with the same libraries; so does OpenVINO GenAI
-(``.venv-bench/openvino``, peers-openvino.txt). hydra-ray-launcher is
-installed without what it asks for: it wants a cloudpickle older than the pinned one, which it does
-not use itself, and what starts machines at a cloud. At the end every peer is imported once.
+Nightgrid is installed there too, to be compared with the same libraries. hydra-ray-launcher is
+installed without its dependencies: it asks for a cloudpickle older than the pinned one, which it
+does not use, and for what starts machines at a cloud. At the end every peer is imported once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from tools.install import merged
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = "hydra-ray-launcher==1.2.2"
 OPTIMUM = "optimum-benchmark"
-OPENVINO = "openvino"
 #: Modules that contenders import, by the environment below the directory.
 IMPORTED = {
     "": (
@@ -31,11 +29,8 @@ IMPORTED = {
         "hydra_plugins.hydra_ray_launcher._core",
         "peft",
         "trl",
-        "diffusers",
-        "openvino_genai",
     ),
     OPTIMUM: ("optimum_benchmark", "orchestrator.cli.main"),
-    OPENVINO: ("openvino_genai", "optimum.exporters.openvino"),
 }
 
 
@@ -78,7 +73,7 @@ def _install_all(directory: Path) -> int:
     done = _install(python, "--no-deps", LAUNCHER)
     if done:
         return done
-    return _beside(directory, OPTIMUM, "-e", ROOT) or _beside(directory, OPENVINO)
+    return _beside(directory, OPTIMUM, "-e", ROOT)
 
 
 def _beside(directory: Path, name: str, *more: str | Path) -> int:

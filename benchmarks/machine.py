@@ -14,7 +14,6 @@ from typing import Any
 _OURS = ("torch", "transformers", "ray", "peft", "pyarrow", "accelerate")
 _PEERS = (*_OURS[:3], "hydra-core", "hydra-ray-launcher")
 _BESIDE_OPTIMUM = ("optimum-benchmark", *_OURS[:3])
-_BESIDE_OPENVINO = ("openvino-genai", "openvino")
 #: Instructions that decide how fast a processor multiplies, as Linux names them.
 _FAST = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _ASK = (
@@ -83,7 +82,7 @@ def wanted_and_stolen() -> tuple[int, int]:
 
 
 def versions(
-    peers_python: Path | None, optimum_python: Path | None, openvino_python: Path | None
+    peers_python: Path | None, optimum_python: Path | None
 ) -> dict[str, dict[str, str | None]]:
     """Versions here and in the peers' environments, where there are such."""
     here: dict[str, str | None] = {}
@@ -96,7 +95,6 @@ def versions(
     there = {
         "peers": (peers_python, _PEERS),
         "the grid's two contenders": (optimum_python, _BESIDE_OPTIMUM),
-        "OpenVINO": (openvino_python, _BESIDE_OPENVINO),
     }
     found |= {
         who: _versions_there(python, names)

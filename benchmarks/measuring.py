@@ -1,4 +1,4 @@
-"""Does the grid disturb what it measures, and what does a worker cost beside a plain script.
+"""The cost of a job over the bare engine: its throughput beside a plain script's.
 
 A run on this machine as one CPU card measures the same text generation again and again: on a warm
 worker, and on a process that just started (``isolation: process``) and loads the model. A plain
@@ -6,10 +6,8 @@ script does the same loop with the same prompts and the same number of threads, 
 a turn before and after every job, beside the same idle Ray, and a job is compared with the mean of
 its two neighbours. How far the script's own turns are from their neighbours stands beside that: no
 difference smaller than this method's own can be seen. Memory is the peak while generating, which
-loading is no part of. A worker is forked from a process that has imported the libraries, so that
-its loading (of tokenizer and model) stands beside one by a process that has loaded both before,
-three times at the beginning. A warm worker and a fresh one have no turn together: the first job of
-one is paired with the first of the other, and so on.
+loading is no part of. A warm worker and a fresh one have no turn together: the first job of one is
+paired with the first of the other, and so on.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from benchmarks.figures import Goal, Line, values
 from benchmarks.night import THREADS, environment
 from benchmarks.setting import Setting, Takes
 
-TITLE = "Measuring inside the grid and outside"
+TITLE = "What Nightgrid costs a job over the bare engine"
 TAKES_S = Takes(whole=120, quick=None)
 PROMPTS = 2
 _AS_MUCH = Goal(kind="at most", value=1.05)
@@ -59,7 +57,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             environment=environment(),
         )
         told = both.turn()
-    return lines_of(told["attempts"], told["script"], told["imports_s"], told["loads_again_s"]), {
+    return lines_of(told["attempts"], told["script"], told["imports_s"]), {
         "model": model,
         "jobs on a warm worker, and on a process of their own": jobs,
         "prompts": PROMPTS,
@@ -73,7 +71,6 @@ def lines_of(
     attempts: Sequence[Mapping[str, Any]],
     script: Sequence[Mapping[str, float]],
     imports_s: float,
-    loads_again_s: float,
 ) -> list[Line]:
     """Lines of attempts, each between two turns of the script."""
     neighbours = [
@@ -139,13 +136,6 @@ def lines_of(
             "MiB",
             "peak_mib",
             [each["peak_mib"] for _, each in cold],
-        ),
-        cost(
-            "loading the model in a worker",
-            "a process that has loaded it before",
-            "s",
-            "load_s",
-            [loads_again_s] * len(cold),
         ),
         Line(
             what="start of a worker's process",

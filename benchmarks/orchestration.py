@@ -32,7 +32,7 @@ from benchmarks.night import night
 from benchmarks.setting import MANY, Setting, Takes
 
 TITLE = "Orchestration: jobs that do nothing, 4 × 8 emulated cards"
-TAKES_S = Takes(whole=360, quick=115)
+TAKES_S = Takes(whole=260, quick=115)
 ALL = 1_000_000  # actors: as many as there are cards
 _REAL, _BARE = "nightgrid, real workers", "nightgrid, bare workers"
 _POOL, _FOUR = "ActorPool of warm actors", "four warm actors, eight jobs a call"
@@ -47,7 +47,7 @@ Program = tuple[str, str, int, tuple[object, ...]]
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     nodes, cards = setting.sized((4, 8), (4, 8), (1, 2))
-    jobs, trials, swept, few = setting.sized((2000, 300, 64, 16), (400, 96, 16, 16), (200, 4, 2, 2))
+    jobs, trials, swept, few = setting.sized((1000, 300, 64, 16), (400, 96, 16, 16), (200, 4, 2, 2))
     size = (nodes, cards)
     programs: dict[str, Program] = {
         _REAL: (sys.executable, "noop_nightgrid.py", jobs, ("real",)),

@@ -37,7 +37,6 @@ class Setting:
     scratch: Path  # logs and whatever contenders write
     peers_python: Path | None  # of .venv-bench; None: what peers there are in our own environment
     optimum_python: Path | None = None  # of optimum-benchmark, which has libraries of its own
-    openvino_python: Path | None = None  # of OpenVINO GenAI, likewise
     smoke: bool = False  # as small as it goes: whether it works, not how fast
     quick: bool = False  # smaller, for a first look: fewer lines with wider spreads
     turns: int = 2

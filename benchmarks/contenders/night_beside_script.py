@@ -10,7 +10,6 @@ handed an attempt when the script is done.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -35,7 +34,6 @@ def main() -> None:
         started: dict[str, float | None] = {}  # by attempt: seconds that its new process took
         starting: list[float] = []
         perform = RayExecutor.perform
-        loads_again_s = _loads_again_s(sys.argv[3])
 
         with Contender("script", script_command, results / "script.log") as script:
             imports_s = script.ready()
@@ -64,19 +62,9 @@ def main() -> None:
             "attempts": [_figures(rows[each], start_s) for each, start_s in started.items()],
             "script": script.turns,
             "imports_s": imports_s,
-            "loads_again_s": loads_again_s,
         }
 
     serve(turn)
-
-
-def _loads_again_s(directory: str) -> float:
-    """Seconds in which a process loads a tokenizer and a model that it has loaded before."""
-    program = Path(__file__).with_name("load_again.py")
-    done = subprocess.run(
-        [sys.executable, program, directory], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return float(done.stdout.split()[-1])
 
 
 def _figures(row: Measurement, start_s: float | None) -> dict[str, Any]:

@@ -32,15 +32,14 @@ def test_warm_and_fresh_workers_are_compared_by_an_interval(
         {**SCRIPT, "start_s": start_s, "tokens_per_s": speed}
         for start_s, speed in [(1.0, fresh), (None, warm)] * jobs
     ]
-    found = lines_of(attempts, [SCRIPT] * (2 * jobs + 1), 1.0, 0.5)
+    found = lines_of(attempts, [SCRIPT] * (2 * jobs + 1), 1.0)
     assert {line.what: line.met for line in found}[SHARE] is met
 
 
-def test_loading_is_compared_with_what_is_as_warm() -> None:
-    """A forked worker has its libraries: the script's first loading, which has not, is told."""
+def test_the_start_of_a_worker_stands_beside_that_of_the_script() -> None:
+    """A forked worker has its libraries; the script's start and first load are in the note."""
     script = SCRIPT | {"load_s": 3.0}
     attempts = [{**SCRIPT, "start_s": 0.1, "load_s": 0.5}, {**SCRIPT, "start_s": None}]
-    found = {line.what: line for line in lines_of(attempts, [script] * 3, 4.0, 0.5)}
-    assert found["loading the model in a worker"].ratio == 1.0
-    start = found["start of a worker's process"]
+    lines = {line.what: line for line in lines_of(attempts, [script] * 3, 4.0)}
+    start = lines["start of a worker's process"]
     assert not start.theirs and "starts in 4.0 s and loads the model at first in 3.0" in start.note
