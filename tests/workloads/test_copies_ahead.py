@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from finetuning_cases import asked, losses, refuse, request, trained
+from finetuning_cases import losses, request, trained
 from generation_cases import Worker
 
 from workloads.devices import device_for
@@ -98,37 +98,6 @@ def test_a_job_learns_the_same_from_batches_copied_ahead() -> None:
     assert losses(found) == pytest.approx(losses(trained(learning_rate=1e-2)), rel=1e-5)
     steps = len(losses(found))
     assert [event for event, _ in device.way.events] == ["copy", *["wait", "copy"] * steps]
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting", "words"),
-    [
-        ({"copy_ahead": True}, "copy_ahead", "beside pin_memory: true"),
-        (
-            {"copy_ahead": True, "pin_memory": True, "non_blocking_copies": True},
-            "non_blocking_copies",
-            "by the card alone",
-        ),
-    ],
-)
-def test_contradictions_of_copies_ahead_are_refused(
-    changes: dict[str, Any], setting: str, words: str
-) -> None:
-    """With the setting, the reason and what would be right."""
-    wrong = refuse(asked(device="cuda", **changes))
-    assert [refusal.setting for refusal in wrong] == [setting]
-    assert words in wrong[0].reason and wrong[0].hint and not wrong[0].unsupported
-
-
-def test_copies_ahead_are_for_devices_that_copy_beside_their_work() -> None:
-    """Elsewhere the job is UNSUPPORTED, and the reason says why."""
-    given = {"copy_ahead": True, "pin_memory": True}
-    assert not refuse(asked(device="cuda", **given))
-    (gaudi,) = refuse(asked(device="hpu", **given))
-    assert gaudi.unsupported and "copied beside the work" in gaudi.reason
-    host = refuse(asked(device="cpu", **given))
-    assert {r.setting for r in host} == {"pin_memory", "copy_ahead"}
-    assert all(r.unsupported and "lacks" in r.reason for r in host)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA card")

@@ -1,7 +1,8 @@
-"""Refusals of techniques in the plan, with the reason, and their document."""
+"""Rules of training jobs: contradictions, what one device lacks, and their document."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,58 @@ from finetuning_cases import asked, refuse
 from pydantic import ValidationError
 
 from tools.documents.techniques import markdown
+from workloads.base import BadConfiguration
+from workloads.engines import engine_refusals
+from workloads.models import targets
 from workloads.registry import Declared, find_workload
 from workloads.training import techniques
+from workloads.training.methods import ADAPTER_METHODS
 from workloads.training.technique import Technique
 from workloads.training.techniques import all_techniques
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "techniques.md"
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("full", "lora", "vera", "dora", "qlora", "qat", "qat-lora")
 FP32 = {"precision": "fp32"}
+FULL = {"method": "full"}
+PACKED = {"padding": "packing", "packed_attention": "apart"}
 TOGETHER = {"method": "lora", "adapter_products": "together"}
+PINNED = {"pin_memory": True}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_allowed_on_every_device(method: str, device: str, precision: str) -> None:
+    """In fp32 and bf16 all of them."""
+    assert not refuse(asked(method=method, device=device, precision=precision))
 
 
 @pytest.mark.parametrize(
     ("changes", "setting", "words"),
     [
+        (FULL | {"rank": 4}, "rank", "method full has no adapter"),
+        ({"method": "qat", "save_adapter": "a"}, "save_adapter", "method qat has no adapter"),
+        ({"method": "vera", "alpha": 4}, "alpha", "has no alpha"),
+        ({"targets": "q_proj,kproj"}, "targets", "no linear layer is named kproj"),
+        ({"targets": ","}, "targets", "no linear layer"),
+        ({"gradient_accumulation": 3}, "gradient_accumulation", "cannot be cut into 3"),
+        (
+            {"batch_size": "max", "gradient_accumulation": 2},
+            "gradient_accumulation",
+            "what fits in one pass",
+        ),
+        ({"freeze_layers": 1}, "freeze_layers", "beside method: full or qat or distill"),
+        ({"precision": "fp16"}, "precision", "plain fp16 ends in NaN"),
+        (FULL | {"precision": "fp16", "autocast": "fp16"}, "precision", "fp16 weights"),
+        ({"autocast": "fp16"}, "autocast", "lose range and precision"),
+        ({"max_length": 8193}, "max_length", "8,193 tokens are more than the model's 8,192"),
+        ({"packed_attention": "apart"}, "packed_attention", "beside padding: packing"),
+        (PACKED | {"attention": "eager"}, "packed_attention", "another one"),
+        ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
+        ({"compile_scope": "layers"}, "compile_scope", "beside torch_compile: true"),
+        ({"packed_length": "longest"}, "packed_length", "beside packed_attention: apart"),
+        ({"logits": "chunked", "autocast": "bf16"}, "logits", "outside of autocast"),
+        ({"logits": "chunked", "method": "qat-lora"}, "logits", "which QAT converts whole"),
         (FP32 | {"attention": "flash_attention_2"}, "attention", "fp16 and bf16 only"),
         ({"matmul_precision": "high"}, "matmul_precision", "those of this job are in bf16"),
         (
@@ -31,22 +71,15 @@ TOGETHER = {"method": "lora", "adapter_products": "together"}
             "matmul_precision",
             "none is left in fp32",
         ),
-        ({"matmul_backend": "onednn"}, "matmul_backend", "of which this job has none"),
-        (
-            FP32 | {"matmul_backend": "onednn", "matmul_precision": "high"},
-            "matmul_backend",
-            "one switch for both",
-        ),
         ({"prefetch_batches": 4}, "prefetch_batches", "beside data_workers"),
-        ({"non_blocking_copies": True}, "non_blocking_copies", "beside pin_memory: true"),
         (
-            {"padding": "packing", "length_window": 4},
-            "length_window",
-            "beside padding: uniform-length",
+            PINNED | {"copy_ahead": True, "non_blocking_copies": True},
+            "non_blocking_copies",
+            "by the card alone",
         ),
-        ({"save_mode": "async"}, "save_mode", "beside save_every"),
+        ({"copy_ahead": True}, "copy_ahead", "beside pin_memory: true"),
         (
-            {"method": "full", "save_every": 5, "save_mode": "incremental"},
+            FULL | {"save_every": 5, "save_mode": "incremental"},
             "save_mode",
             "an increment is the whole model",
         ),
@@ -56,12 +89,6 @@ TOGETHER = {"method": "lora", "adapter_products": "together"}
             "fuses the same passes",
         ),
         ({"gradient_compression": "fp16"}, "gradient_compression", "exchanges no gradients"),
-        ({"powersgd_rank": 2}, "powersgd_rank", "beside gradient_compression: powersgd"),
-        (
-            {"cards": 2, "gradient_compression": "bf16", "powersgd_rank": 2},
-            "powersgd_rank",
-            "beside gradient_compression: powersgd",
-        ),
         (
             {"cards": 2, "strategy": "tensor-parallel", "gradient_compression": "fp16"},
             "gradient_compression",
@@ -73,7 +100,7 @@ def test_a_contradiction_is_wrong_on_every_device(
     changes: dict[str, Any], setting: str, words: str
 ) -> None:
     """It is refused with the setting, the reason and what would be right."""
-    for device in ("cuda", "cpu", "hpu"):
+    for device in ("cuda", "cpu"):
         wrong = [r for r in refuse(asked(device=device, **changes)) if not r.unsupported]
         assert [refusal.setting for refusal in wrong] == [setting]
         assert words in wrong[0].reason and wrong[0].hint
@@ -82,26 +109,22 @@ def test_a_contradiction_is_wrong_on_every_device(
 @pytest.mark.parametrize(
     ("changes", "device", "words"),
     [
+        ({"precision": "int8"}, "cpu", "weights in int8 have no gradients"),
+        ({"precision": "int4"}, "cuda", "weights in int4 have no gradients"),
+        ({"optimizer": "adamw-8bit"}, "hpu", "what Gaudi lacks: 8-bit optimizers"),
+        ({"optimizer": "adamw-8bit-paged"}, "cpu", "lacks: bitsandbytes moves"),
+        (FP32 | {"autocast": "fp16"}, "hpu", "what Gaudi lacks: torch's gradient scaler"),
         ({"attention": "flash_attention_2"}, "cpu", "no cpu kernels"),
         ({"attention": "xformers"}, "hpu", "no hpu kernels"),
         ({"fused_kernels": "liger"}, "cpu", "package liger-kernel"),
-        ({"fused_kernels": "liger"}, "hpu", "package liger-kernel"),
-        (
-            {"cards": 2, "strategy": "tensor-parallel", "fused_kernels": "liger"},
-            "cuda",
-            "whole weights",
-        ),
         ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "DeepSpeed drives"),
         ({"cards": 2, "strategy": "zero3", "fused_kernels": "liger"}, "cuda", "whole weights"),
-        ({"cards": 2, "strategy": "fsdp2", "fused_kernels": "liger"}, "cuda", "whole weights"),
         ({"cards": 2, "strategy": "zero0", "logits": "chunked"}, "cuda", "DeepSpeed drives"),
-        ({"cards": 2, "strategy": "zero3", "logits": "chunked"}, "cuda", "whole weights"),
-        (TOGETHER | {"cards": 2, "strategy": "zero1"}, "cuda", "DeepSpeed drives"),
-        (TOGETHER | {"cards": 2, "strategy": "zero3"}, "cuda", "whole weights"),
         (TOGETHER | {"cards": 2, "strategy": "fsdp2"}, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
         (FP32 | {"matmul_backend": "onednn"}, "cuda", "lacks: fp32 products by oneDNN"),
-        ({"pin_memory": True}, "cpu", "page-locked"),
+        (PINNED, "cpu", "page-locked"),
+        (PINNED | {"copy_ahead": True}, "hpu", "copied beside the work"),
         ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),
         (
             {"cards": 2, "strategy": "tensor-parallel", "torch_compile": True},
@@ -150,27 +173,115 @@ def test_what_goes_together_is_let_through(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "wrong",
     [
-        {"attention": "flash_attention_3"},
-        {"data_workers": -1},
-        {"prefetch_batches": 0},
-        {"save_every": -5},
-        {"powersgd_rank": 0},
+        {"rank": 0},
+        {"rank": "8"},
+        {"method": "prefix"},
+        {"steps": 0},
+        {"learning_rate": 0.0},
+        {"save_adapter": "../elsewhere"},
+        {"gradient_accumulation": 0},
+        {"freeze_layers": -1},
+        {"padding": "left"},
         {"torch_compile": 1},
-        {"tokenizer": True},
+        {"accumulate": 2},
     ],
-    ids=lambda changes: "-".join(changes),
 )
-def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    """By the parameters model, before any rule."""
+def test_values_out_of_range_are_refused_by_themselves(wrong: dict[str, Any]) -> None:
+    """Types, ranges and names are checked before any rule is asked."""
     with pytest.raises(ValidationError):
-        find_workload("finetuning").validate(changes)
+        find_workload("finetuning").validate(wrong)
+
+
+def test_adapter_methods_are_the_ones_with_adapters() -> None:
+    """A rank is refused for exactly the other methods."""
+    refused = {m for m in METHODS if refuse(asked(method=m, rank=4))}
+    assert refused == set(METHODS) - set(ADAPTER_METHODS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({}, None),
+        ({"cards": 2}, None),
+        ({"method": "full"}, None),
+        ({"method": "vera"}, "method"),
+        ({"optimizer": "adafactor"}, "optimizer"),
+    ],
+)
+def test_optimum_habana_s_trainer_runs_lora_and_all_weights_on_any_cards(
+    changes: dict[str, Any], setting: str | None
+) -> None:
+    """Everything else is for another engine, which the row names."""
+    job = asked(engine="optimum-habana", device="hpu", precision="bf16", **changes)
+    found = list(engine_refusals(job, "train"))
+    assert [each.setting for each in found] == ([setting] if setting else [])
+    assert all(each.unsupported and "engine transformers" in each.hint for each in found)
+
+
+def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:
+    """The plan asks them for every job, targets of a model included."""
+    code = (
+        "import sys\n"
+        "from finetuning_cases import asked\n"
+        "from workloads.finetuning import refuse\n"
+        "assert refuse(asked(targets='nothing'))\n"
+        "heavy = {'torch', 'transformers', 'peft', 'ray'} & set(sys.modules)\n"
+        "sys.exit(','.join(heavy) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests" / "workloads",
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------ targets
+
+
+def test_targets_are_chosen_from_what_there_is() -> None:
+    """By name, all of them, or the attention's inputs."""
+    layers = [f"model.layers.{n}.self_attn.{p}_proj" for n in range(2) for p in "qkvo"]
+    assert targets.choose(None, layers) == ("q_proj", "k_proj", "v_proj")
+    assert targets.choose("v_proj, q_proj", layers) == ("v_proj", "q_proj")
+    assert targets.choose("all-linear", layers) == ("k_proj", "o_proj", "q_proj", "v_proj")
+    with pytest.raises(BadConfiguration, match=r"none of the usual attention layers.* w1, w2"):
+        targets.choose(None, ["a.0.w1", "a.0.w2"])
+    with pytest.raises(BadConfiguration, match="there is: k_proj, o_proj, q_proj, v_proj"):
+        targets.choose("query", layers)
+
+
+def test_names_of_a_checkpoint_are_read_from_its_header(tmp_path: Path) -> None:
+    """What the plan reads from the files is what the loaded model has."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from workloads.models.description import linear_layers
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    expected = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(model)}
+    assert targets.linear_names(str(tmp_path)) == expected
+    assert targets.linear_names("tiny-chatglm3") == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_up_proj", "down_proj"),
+    }
+    assert targets.linear_names(str(tmp_path / "nothing")) is None
 
 
 def test_the_document_is_up_to_date() -> None:
     """docs/techniques.md is what the techniques say of themselves."""
-    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), (
+    assert (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8") == markdown(), (
         "write it anew: python -m tools.documents.techniques > docs/techniques.md"
     )
 
