@@ -20,7 +20,7 @@ from workloads.training import adapters
 from workloads.training import adapters as chatglm3_lora
 from workloads.training.adapters import Lora
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 import chatglm3_reference as reference
 
 pytestmark = pytest.mark.slow  # an adapter is trained for all of them

@@ -20,7 +20,7 @@ from patience import patience
 #: Some 75 s of one core, all in the first test that runs.
 pytestmark = pytest.mark.timeout(900)
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parents[1]
 GLOBAL_BATCH = 4
 

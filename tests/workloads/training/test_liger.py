@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[1]
 #: The largest difference by the bits of a format, relative to the largest element of its tensor.
 NEAR = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.05}
 

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow  # loads DeepSpeed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 _TWO_JOBS = """
 import sys, torch

@@ -21,7 +21,7 @@ from workloads.training.methods import ADAPTER_METHODS
 from workloads.training.technique import Technique
 from workloads.training.techniques import all_techniques
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = ("full", "lora", "vera", "dora", "qlora", "qat", "qat-lora")
 FP32 = {"precision": "fp32"}
 FULL = {"method": "full"}
