@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tools.documents.techniques import markdown
 from workloads.base import BadConfiguration
 from workloads.engines import engine_refusals
-from workloads.models import targets
+from workloads.models import rules
 from workloads.registry import Declared, find_workload
 from workloads.training import techniques
 from workloads.training.methods import ADAPTER_METHODS
@@ -246,20 +246,20 @@ def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:
 def test_targets_are_chosen_from_what_there_is() -> None:
     """By name, all of them, or the attention's inputs."""
     layers = [f"model.layers.{n}.self_attn.{p}_proj" for n in range(2) for p in "qkvo"]
-    assert targets.choose(None, layers) == ("q_proj", "k_proj", "v_proj")
-    assert targets.choose("v_proj, q_proj", layers) == ("v_proj", "q_proj")
-    assert targets.choose("all-linear", layers) == ("k_proj", "o_proj", "q_proj", "v_proj")
+    assert rules.choose(None, layers) == ("q_proj", "k_proj", "v_proj")
+    assert rules.choose("v_proj, q_proj", layers) == ("v_proj", "q_proj")
+    assert rules.choose("all-linear", layers) == ("k_proj", "o_proj", "q_proj", "v_proj")
     with pytest.raises(BadConfiguration, match=r"none of the usual attention layers.* w1, w2"):
-        targets.choose(None, ["a.0.w1", "a.0.w2"])
+        rules.choose(None, ["a.0.w1", "a.0.w2"])
     with pytest.raises(BadConfiguration, match="there is: k_proj, o_proj, q_proj, v_proj"):
-        targets.choose("query", layers)
+        rules.choose("query", layers)
 
 
 def test_names_of_a_checkpoint_are_read_from_its_header(tmp_path: Path) -> None:
     """What the plan reads from the files is what the loaded model has."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from workloads.models.description import linear_layers
+    from workloads.models.describe import linear_layers
 
     config = LlamaConfig(
         vocab_size=64,
@@ -271,12 +271,12 @@ def test_names_of_a_checkpoint_are_read_from_its_header(tmp_path: Path) -> None:
     model = LlamaForCausalLM(config)
     model.save_pretrained(tmp_path)
     expected = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(model)}
-    assert targets.linear_names(str(tmp_path)) == expected
-    assert targets.linear_names("tiny-chatglm3") == {
+    assert rules.linear_names(str(tmp_path)) == expected
+    assert rules.linear_names("tiny-chatglm3") == {
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_up_proj", "down_proj"),
     }
-    assert targets.linear_names(str(tmp_path / "nothing")) is None
+    assert rules.linear_names(str(tmp_path / "nothing")) is None
 
 
 def test_the_document_is_up_to_date() -> None:
