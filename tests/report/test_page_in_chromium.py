@@ -298,8 +298,8 @@ def test_looking_for_a_table_hides_tables_alone(browser: Page, tmp_path: Path) -
     browser.open(path)
     shown = "[...document.querySelectorAll('{}')].filter((one) => !one.hidden).length"
     assert browser.evaluate(shown.format("#tables details.table")) == 20
-    assert browser.evaluate(shown.format("#scaling details.table")) == 16
+    assert browser.evaluate(shown.format("#scaling tbody tr")) == 16
     browser.evaluate("document.getElementById('find-table').value = 'data-3'")
     browser.evaluate("document.getElementById('find-table').dispatchEvent(new Event('input'))")
     assert browser.evaluate(shown.format("#tables details.table")) == 2
-    assert browser.evaluate(shown.format("#scaling details.table")) == 16
+    assert browser.evaluate(shown.format("#scaling tbody tr")) == 16
