@@ -17,7 +17,7 @@ from orchestrator.results.tables import from_table
 from workloads import registry
 from workloads.base import Item, Sample
 
-ROWS = Path(__file__).resolve().parents[3] / "results" / "h100" / "grids.parquet"
+ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
 
 Lie = Callable[[Measurement], Measurement]
 

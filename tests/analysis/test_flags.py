@@ -23,7 +23,7 @@ from orchestrator.report.query import query
 from orchestrator.report.text import print_summary, to_markdown
 from orchestrator.results.store import Store
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 NOISY = Flag(
     name="noisy",
