@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,16 +91,11 @@ class KindWorker(ScriptedWorker):
 
 
 class TimedWorker(ScriptedWorker):
-    """Says when its timed part was, has the result that its source has given it, and runs
-    more of its source when nothing follows."""
+    """Says when its timed part was, and has the result that its source has given it."""
 
     def __init__(self, config: dict[str, str]) -> None:
         super().__init__(config)
-        self.another_waits: Callable[[], bool] = bool
         self.result: Result | None = None
-
-    def nothing_follows(self) -> None:
-        exec(self.config.get("idle", ""))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
         outcome = super().run(attempt, rank, rendezvous)

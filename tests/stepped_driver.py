@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,10 +35,9 @@ from orchestrator.results.store import Store
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.watch.live import PlainView
-from orchestrator.worker.host_facts import HostFacts
-from orchestrator.worker.host_server import PRELOAD
-from orchestrator.worker.messages import PendingResponses, Request, ResponseBatch
 from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.protocol import HostFacts, PendingResponses, Request, ResponseBatch
+from orchestrator.worker.spawn import PRELOAD, OwnSpawner
 
 CARDS, JOBS = 2, 4
 NODE = Node(
@@ -94,7 +92,7 @@ class OneNode:
             cores=1,
             threads=1,
             version=__version__,
-            server=SERVER,
+            server=spawner.shared.path,
             log_dir=str(HOME / "logs"),
         )
         self._claim = SimpleNamespace(node=NODE, facts=facts, channel=Channel(clock))
@@ -124,14 +122,6 @@ def waiting(number: int) -> Job:
 
 
 def main() -> list[dict[str, Any]]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.worker.process_server", SERVER, *PRELOADED],
-        stdin=subprocess.PIPE,
-    )
-    deadline = time.monotonic() + 60
-    while not os.path.exists(SERVER):
-        assert time.monotonic() < deadline and server.poll() is None
-        time.sleep(0.05)
     executor_module.end_predecessors = list
     executor_module.Claims = OneNode  # type: ignore[assignment,misc]
     quiet = SimpleNamespace(wait=lambda _: None, clear=lambda: None, add=lambda *_: None)
@@ -162,7 +152,7 @@ def main() -> list[dict[str, Any]]:
         )
         assert driver.drive().finished
         rows = store.measurements()
-    server.kill()
+    spawner.close()
     return [
         {
             "state": row.state,
@@ -179,8 +169,8 @@ def main() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     HOME = Path(sys.argv[1])
-    SERVER = str(HOME / "server")
     GRID = load_grid(sys.argv[2]) if sys.argv[2:] else None
-    PRELOADED = PRELOAD if GRID is not None else ()
     (HOME / "logs").mkdir()
+    preloaded = PRELOAD if GRID is not None else ()
+    spawner = OwnSpawner(preloaded, threads=1, log=HOME / "logs" / "spawner.log")
     print(json.dumps(main()))

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 
 MIB = 2**20
-WORKER, SERVER = "orchestrator.worker.worker_main", "orchestrator.worker.process_server"
+WORKER, SERVER = "orchestrator.worker.main", "orchestrator.worker.spawn"
 
 
 def workers() -> list[psutil.Process]:
-    """Processes of workers on this host: by their command, or as forks of the process server,
-    which is itself a child of its guardian."""
+    """Processes of workers on this host: by their command, or as forks of the spawner, which is
+    itself a child of its reaper."""
     found = {}
     for process in psutil.process_iter(["ppid", "cmdline"]):
         found[process.pid] = process, " ".join(process.info["cmdline"] or ())

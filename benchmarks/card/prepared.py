@@ -18,8 +18,8 @@ import torch
 import transformers  # noqa: F401
 
 from orchestrator.core.outcome import Attempt, WorkerInfo
-from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardWorker
 from workloads import finetuning, text_generation  # noqa: F401
 
 THREADS = 8

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
-from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.protocol import WorkerConfig
 from workloads.base import Result
 
 

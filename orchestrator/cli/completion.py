@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import shtab
 
 from orchestrator.cli.options import Command
-from orchestrator.host import output
+from orchestrator.util import output
 
 EPILOG = """\
 examples:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options import Command, add_results_argument, whole_number
-from orchestrator.host import output
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.doctor.probe import Finding

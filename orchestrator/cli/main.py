@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.core import errors
 from orchestrator.core.errors import GridError, NightgridError, StoreError
-from orchestrator.host import output
+from orchestrator.util import output
 from workloads.base import WorkloadError
 
 #: For each command its module in this package, and its line of help.

@@ -15,7 +15,7 @@ from orchestrator.cli.options import Command, add_results_argument, add_set_argu
 from orchestrator.core import errors
 from orchestrator.core.errors import NightgridError
 from orchestrator.grid.yaml import grid_path
-from orchestrator.host import output
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from rich.console import Console

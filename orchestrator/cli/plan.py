@@ -26,7 +26,7 @@ from orchestrator.cli.options import (
     ends_at,
 )
 from orchestrator.grid.yaml import grid_path
-from orchestrator.host import output
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from rich.console import Console

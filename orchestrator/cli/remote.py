@@ -19,8 +19,8 @@ from orchestrator.cli.options import (
     results_here,
 )
 from orchestrator.grid.yaml import grid_path
-from orchestrator.host import output
 from orchestrator.results.directory import is_address
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobServer, Submission

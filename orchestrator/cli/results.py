@@ -19,12 +19,12 @@ from orchestrator.cli.options import (
 )
 from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
-from orchestrator.host import output
-from orchestrator.host.visible import visible_json
 from orchestrator.report.run_report import page_text, read_summary, write_aside
 from orchestrator.results import paths
 from orchestrator.trackers.base import TRACKERS
 from orchestrator.util import format as units
+from orchestrator.util import output
+from orchestrator.util.output import visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -439,8 +439,8 @@ def _print_csv(answer: Answer) -> None:
 
 
 def _csv_text(value: object) -> str:
-    from orchestrator.host.visible import visible_json
     from orchestrator.report.figures import plain
+    from orchestrator.util.output import visible_json
 
     if isinstance(value, (dict, list)):
         return visible_json(json.dumps(value, ensure_ascii=False))

@@ -24,9 +24,9 @@ from orchestrator.cli.options import (
 from orchestrator.cli.plan import add_grid_arguments
 from orchestrator.core import errors
 from orchestrator.core.errors import ControlStoreLost, NightgridError
-from orchestrator.host import output
-from orchestrator.host.clock import CallAt, Interval
 from orchestrator.results import paths
+from orchestrator.util import output
+from orchestrator.util.host import CallAt, Interval
 
 if TYPE_CHECKING:
     from orchestrator.driver.options import RunOptions

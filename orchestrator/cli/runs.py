@@ -18,8 +18,8 @@ from orchestrator.cli.options import (
     add_results_argument,
     results_here,
 )
-from orchestrator.host import output
 from orchestrator.results.finding import MOST_LISTED
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobInfo, JobServer

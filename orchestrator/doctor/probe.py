@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.job import Accelerator
-from orchestrator.host.environment import driver_version, kernel, versions
 from orchestrator.on_ray.examination import Probe, SharedFacts, Space
+from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
 
 # Facts from an examination of a cluster: plain values, not yet judged.

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, RankOutcome
-from orchestrator.host.environment import provenance
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.clean_output import clean_row
-from orchestrator.worker.leftovers import Owner
+from orchestrator.worker.environment import provenance
+from orchestrator.worker.orphans import Owner
 
 if TYPE_CHECKING:
     from orchestrator.driver.session import Session

@@ -42,7 +42,6 @@ from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.host.clock import STEP_S
 from orchestrator.results import paths
 from orchestrator.results.notes import Notes
 from orchestrator.results.passports import earlier_passports, passports_table, read_passports
@@ -51,6 +50,7 @@ from orchestrator.runtime.held import Delayed, Held
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
+from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line
 
 # Passports of a run's cards: collected from attempts, written, and slow cards named at once.

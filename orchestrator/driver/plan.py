@@ -96,8 +96,8 @@ def start_of(options: RunOptions) -> str:
 def startup_of(options: RunOptions) -> Startup:
     """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
     the newest runs of the same results that came to theirs so."""
-    from orchestrator.host.processors import usable_cores
     from orchestrator.planning import forecast as duration
+    from orchestrator.util.host import usable_cores
 
     kind = start_of(options)
     return duration.Startup(
@@ -133,7 +133,7 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
         OptionError: the specification is not understood.
     """
     from orchestrator.core.topology import assumed_servers, parse_emulation
-    from orchestrator.host.node_packages import with_own_packages
+    from orchestrator.worker.environment import with_own_packages
 
     if emulate is not None:
         return list(with_own_packages(parse_emulation(emulate, accelerators)))

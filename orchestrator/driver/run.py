@@ -106,7 +106,6 @@ def drive(
     from orchestrator.driver.loop import Driver, PassportBook
     from orchestrator.driver.stop_signal import StopSignal
     from orchestrator.driver.watchdog import Watchdog
-    from orchestrator.host.environment import provenance
     from orchestrator.planning.planner import estimator_for
     from orchestrator.results.derive import measurement_of
     from orchestrator.results.notes import Notes
@@ -116,7 +115,8 @@ def drive(
     from orchestrator.runtime.row_writer import row_thread
     from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
     from orchestrator.watch.live import open_view
-    from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.environment import provenance
+    from orchestrator.worker.orphans import Owner
     from orchestrator.worker.redaction import redact
 
     owner = Owner.of_this_process()

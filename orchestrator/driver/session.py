@@ -18,18 +18,13 @@ from orchestrator.core.events import Executor
 from orchestrator.core.job import Accelerator, Job, default_accelerator
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
-from orchestrator.host.node_packages import with_own_packages
 from orchestrator.on_ray.outcomes import KeptOutcome, kept_outcomes
 from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.runtime.status import RunStatus
-from orchestrator.worker.host_server import (
-    OwnServer,
-    preload_with,
-    shared_server,
-    threads_of_nodes,
-)
-from orchestrator.worker.leftovers import Owner
+from orchestrator.worker.environment import threads_of_nodes, with_own_packages
 from orchestrator.worker.memory_limit import share_of_host
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.spawn import PRELOAD, OwnSpawner, shared_spawner
 
 LabelOf = Callable[[Job], str]
 #: Opens an executor for a run of this name, which may log in this directory; workers that are
@@ -95,7 +90,7 @@ def in_process_session(
         from orchestrator.runtime.in_process import InProcessExecutor
 
         # Only where memory is scarce on purpose: it takes seconds that small things do not need.
-        imported = preload_with(modules) if card_memory_bytes is not None else ()
+        imported = (*PRELOAD, *modules) if card_memory_bytes is not None else ()
         with contextlib.closing(InProcessExecutor(nodes, preload=imported)) as opened:
             yield opened
 
@@ -135,11 +130,11 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
 def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
-    servers: list[OwnServer | None] = []  # that which was begun
+    servers: list[OwnSpawner | None] = []  # that which was begun
 
     @contextlib.contextmanager
     def begun(log_dir: Path, modules: Sequence[str]) -> Iterator[None]:
-        with _server_of(nodes, preload_with(modules), log_dir) as server:
+        with _server_of(nodes, (*PRELOAD, *modules), log_dir) as server:
             servers.append(server)
             try:
                 yield
@@ -161,7 +156,7 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
                 opening = RayExecutor(
                     run=run,
                     log_dir=log_dir,
-                    preload=preload_with(modules),
+                    preload=(*PRELOAD, *modules),
                     shared=server.shared if server is not None else None,
                     label=label,
                 )
@@ -179,12 +174,12 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
 
 def _server_of(
     nodes: Sequence[Node], preload: Sequence[str], log_dir: Path
-) -> contextlib.AbstractContextManager[OwnServer | None]:
-    """A process server for those nodes that compute on this host."""
+) -> contextlib.AbstractContextManager[OwnSpawner | None]:
+    """A spawner for those nodes that compute on this host."""
     threads = threads_of_nodes(nodes)
     if threads is None:
         return contextlib.nullcontext()
-    return shared_server(preload, threads=threads, log_dir=log_dir)
+    return shared_spawner(preload, threads=threads, log_dir=log_dir)
 
 
 @contextlib.contextmanager
@@ -216,7 +211,7 @@ def cluster_session(
         opening = RayExecutor(
             run=run,
             accelerators=accelerators,
-            preload=preload_with(modules),
+            preload=(*PRELOAD, *modules),
             queue=queue,
             label=label,
         )

@@ -33,8 +33,8 @@ from types import FrameType
 from typing import Any
 
 from orchestrator.core.errors import INTERRUPTED
-from orchestrator.host import output
 from orchestrator.results import paths
+from orchestrator.util import output
 
 #: Drivers in a row that end without having written one row. With the pauses between them these are
 #: a quarter of an hour: a head may answer long before its nodes, or this host's own, are back.

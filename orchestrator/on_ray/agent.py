@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -29,26 +28,25 @@ from orchestrator.core.events import Progress
 from orchestrator.core.job import Accelerator
 from orchestrator.core.readings import Energy
 from orchestrator.core.topology import Node
-from orchestrator.host import output
-from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray.gcs import is_absence
 from orchestrator.on_ray.outcomes import Durable, OutcomeKeeper
+from orchestrator.util import output
+from orchestrator.util.host import usable_cores
 from orchestrator.worker.card_sampler import CardSampler
-from orchestrator.worker.host_facts import HostFacts
-from orchestrator.worker.host_server import (
-    SharedServer,
-    end_server,
-    log_name,
-    start_server,
-    threads_of_worker,
-    wait_for_server,
-)
-from orchestrator.worker.leftovers import VARIABLE, Owner, end_leftovers
-from orchestrator.worker.messages import PendingResponses, Resequencer, Response, ResponseBatch
+from orchestrator.worker.environment import threads_of_worker
 from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans
+from orchestrator.worker.protocol import (
+    HostFacts,
+    PendingResponses,
+    Resequencer,
+    Response,
+    ResponseBatch,
+    pickled,
+    unpickled,
+)
 from orchestrator.worker.redaction import redact
-from orchestrator.worker.served_process import HeldServer, wait_for_end
-from orchestrator.worker.wire import pickled, unpickled
+from orchestrator.worker.spawn import NodeSpawner, SharedSpawner, log_name
 from workloads.devices import DeviceSpec, device_class
 from workloads.devices.base import compiled_directory
 from workloads.devices.monitor.host import CardTelemetry, idle_memory_bytes
@@ -61,18 +59,15 @@ _SILENCE_S = 5.0
 
 
 class NodeAgent:
-    """Owns a node's process server and its workers; when the agent goes, they all go.
+    """Owns a node's workers and their spawner; when the agent goes, they all go.
 
     Ray runs ``submit`` in one thread, ``exchange`` in another, each ``job`` in one of as many as
     there are cards, and the rest in one more.
     """
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._shared: HeldServer | None = None  # instead, one that other agents use, too
-        self._watching: threading.Thread | None = None
-        self._server_gone = threading.Event()
-        self._path = ""
+        self._spawner: NodeSpawner | None = None
+        self._spawner_gone = threading.Event()
         self._sampler: CardSampler | None = None
         self._responses = PendingResponses()
         self._batches = Resequencer()
@@ -89,23 +84,24 @@ class NodeAgent:
         preload: Sequence[str],
         cards_on_host: int,
         log_dir: str | None,
-        shared: SharedServer | None = None,
+        shared: SharedSpawner | None = None,
     ) -> HostFacts:
-        """Start the process server, unless there is one for this node.
+        """Have a spawner for the node's workers.
 
         Args:
             kind: of the cards, as grids name it.
-            preload: modules that it imports before it forks; none: each worker is a fresh
+            preload: modules that the spawner imports before it forks; none: each worker is a fresh
                 interpreter.
-            shared: a server of this host that was started for its nodes.
+            shared: a spawner of this host that was started for its nodes.
 
         Raises:
+            OSError: no spawner can be started.
             TimeoutError: a process of an earlier driver of the run does not end, and may hold a
                 card.
         """
         owner = Owner.of_this_process()
         if owner is not None:
-            for orphan in end_leftovers(owner):
+            for orphan in end_orphans(owner):
                 command = redact(orphan.command, os.environ)
                 output.say(f"ended, of an earlier driver: {orphan.pid} {command}")
         self._outcomes = OutcomeKeeper(owner)
@@ -113,13 +109,9 @@ class NodeAgent:
         logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
         accelerator = Accelerator(kind)
         threads = threads_of_worker(accelerator, cards_on_host)
-        if not self._join_shared(shared, threads):
-            self._path = f"{_socket_dir(session_logs.parent)}/s"
-            log = logs / log_name()
-            self._server = start_server(self._path, preload, threads=threads, log=log)
-            wait_for_server(self._path, self._server, log)
-        self._watching = threading.Thread(target=self._watch, daemon=True)
-        self._watching.start()
+        log = logs / log_name()
+        self._spawner = NodeSpawner(preload, threads=threads, log=log, shared=shared)
+        threading.Thread(target=self._watch, args=(self._spawner,), daemon=True).start()
         cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
@@ -127,7 +119,7 @@ class NodeAgent:
             cores=len(usable_cores()),
             threads=threads,
             version=__version__,
-            server=self._path,
+            server=self._spawner.path,
             log_dir=str(logs),
             compiled=compiled_directory(device_class(accelerator.device).compiler()) or "",
             cards=cards,
@@ -163,7 +155,7 @@ class NodeAgent:
         while True:
             first, responses = self._responses.wait(_LOOK_S)
             progress, telemetry = self._look(), self._read_cards()
-            gone = self._server_gone.is_set()
+            gone = self._spawner_gone.is_set()
             changed = progress is not None and progress != self._reported
             if responses or changed or telemetry is not None or gone:
                 break
@@ -181,32 +173,14 @@ class NodeAgent:
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
-        """Kill every worker of the node and its own server; returns when they are gone."""
-        if self._server is not None:
-            end_server(self._server)
-        elif self._shared is not None and self._watching is not None:
-            self._shared.release()
-            self._watching.join(10)
+        """Kill every worker of the node and its own spawner; returns when they are gone."""
+        self._workers.close("its node is given back")
+        if self._spawner is not None:
+            self._spawner.close()
 
-    def _join_shared(self, shared: SharedServer | None, threads: int) -> bool:
-        """Use this server, if it is there and as wanted; whether it is used."""
-        if shared is None or shared.threads != threads:
-            return False
-        try:
-            self._shared = HeldServer(shared.path)
-        except OSError as error:
-            output.say_aside(f"the process server of all nodes is gone ({error}): starting another")
-            return False
-        self._path = shared.path
-        return True
-
-    def _watch(self) -> None:
-        if self._server is not None:
-            self._server.wait()
-            wait_for_end(self._path)
-        elif self._shared is not None:
-            self._shared.wait()
-        self._server_gone.set()
+    def _watch(self, spawner: NodeSpawner) -> None:
+        spawner.wait()
+        self._spawner_gone.set()
         self._responses.wake()
 
     def _respond(self, response: Response) -> None:
@@ -277,14 +251,6 @@ def _ray_log_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="nightgrid-logs-"))
 
 
-def _socket_dir(session: Path) -> str:
-    """A directory for this user alone. In Ray's session, which goes away with the node, unless
-    the path gets too long for a socket (107 characters)."""
-    base = session / "sockets"
-    fits = base.is_dir() and len(str(base)) < 90
-    return tempfile.mkdtemp(prefix="ng", dir=base if fits else "/tmp")
-
-
 # ---------------------------------------------------------------- placing an agent
 
 
@@ -337,7 +303,7 @@ def end_agent(placed: PlacedAgent) -> None:
 
 def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
     """Start the agent of a node, which holds all cards of the bundle. What it starts can be told to
-    be this driver's (``worker/leftovers.py``)."""
+    be this driver's (``worker/orphans.py``)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

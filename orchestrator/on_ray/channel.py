@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.on_ray.outcomes import Durable
-from orchestrator.worker.messages import Request, ResponseBatch
-from orchestrator.worker.wire import pickled, unpickled
+from orchestrator.worker.protocol import Request, ResponseBatch, pickled, unpickled
 
 #: Called with the answer to a call: its value, or the exception that Ray has instead.
 Then = Callable[[Any], None]

@@ -34,10 +34,9 @@ from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
 from orchestrator.on_ray.run_queue import RunQueue, Standing, listed
-from orchestrator.worker.host_facts import HostFacts
-from orchestrator.worker.host_server import SharedServer
-from orchestrator.worker.messages import ResponseBatch
+from orchestrator.worker.protocol import HostFacts, ResponseBatch
 from orchestrator.worker.redaction import redact
+from orchestrator.worker.spawn import SharedSpawner
 
 CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
@@ -214,7 +213,7 @@ class Claims:
         held: Callable[[tuple[Node, ...]], None] = lambda _: None,
         silent: Callable[[bool], None] = lambda _: None,
         queue: RunQueue | None = None,
-        shared: SharedServer | None = None,
+        shared: SharedSpawner | None = None,
     ) -> None:
         self._run = run
         self._calls = calls
@@ -458,7 +457,7 @@ class Claims:
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
         self._arrived(claim, batch)
         if batch.server_gone:
-            self.lose(claim, node_lost("its process server died"))
+            self.lose(claim, node_lost("its spawner died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
         trouble = (

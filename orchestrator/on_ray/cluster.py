@@ -22,8 +22,8 @@ from typing import Any
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.host.node_packages import packages_here
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
+from orchestrator.worker.environment import packages_here
 from workloads.devices import all_devices, host_device
 from workloads.engines import choice_packages
 from workloads.environment import variables

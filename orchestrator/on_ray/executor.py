@@ -44,28 +44,28 @@ from orchestrator.core.outcome import (
     WorkerInfo,
 )
 from orchestrator.core.topology import Card
-from orchestrator.host.clock import Interval
 from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.gcs import Gcs
 from orchestrator.on_ray.outcomes import Durable
 from orchestrator.on_ray.run_queue import RunQueue
-from orchestrator.worker.card_process import Order
-from orchestrator.worker.host_server import PRELOAD, SharedServer
-from orchestrator.worker.launch import launch_of
-from orchestrator.worker.messages import (
+from orchestrator.util.host import Interval
+from orchestrator.worker.environment import launch_of
+from orchestrator.worker.protocol import (
     Ended,
     Halted,
     Listen,
     Listened,
+    Order,
     ResponseBatch,
     Run,
     Start,
     Started,
     Stop,
+    unpickled,
 )
-from orchestrator.worker.outcome_bytes import unpacked
+from orchestrator.worker.spawn import PRELOAD, SharedSpawner
 from workloads.devices.monitor.host import CardTelemetry
 from workloads.models import encryption, loading
 
@@ -89,7 +89,7 @@ class RayExecutor:
             workers; none: each worker is a fresh interpreter.
         clock: the clock of the events and of every timeout; it never jumps.
         queue: the run's place among the runs of the cluster; None: it is ours alone.
-        shared: the process server of this host, for nodes that compute on it.
+        shared: the spawner of this host, for nodes that compute on it.
         label: of a job in Ray's list of tasks.
     """
 
@@ -99,11 +99,11 @@ class RayExecutor:
         run: str,
         accelerators: Collection[Accelerator] | None = None,
         log_dir: Path | None = None,
-        factory: str = "orchestrator.worker.card_worker:CardWorker",
+        factory: str = "orchestrator.worker.worker:CardWorker",
         preload: Sequence[str] = PRELOAD,
         clock: Callable[[], float] = time.monotonic,
         queue: RunQueue | None = None,
-        shared: SharedServer | None = None,
+        shared: SharedSpawner | None = None,
         label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Join the nodes.
@@ -606,7 +606,7 @@ def outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
         return _GONE
     if isinstance(outcome, bytes):
         try:
-            outcome = unpacked(outcome, worker.info if worker is not None else None)
+            outcome = unpickled(outcome)
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
         if worker is not None:

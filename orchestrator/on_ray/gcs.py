@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from orchestrator.host import output
+from orchestrator.util import output
 
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]

@@ -35,8 +35,6 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.host import output
-from orchestrator.host.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.on_ray.cluster import (
     asks_for_token,
     connect,
@@ -48,6 +46,8 @@ from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
 from orchestrator.results.directory import is_address
+from orchestrator.util import output
+from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:

@@ -38,10 +38,14 @@ from orchestrator.on_ray.cluster import (
     ray_environment,
 )
 from orchestrator.results.directory import RAY_JOB_VARIABLE
-from orchestrator.worker.guard import guarded
-from orchestrator.worker.host_server import threads_asked
-from orchestrator.worker.leftovers import VARIABLE, end_users_of, remove_abandoned
-from orchestrator.worker.private_directory import make_private_directory
+from orchestrator.worker.environment import configured_threads
+from orchestrator.worker.orphans import (
+    VARIABLE,
+    end_users_of,
+    guarded,
+    make_private_directory,
+    remove_abandoned,
+)
 from workloads.devices import all_devices
 from workloads.owned_directory import OwnedDirectory
 
@@ -120,7 +124,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
             Ray knows no tokens, or the environment asks for workers of no possible number of
             threads.
     """
-    threads_asked()  # a bad one is reported before anything starts
+    configured_threads()  # a bad one is reported before anything starts
     with _empty_cluster() as cluster:
         try:
             # The head holds no cards and runs no jobs, and nobody would look at its dashboard.

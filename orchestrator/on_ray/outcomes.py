@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.topology import Node
-from orchestrator.host import output
-from orchestrator.worker.leftovers import Owner
-from orchestrator.worker.messages import Ended, Request, Run
-from orchestrator.worker.wire import pickled, unpickled
+from orchestrator.util import output
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.protocol import Ended, Request, Run, pickled, unpickled
 
 #: A run that nobody resumes for so long is not resumed any more.
 FORGOTTEN_S = 7 * 24 * 3600.0

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.errors import StoreError
-from orchestrator.host import output
 from orchestrator.results import disk, fragments, paths
 from orchestrator.results.append_log import is_log
 from orchestrator.results.directory import directory_of
 from orchestrator.results.finding import find_run
 from orchestrator.results.identity import id_at
 from orchestrator.results.scan import has_rows
+from orchestrator.util import output
 from workloads.util import files
 
 MARK = "NIGHTGRID-PARCEL-1"

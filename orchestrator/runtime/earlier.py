@@ -14,12 +14,12 @@ from orchestrator.scheduler.queues import replicated_cells
 if TYPE_CHECKING:
     from orchestrator.core.plan import PastRow, Plan
     from orchestrator.results.store import Store
-    from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.orphans import Owner
 
 
 def owner_of(store: Store) -> Owner:
     """The owner of what drivers of this run leave on a host."""
-    from orchestrator.worker.leftovers import Owner
+    from orchestrator.worker.orphans import Owner
 
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
@@ -31,20 +31,20 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     Raises:
         ClusterError: something of it does not end.
     """
-    from orchestrator.worker.leftovers import Owner, end_leftovers
+    from orchestrator.worker.orphans import Owner, end_orphans
 
     if store.taken_over_from is not None:
         say(f"taken over from a driver that died: {store.taken_over_from}")
     owner = Owner.of_this_process()
     assert owner is not None
     try:
-        ended = end_leftovers(owner)
+        ended = end_orphans(owner)
     except TimeoutError as error:
         raise ClusterError(f"{error}; end them, then start the run again") from error
     if ended:
         some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-        say(f"ended its leftover processes here: {some}{more}")
+        say(f"ended its orphan processes here: {some}{more}")
     if store.rescued:
         rows = "row" if store.rescued == 1 else "rows"
         say(f"recovered {store.rescued} {rows} spilled to another disk")

@@ -29,9 +29,8 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.topology import Card, Node
-from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker
-from orchestrator.worker.process_server import OPTIONAL
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardWorker
 from workloads.devices.monitor.host import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
@@ -226,4 +225,4 @@ def _import(modules: Sequence[str]) -> None:
     """Import modules; one that is broken is the first job's to report."""
     for name in modules:
         with contextlib.suppress(Exception):
-            importlib.import_module(name.removesuffix(OPTIONAL))
+            importlib.import_module(name)

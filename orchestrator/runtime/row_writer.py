@@ -25,13 +25,13 @@ from orchestrator.core.events import RecordRow, RunAttempt, RunFinished
 from orchestrator.core.measurement import Measurement
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import Patience
-from orchestrator.host import output
 from orchestrator.results.fragments import MOST_TOGETHER
 from orchestrator.results.notes import Notes
 from orchestrator.runtime.held import Delayed, Held, Row
 from orchestrator.runtime.parquet_turns import ParquetTurns
 from orchestrator.runtime.row_store import RowStore
 from orchestrator.runtime.traces import keep_trace
+from orchestrator.util import output
 from orchestrator.watch.live import View, row_line, unrun_lines
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk

@@ -17,7 +17,7 @@ import math
 import re
 from datetime import datetime, timezone
 
-from orchestrator.host.visible import visible as visible
+from orchestrator.util.output import visible as visible
 
 MISSING = "–"
 

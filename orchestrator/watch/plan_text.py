@@ -21,8 +21,8 @@ from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.labels import MOST_NAMED
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node, legal_card_sets
-from orchestrator.host import output
 from orchestrator.planning.planner import card_seconds
+from orchestrator.util import output
 from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:

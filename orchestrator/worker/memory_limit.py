@@ -1,4 +1,4 @@
-"""A real limit on the memory of an emulated card.
+"""A real limit on the memory of an emulated card, and kills of the kernel for want of memory.
 
 An emulated card computes on the CPU, whose memory is the whole host's: nothing would ever run out
 of memory, and the code that lives with that would never run. So the process gets a limit on its
@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
@@ -63,29 +64,19 @@ class MemoryLimit:
         _return_freed_memory()
         return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
 
-    def in_force(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
         """Enforce the limit within the block; afterwards the process may allocate freely again,
         since reporting an exhausted memory needs memory."""
-        return _InForce(self.baseline_bytes + self.memory_bytes)
-
-
-class _InForce:
-    """A limit of so many bytes, and the one before it."""
-
-    __slots__ = ("_before", "_limit")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    def __enter__(self) -> None:
-        self._before = resource.getrlimit(resource.RLIMIT_DATA)
-        limit, hard = self._limit, self._before[1]
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        limit, hard = self.baseline_bytes + self.memory_bytes, before[1]
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-    def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, self._before)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def share_of_host(cards: int) -> int:
@@ -101,3 +92,60 @@ def share_of_host(cards: int) -> int:
         with contextlib.suppress(OSError, ValueError):  # absent, or "max"
             total = min(total, int(Path(path).read_text()))
     return int(0.8 * total) // max(1, cards) // 2**20 * 2**20
+
+
+# ---------------------------------------------------------------- kills for want of memory
+
+_MACHINE = "proc/vmstat"
+#: Mount of each version, and the file with the count. A container sees its own group there.
+_VERSION_1 = ("sys/fs/cgroup/memory", "memory.oom_control")
+_VERSION_2 = ("sys/fs/cgroup", "memory.events")
+
+
+def memory_kills(root: Path = Path("/")) -> int:
+    """Count of the processes of this one's control group that the kernel killed for want of memory;
+    on the whole machine where the group's cannot be read; 0 where neither can.
+
+    The kernel counts for the machine (``/proc/vmstat``) and for each group (``memory.events``, or
+    ``memory.oom_control`` of version 1). The machine's count would take the kill of another
+    container, user or test for that of a worker which was killed at the same moment.
+    """
+    return _count(_counter(root)) or 0
+
+
+@cache
+def _counter(root: Path) -> Path:
+    """The file that counts, which stays the same while a process stays in its group."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, ValueError):
+        lines = []
+    return next((f for f in _candidates(root, lines) if _count(f) is not None), root / _MACHINE)
+
+
+def _candidates(root: Path, lines: Iterable[str]) -> Iterator[Path]:
+    """Paths at which the count of a group may lie that ``/proc/self/cgroup`` names so: below the
+    mount, or, in a container that is shown its host's path, in the mount itself."""
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if "memory" in controllers.split(","):
+            mount, name = _VERSION_1
+        elif (number, controllers) == ("0", ""):
+            mount, name = _VERSION_2
+        else:
+            continue
+        yield root / mount / group.lstrip("/") / name
+        yield root / mount / name
+
+
+def _count(file: Path) -> int | None:
+    """The number after ``oom_kill``; None where there is none (before Linux 4.13)."""
+    try:
+        for line in file.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.on_ray.cluster import new_token, ray_environment
-from orchestrator.worker import turns
+from orchestrator.worker import cpu_slots
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "NIGHTGRID_CHAOS"
@@ -55,7 +55,7 @@ class ChaosCluster:
     def environment(self) -> dict[str, str]:
         """For every process of the cluster, and for drivers."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
-        kept |= {k: v for k, v in os.environ.items() if k == turns.VARIABLE}
+        kept |= {k: v for k, v in os.environ.items() if k == cpu_slots.VARIABLE}
         paths = [ROOT, ROOT / "tests" / "chaos", ROOT / "tests" / "ray"]
         return kept | {
             MARK: self.mark,

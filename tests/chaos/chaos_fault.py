@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 #: All workers of the node die of these.
-_OF_NODES = ("kill a raylet", "kill a process server", "kill a node's agent", "freeze a raylet")
+_OF_NODES = ("kill a raylet", "kill a spawner", "kill a node's agent", "freeze a raylet")
 
 
 @dataclass(slots=True, kw_only=True)

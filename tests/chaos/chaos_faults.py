@@ -83,7 +83,7 @@ class Injector:
             "freeze a worker": lambda: self._signal_worker(kind, signal.SIGSTOP),
             "kill a node's agent": lambda: self._kill_named(kind, "ray::NodeAgent"),
             "freeze a node's agent": lambda: self._freeze_agent(kind),
-            "kill a process server": lambda: self._kill_named(kind, "process_server"),
+            "kill a spawner": lambda: self._kill_named(kind, "worker.spawn"),
             "kill a raylet": lambda: self._kill_raylet(kind),
             "freeze a raylet": lambda: self._freeze_raylet(kind),
             "fill the disk": lambda: self._fill(kind, self.run),
@@ -148,7 +148,7 @@ class Injector:
         for process in self.cluster.processes():
             with contextlib.suppress(Exception):
                 title = f"{process.name()} {' '.join(process.cmdline())}"
-                # Forked workers have the command line of their server and of its guardian.
+                # Forked workers have the command line of their spawner and of its reaper.
                 above = process.parents()[1:2]
                 forked = above and words in " ".join(above[0].cmdline())
                 if words in title and not forked:

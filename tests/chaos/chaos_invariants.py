@@ -23,7 +23,7 @@ ENDS: Mapping[str, tuple[set[State], str]] = {
     "stubborn": ({State.TIMED_OUT, State.LOST}, "hung"),
     "raise": ({State.FAILED}, "as asked"),
 }
-_NODE_GONE = ("node ", "process server", "connection")
+_NODE_GONE = ("node ", "spawner", "connection")
 _CLUSTER_GONE = ("control store", "driver", *_NODE_GONE)
 #: What a row may say, for its attempt to be explained by a fault of this kind on its card, its node
 #: or its driver. A kind that is not here explains nothing.
@@ -32,7 +32,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "segfault a worker": ("SIGSEGV",),
     "freeze a worker": ("hung", "stopped by a signal"),  # of one card, of a gang
     "kill a node's agent": ("node ",),
-    "kill a process server": ("process server", "node "),
+    "kill a spawner": ("spawner", "node "),
     "kill a raylet": _NODE_GONE,
     "freeze a raylet": _NODE_GONE,
     "kill the driver": ("driver",),

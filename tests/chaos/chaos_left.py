@@ -11,7 +11,7 @@ from chaos_cluster import ChaosCluster
 
 _PATIENCE_S = 20.0
 #: Words in the command lines of processes that a run starts; Ray's own go on.
-_OURS = ("process_server", "NodeAgent", "SIG_IGN", "chaos_run.py", "worker_main")
+_OURS = ("worker.spawn", "NodeAgent", "SIG_IGN", "chaos_run.py", "worker.main")
 #: Set in the environment of all that a driver starts.
 _OWNED = b"NIGHTGRID_OWNER="
 

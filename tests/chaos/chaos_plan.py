@@ -30,7 +30,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "kill a node's agent": Kind(how="`kill -9` of the Ray actor above a node's workers", weight=2),
     "freeze a node's agent": Kind(how="SIGSTOP for 8 s", harmless=True),
-    "kill a process server": Kind(how="`kill -9` of the parent of a node's workers", weight=1),
+    "kill a spawner": Kind(how="`kill -9` of the parent of a node's workers", weight=1),
     "kill a raylet": Kind(how="`kill -9`; the server is back 6 s later", weight=1),
     "freeze a raylet": Kind(how="SIGSTOP for 6 s, harmless, or for 30 s, when Ray gives it up"),
     "fill the disk": Kind(how="the results' small file system is full for 8 s", harmless=True),

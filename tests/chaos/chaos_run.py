@@ -21,13 +21,13 @@ def main(arguments: list[str]) -> int:
     from orchestrator.cli.main import main as nightgrid
     from orchestrator.driver import watchdog
     from orchestrator.on_ray import executor
-    from orchestrator.worker import host_server
+    from orchestrator.worker import spawn
 
     limits: Any = watchdog.LIMITS
     # A worker that is frozen between two jobs never tells that the next one began.
     limits.update(start=2 * HANG_S, warmup=HANG_S, measure=HANG_S)
     setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
-    host_server.PRELOAD = ("orchestrator.worker.card_worker", "chaos_worker")
+    spawn.PRELOAD = ("orchestrator.worker.worker", "chaos_worker")
     logs = Path(os.environ[LOGS]) if os.environ.get(LOGS) else None
     light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker", log_dir=logs)
     executor.RayExecutor = light

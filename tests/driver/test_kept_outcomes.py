@@ -15,8 +15,8 @@ from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcom
 from orchestrator.driver.kept_outcomes import recover_outcomes, recovered_records
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.results.store import Store
-from orchestrator.worker.leftovers import Owner
-from orchestrator.worker.messages import Ended
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.protocol import Ended
 
 NODE = node("n1", cards=2)
 

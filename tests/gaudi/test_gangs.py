@@ -10,12 +10,22 @@ from pathlib import Path
 
 import pytest
 from patience import patience
-from test_card_process import ATTEMPT, Server, close_server, eventually, open_server
 from test_node_workers import Node
+from test_process import ATTEMPT, Server, close_server, eventually, open_server
 
 from orchestrator.core.outcome import WorkerInfo
-from orchestrator.worker.card_process import Launch, Order
-from orchestrator.worker.messages import Ended, Halted, Listen, Listened, Run, Start, Started, Stop
+from orchestrator.worker.protocol import (
+    Ended,
+    Halted,
+    Launch,
+    Listen,
+    Listened,
+    Order,
+    Run,
+    Start,
+    Started,
+    Stop,
+)
 from workloads.devices import environment_for
 
 from hccl_worker import LIMIT_S  # isort: skip

@@ -50,7 +50,7 @@ from orchestrator.scheduler.queues import Needs
 from orchestrator.scheduler.retry import Breaker
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.scheduler.state import JobRecord
-from orchestrator.worker import messages
+from orchestrator.worker import protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,23 +272,23 @@ def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
 def _as_they_come() -> contextlib.AbstractContextManager[Any]:
     """Batches are read whenever they arrive."""
 
-    def add(batches: messages.Resequencer, number: int, batch: bytes) -> list[bytes]:
+    def add(batches: protocol.Resequencer, number: int, batch: bytes) -> list[bytes]:
         batches.received = max(batches.received, number)
         return [batch]
 
-    return patch.object(messages.Resequencer, "add", add)
+    return patch.object(protocol.Resequencer, "add", add)
 
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
     """Responses are forgotten when they were told, heard or not."""
-    wait = messages.PendingResponses.wait
+    wait = protocol.PendingResponses.wait
 
-    def forgetting(responses: messages.PendingResponses, s: float) -> tuple[int, tuple[Any, ...]]:
+    def forgetting(responses: protocol.PendingResponses, s: float) -> tuple[int, tuple[Any, ...]]:
         first, told = wait(responses, s)
         responses.acknowledge(first + len(told) - 1)
         return first, told
 
-    return patch.object(messages.PendingResponses, "wait", forgetting)
+    return patch.object(protocol.PendingResponses, "wait", forgetting)
 
 
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
@@ -578,7 +578,7 @@ DEFENCES = (
     Defence(
         name="responses forgotten when they are acknowledged",
         without="responses were heard out of order or twice",
-        take_away=_of(messages.PendingResponses, "acknowledge"),
+        take_away=_of(protocol.PendingResponses, "acknowledge"),
         of_channel=True,
     ),
 )

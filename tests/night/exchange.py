@@ -16,8 +16,15 @@ from shapes import Broken, Tally, must
 
 from orchestrator.on_ray.channel import AgentChannel, Calls, Then
 from orchestrator.scheduler.invariants import InvariantViolated
-from orchestrator.worker.messages import PendingResponses, Resequencer, ResponseBatch, Stop, Stopped
-from orchestrator.worker.wire import pickled, unpickled
+from orchestrator.worker.protocol import (
+    PendingResponses,
+    Resequencer,
+    ResponseBatch,
+    Stop,
+    Stopped,
+    pickled,
+    unpickled,
+)
 
 REQUESTS = 60
 #: With three calls in ten lost, all has come through long before.

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.on_ray import outcomes
 from orchestrator.on_ray.channel import AgentChannel, Calls, Then
 from orchestrator.on_ray.outcomes import KeptOutcome, OutcomeKeeper, kept_here, kept_outcomes
-from orchestrator.worker.leftovers import Owner
-from orchestrator.worker.messages import (
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.protocol import (
     Ended,
     PendingResponses,
     Request,
@@ -22,8 +22,9 @@ from orchestrator.worker.messages import (
     Run,
     Stop,
     Stopped,
+    pickled,
+    unpickled,
 )
-from orchestrator.worker.wire import pickled, unpickled
 
 
 def stopped(*names: str) -> tuple[Stopped, ...]:

@@ -29,7 +29,7 @@ from orchestrator.on_ray.claims import (
 from orchestrator.on_ray.gcs import Gcs, RayNode
 from orchestrator.on_ray.run_queue import Standing, Ticket
 from orchestrator.scheduler.scheduler import ScheduleSettings
-from orchestrator.worker.host_facts import HostFacts
+from orchestrator.worker.protocol import HostFacts
 
 HPU_1 = {
     "NodeID": "id-1",

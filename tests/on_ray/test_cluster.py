@@ -34,7 +34,7 @@ from orchestrator.on_ray.cluster import (
 )
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.results.store import Store
-from orchestrator.worker.host_server import THREADS, threads_asked
+from orchestrator.worker.environment import THREADS, configured_threads
 from workloads import devices
 from workloads.devices import device_spec, own_devices
 
@@ -196,7 +196,7 @@ def test_the_environment_may_ask_for_threads(
 ) -> None:
     """Unset or empty it asks for nothing, and workers share the cores."""
     monkeypatch.setenv(THREADS, told)
-    assert threads_asked() == asked
+    assert configured_threads() == asked
 
 
 @pytest.mark.parametrize("told", ["0", "-1", "two", "1.5"])

@@ -19,7 +19,7 @@ from orchestrator.on_ray.gcs import (
     outlived,
     within,
 )
-from orchestrator.worker.leftovers import Owner
+from orchestrator.worker.orphans import Owner
 
 #: Fails what waits for something that does not come.
 MOST_S = 30.0

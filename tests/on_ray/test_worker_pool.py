@@ -22,7 +22,7 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
-from orchestrator.worker.messages import (
+from orchestrator.worker.protocol import (
     Ended,
     Listen,
     Listened,

@@ -203,9 +203,9 @@ def test_a_plan_loads_only_what_it_needs() -> None:
 
 
 #: Every function that may read the time of day, and what for. A duration, a timeout or a backoff
-#: is none of these: the time of day is set now and then (``orchestrator/host/clock.py``).
+#: is none of these: the time of day is set now and then (``orchestrator/util/host.py``).
 TIME_OF_DAY = {
-    "orchestrator/host/clock.py": {
+    "orchestrator/util/host.py": {
         "Interval": "where an interval of a row begins; its length is of the steady clock",
         "CallAt.__init__": "a deadline is a time of day",
     },
@@ -237,7 +237,7 @@ TIME_OF_DAY = {
         "NodeExaminer.now": "times of day of hosts are compared",
         "clock_offset": "times of day of hosts are compared",
     },
-    "orchestrator/host/output.py": {
+    "orchestrator/util/output.py": {
         "GuardedFile.write": "since when output is lost, for people",
         "GuardedFile._losses_told": "since when output was lost, for people",
     },

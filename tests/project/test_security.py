@@ -16,8 +16,8 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Card, Node
 from orchestrator.results.schema import schema
 from orchestrator.results.store import Store
-from orchestrator.worker.host_facts import HostFacts
-from orchestrator.worker.launch import launch_of
+from orchestrator.worker.environment import launch_of
+from orchestrator.worker.protocol import HostFacts
 from workloads.models import loading
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}

@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
-from orchestrator.worker.acquisition import WorkerConfig
+from orchestrator.worker.protocol import WorkerConfig
 from workloads.base import Result, Sample
 
 #: A child that ignores the polite signal too, in the worker's group or in a session of its own.

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.core.job import State
 from orchestrator.results.store import Store
-from orchestrator.worker import turns
+from orchestrator.worker import cpu_slots
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -48,7 +48,7 @@ def test_a_run_whose_logs_have_no_room_measures_everything(tmp_path: Path) -> No
     logs.parent.mkdir(parents=True)
     paths = [ROOT, ROOT / "tests/chaos", ROOT / "tests/ray"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
-    environment |= {k: v for k, v in os.environ.items() if k == turns.VARIABLE}
+    environment |= {k: v for k, v in os.environ.items() if k == cpu_slots.VARIABLE}
     with small_disk(logs, 1 << 14), small_disk(tmp_path / "small", 1 << 16) as disk:
         rows = logs.parent / "rows"
         ballast = fill(disk)

@@ -33,12 +33,11 @@ from orchestrator.core.events import (
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import legal_card_sets
-from orchestrator.host.processors import usable_cores
 from orchestrator.on_ray import channel, claims, executor
 from orchestrator.on_ray.channel import answers_of
 from orchestrator.on_ray.claims import node_lost
-from orchestrator.worker.messages import Ended
-from orchestrator.worker.wire import unpickled
+from orchestrator.util.host import usable_cores
+from orchestrator.worker.protocol import Ended, unpickled
 
 pytestmark = pytest.mark.ray
 
@@ -289,7 +288,7 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(
 def test_a_process_that_does_not_end_costs_its_card_until_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process server is frozen, so that nothing can be killed: the attempt ends without."""
+    """The spawner is frozen, so that nothing can be killed: the attempt ends without."""
     monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
     card = bench.node("gpu-1").cards[0]
     (worker,) = bench.start(card)

@@ -30,7 +30,7 @@ from orchestrator.core.job import State
 from orchestrator.results import paths
 from orchestrator.results.parcels import digests
 from orchestrator.results.store import Store
-from orchestrator.worker import turns
+from orchestrator.worker import cpu_slots
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -183,7 +183,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     home = tmp_path_factory.mktemp("home")
     temp_dir = tempfile.mkdtemp(prefix="ngs-", dir="/tmp")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
-    environment |= {k: v for k, v in os.environ.items() if k == turns.VARIABLE}
+    environment |= {k: v for k, v in os.environ.items() if k == cpu_slots.VARIABLE}
     token = home / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))

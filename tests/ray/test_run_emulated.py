@@ -25,8 +25,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
-from orchestrator.worker.leftovers import Owner, leftovers
-from orchestrator.worker.private_directory import abandoned_private_directories
+from orchestrator.worker.orphans import Owner, abandoned_private_directories, orphans_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -154,7 +153,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
     first = at_work(run, place, attempts=2)
     noted = (place / "begun.log").read_bytes()
     for process in psutil.Process(first).children(recursive=True):
-        if "orchestrator.worker.guard" in process.cmdline():
+        if "orchestrator.worker.orphans" in process.cmdline():
             process.kill()  # else it would have cleared up before the next driver
     os.kill(first, signal.SIGKILL)
     at_work(run, place, attempts=6, noted=noted)  # the last one, which takes less than a minute
@@ -217,7 +216,7 @@ def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
 
 def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
     """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what. Both
-    nodes of a driver have their workers from one process server."""
+    nodes of a driver have their workers from one spawner."""
     assert "\x1b" not in night.run.output  # a log, not a terminal
     rows = [row for row in night.rows if row.final]
     (gang,) = [row for row in rows if row.cards == 2]
@@ -226,7 +225,7 @@ def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
     assert {row.nodes for row in rows if row.accelerator == "HPU"} == {("hpu-1",)}
     assert {row.niceness for row in rows} == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert all(row.emulated and row.worker_pid for row in rows)
-    servers = (night.store.path / "logs").glob("process-server-*.log")
+    servers = (night.store.path / "logs").glob("spawner-*.log")
     assert len([*servers]) == len({row.invocation_id for row in night.rows})
 
 
@@ -286,7 +285,7 @@ def test_nothing_that_dead_drivers_started_lives_on(night: Night) -> None:
     this test is the last one, so that the others pass meanwhile."""
     run_id = (night.store.path / "run.id").read_text().split()[0]
     deadline = time.monotonic() + patience(120)
-    while (left := leftovers(Owner(run_id=run_id, invocation_id="the test's"))) and (
+    while (left := orphans_of(Owner(run_id=run_id, invocation_id="the test's"))) and (
         time.monotonic() < deadline
     ):
         assert all("Agent" in each.command for each in left), left

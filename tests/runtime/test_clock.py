@@ -26,9 +26,9 @@ from orchestrator.core.events import (
     WorkerReady,
 )
 from orchestrator.core.job import State
-from orchestrator.host.clock import CallAt
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import WORKER_INFO
+from orchestrator.util.host import CallAt
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE / "chaos"))

@@ -26,7 +26,7 @@ from orchestrator.results import disk
 from orchestrator.results.notes import Notes
 from orchestrator.results.store import Store
 from orchestrator.runtime.earlier import cards_before, clear_up, owner_of
-from orchestrator.worker.requests import request_of
+from orchestrator.worker.worker import request_of
 from workloads.models.products import ORIGIN, origin_by, write_origin
 
 

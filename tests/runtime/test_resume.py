@@ -31,7 +31,7 @@ from orchestrator.results.lock import SILENCE_S
 from orchestrator.results.notes import Note
 from orchestrator.results.schema import SCHEMA_VERSION
 from orchestrator.results.store import Store
-from orchestrator.worker.leftovers import Owner, end_leftovers, leftovers
+from orchestrator.worker.orphans import Owner, end_orphans, orphans_of
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or
 #: closing pipes does not reach it.
@@ -217,9 +217,9 @@ def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:
         pids[name] = {int(done.stdout.readline()), int(done.stdout.readline())}
         done.wait()
     try:
-        assert {each.pid for each in leftovers(now)} == pids["old"]
-        assert {each.pid for each in end_leftovers(now)} == pids["old"]
-        assert leftovers(now) == []
+        assert {each.pid for each in orphans_of(now)} == pids["old"]
+        assert {each.pid for each in end_orphans(now)} == pids["old"]
+        assert orphans_of(now) == []
         for name in ("mine", "other", "none"):
             for pid in pids[name]:
                 os.kill(pid, 0)

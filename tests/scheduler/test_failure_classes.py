@@ -23,7 +23,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.on_ray.claims import agent_failure
 from orchestrator.scheduler.retry import POLICIES
-from orchestrator.worker.failure_record import describe
+from orchestrator.worker.worker import describe
 from workloads import base
 from workloads.devices import device_for
 

@@ -211,7 +211,7 @@ def test_the_breaker_trips_when_no_worker_starts() -> None:
 
 def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_breaker() -> None:
     """Neither are its cards to blame: it joins again, and everything runs there."""
-    failure = Failure(failure_class=FailureClass.NODE_LOST, message="its process server ended")
+    failure = Failure(failure_class=FailureClass.NODE_LOST, message="its spawner ended")
     jobs = planned(*[job(str(n)) for n in range(20)])
     cluster = Cluster(jobs, breaker_failures=4, card_failures=1)
     cluster.join(node())

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from orchestrator.core.outcome import FailureClass
-from orchestrator.worker.failure_record import describe, one_line
+from orchestrator.worker.worker import describe, one_line
 from workloads.devices import device_for
 
 REFUSALS = [

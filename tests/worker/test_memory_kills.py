@@ -1,4 +1,4 @@
-"""The kernel's counts of memory kills that a node's process server follows."""
+"""The kernel's counts of memory kills that a node's spawner follows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.worker.memory_kills import memory_kills
+from orchestrator.worker.memory_limit import memory_kills
 
 
 def host(root: Path, group: str, counts: dict[str, int]) -> Path:

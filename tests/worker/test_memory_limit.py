@@ -12,13 +12,13 @@ import pytest
 from patience import patience
 
 from orchestrator.core.outcome import FailureClass
-from orchestrator.worker.failure_record import describe
+from orchestrator.worker.worker import describe
 
 PROGRAM = """
 import json, os, sys
 from threading import Event, Thread
 import torch
-from orchestrator.worker.failure_record import describe
+from orchestrator.worker.worker import describe
 from orchestrator.worker.memory_limit import MemoryLimit
 from workloads.devices import device_for
 torch.set_num_threads(1)

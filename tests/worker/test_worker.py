@@ -21,12 +21,11 @@ from pydantic import ValidationError
 from orchestrator.core.job import Accelerator, Scalar, State
 from orchestrator.core.outcome import Attempt, FailureClass, RankOutcome
 from orchestrator.core.topology import Card
-from orchestrator.host.processors import usable_cores
-from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker
-from orchestrator.worker.leftovers import VARIABLE
-from orchestrator.worker.requests import request_of
-from orchestrator.worker.turns import turn
+from orchestrator.util.host import usable_cores
+from orchestrator.worker.cpu_slots import cpu_slot
+from orchestrator.worker.orphans import VARIABLE
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardWorker, request_of
 from workloads.base import BadConfiguration, CardNotAcquired
 from workloads.devices.cpu import CpuDevice
 from workloads.devices.monitor.host import CardUse, Holder
@@ -94,7 +93,7 @@ def test_a_started_worker_says_what_it_is() -> None:
 def test_a_worker_waits_until_its_card_is_free(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The last process of a card may be gone for a moment before the card is free."""
     waited: list[float] = []
-    monkeypatch.setattr("orchestrator.worker.acquisition.time.sleep", waited.append)
+    monkeypatch.setattr("orchestrator.worker.worker.time.sleep", waited.append)
     held = iter([CardUse(holders=(HOLDER,))] * looks)
     monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: next(held, None))
     assert started().config.card == CARD
@@ -104,8 +103,8 @@ def test_a_worker_waits_until_its_card_is_free(monkeypatch: pytest.MonkeyPatch, 
 def test_a_card_that_stays_held_is_not_acquired(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who holds it is in the message, and nothing was put on the card."""
     clock = itertools.count(step=10.0)
-    monkeypatch.setattr("orchestrator.worker.acquisition.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("orchestrator.worker.acquisition.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("orchestrator.worker.worker.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("orchestrator.worker.worker.time.monotonic", lambda: next(clock))
     use = CardUse(holders=(HOLDER,))
     monkeypatch.setattr(CpuDevice, "use", lambda self, card_index: use)
     with pytest.raises(CardNotAcquired, match=r"HPU0 is not free after \d+ s: card 0 is held by "):
@@ -260,10 +259,10 @@ def test_one_job_does_not_change_the_next() -> None:
 def test_a_job_computes_with_the_threads_that_it_asks_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its turn, its row and its passport know; the model stays, and the next job has the worker's
+    """Its CPU slot, its row and its passport know; the model stays; the next job has the worker's
     share again."""
-    own = partial(turn, paths=(tmp_path / "turns.lock",))
-    monkeypatch.setattr("orchestrator.worker.card_worker.turn", own)
+    own = partial(cpu_slot, path=tmp_path / "slots.lock")
+    monkeypatch.setattr("orchestrator.worker.worker.cpu_slot", own)
     worker = started(threads=1, passport=True)
     more = len(usable_cores()) + 1
     outcomes = [worker.run(tiny(1, threads=asked)) for asked in (more, None, 2)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.outcome import WorkerInfo
-from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.worker import CardWorker
 from workloads.devices import cpu
 from workloads.devices.base import Device
 from workloads.devices.monitor.host import CardUse

@@ -19,8 +19,8 @@ from test_engines import asked
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import parse_grid
-from orchestrator.host.node_packages import with_own_packages
 from orchestrator.planning.planner import make_plan
+from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
@@ -148,7 +148,7 @@ def test_the_plan_refuses_texts_beyond_a_sliding_window(tmp_path, engine, tokens
 def test_the_plan_says_how_to_install_it(monkeypatch) -> None:
     """Where this machine has it not; no emulated card ever gets it unasked."""
     monkeypatch.setattr(
-        "orchestrator.host.environment.versions", lambda: {"transformers": "5.23.0"}
+        "orchestrator.worker.environment.versions", lambda: {"transformers": "5.23.0"}
     )
     nodes = with_own_packages(parse_emulation("1x2:CPU", ()))
     text = "name: g\ndefaults: {model: tiny-chatglm3, accelerator: CPU, precision: fp32}\n"

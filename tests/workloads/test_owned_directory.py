@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.worker import private_directory
-from orchestrator.worker.leftovers import remove_abandoned
+from orchestrator.worker import orphans
+from orchestrator.worker.orphans import remove_abandoned
 from workloads.owned_directory import (
     MARKER,
     ProcessIdentity,
@@ -211,7 +211,7 @@ def test_the_start_of_a_cluster_leaves_other_peoples_directories_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results that were given a name like ours, in the temporary directory."""
-    monkeypatch.setattr(private_directory, "base_directories", lambda: [tmp_path])
+    monkeypatch.setattr(orphans, "base_directories", lambda: [tmp_path])
     results = tmp_path / "ng-2026-11-21-results"
     results.mkdir()
     fill(results)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.worker.failure_record import describe
+from orchestrator.worker.worker import describe
 from workloads import base, devices
 from workloads.devices.base import Device
 from workloads.devices.cuda import expandable_segments

@@ -8,8 +8,8 @@ import torch
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import Card
-from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_worker import CardWorker
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardWorker
 from workloads.base import CardFaulty
 from workloads.devices.cpu import CpuDevice
 

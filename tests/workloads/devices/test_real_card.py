@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,8 +29,9 @@ from holding_worker import FOUND, HOLDS, MARK
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass, WorkerInfo
 from orchestrator.core.topology import Card
-from orchestrator.worker.acquisition import WorkerConfig
-from orchestrator.worker.card_process import CardProcess, Launch
+from orchestrator.worker.process import WorkerProcess
+from orchestrator.worker.protocol import Launch, WorkerConfig
+from orchestrator.worker.spawn import OwnSpawner
 from workloads.devices import device_class, environment_for
 from workloads.devices.monitor.host import SLACK_BYTES, CardUse, idle_memory_bytes
 
@@ -69,7 +69,7 @@ class RealCard:
         assert found is not None
         return found
 
-    def process(self, factory: str = "HoldingWorker") -> CardProcess:
+    def process(self, factory: str = "HoldingWorker") -> WorkerProcess:
         """A worker process for it, not yet started."""
         self.count += 1
         environment = environment_for(self.device, self.index)
@@ -87,7 +87,7 @@ class RealCard:
             FOUND: str(self.directory / f"found-{self.count}"),
             MARK: MARKED,
         }
-        return CardProcess(
+        return WorkerProcess(
             Launch(
                 name=config.worker_id,
                 server=self.server,
@@ -98,7 +98,7 @@ class RealCard:
             )
         )
 
-    def started(self) -> tuple[CardProcess, WorkerInfo]:
+    def started(self) -> tuple[WorkerProcess, WorkerInfo]:
         """A worker that came up and holds its share."""
         process = self.process()
         info = process.start()
@@ -137,23 +137,10 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
     if found is None:
         pytest.skip("no NVIDIA or Gaudi card here, or none is idle")
     found.directory = tmp_path_factory.mktemp("card")
-    with tempfile.TemporaryDirectory(prefix="ngt-", dir="/tmp") as sockets:
-        found.server = f"{sockets}/s"
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.worker.process_server", found.server],
-            stdin=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert popen.stdin is not None
-        try:
-            deadline = time.monotonic() + 60
-            while not os.path.exists(found.server):
-                assert popen.poll() is None and time.monotonic() < deadline
-                time.sleep(0.02)
-            yield found
-        finally:
-            popen.stdin.close()
-            popen.wait(30)
+    spawner = OwnSpawner((), threads=1, log=found.directory / "spawner.log")
+    found.server = spawner.shared.path
+    yield found
+    spawner.close()
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped", "frozen and stopped"])

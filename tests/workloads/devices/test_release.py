@@ -17,8 +17,9 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass, classify
 from orchestrator.core.topology import Card
 from orchestrator.on_ray import agent
-from orchestrator.worker import acquisition
-from orchestrator.worker.acquisition import CardHolder, WorkerConfig
+from orchestrator.worker import worker as acquisition
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardHolder
 from workloads.base import CardNotAcquired
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice

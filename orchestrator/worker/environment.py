@@ -1,0 +1,274 @@
+"""The environment of workers: the software and host behind a row, threads, variables and logs.
+
+Versions come from package metadata, so nothing is imported for them; torch alone takes seconds.
+Whatever is not there is left out: no git, no repository, no driver is a fact, not an error. A
+driver that Ray unpacked from an upload has no repository; ``NIGHTGRID_GIT_COMMIT`` (and ``…_DIRTY``
+= 0 or 1), set where it was submitted from, tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.events import StartWorker
+from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import Node
+from orchestrator.results.derive import Provenance
+from orchestrator.util.host import usable_cores
+from orchestrator.worker.protocol import HostFacts, Launch, WorkerConfig
+from workloads.devices import CardProcess, all_devices, device_spec, environment_for
+from workloads.devices.cpu import CORES
+from workloads.engines import engine_packages, packages_on, process_kinds, variables_of
+from workloads.models.rules import PACKAGES as READER_PACKAGES
+
+GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
+GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
+
+#: Packages whose version may explain a difference between two rows, beside those of engines.
+PACKAGES = (
+    "torch",
+    "peft",
+    "ray",
+    "datasets",
+    "accelerate",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "torchao",
+    "bitsandbytes",
+    "deepspeed",
+    "diffusers",
+    "gguf",
+    "optimum",
+)
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitState:
+    """A commit, and whether the tree had changes that it does not hold. None: not known."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+def provenance() -> Provenance:
+    """Provenance of the driver, as every row keeps it."""
+    state = git_state()
+    return Provenance(versions=versions(), git_commit=state.commit, git_dirty=state.dirty)
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    from orchestrator import __version__
+
+    found = {
+        "nightgrid": __version__,
+        "python": platform.python_version(),
+        "kernel": kernel(),
+        "host": socket.gethostname(),
+    }
+    of_devices = (name for spec in all_devices() for name in spec.packages)
+    for package in (*PACKAGES, *READER_PACKAGES, *engine_packages(), *of_devices):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    for spec in all_devices():
+        found |= spec.versions()
+    return tuple(found.items())
+
+
+def versions() -> dict[str, str]:
+    """Versions of this process's software and host, by name; what is not installed is left out."""
+    return dict(_versions())
+
+
+def git_state(directory: Path | None = None) -> GitState:
+    """The state of the source tree that holds ``directory`` (default: this program's).
+
+    The variables come first, since they are set by whoever had the repository. A repository that
+    merely *contains* an installed copy (a virtual environment in somebody's project) is not ours
+    and does not count.
+    """
+    commit = os.environ.get(GIT_COMMIT_VARIABLE, "")
+    if _COMMIT.fullmatch(commit):
+        dirty = {"0": False, "1": True}.get(os.environ.get(GIT_DIRTY_VARIABLE, ""))
+        return GitState(commit=commit, dirty=dirty)
+    directory = directory or Path(__file__).resolve().parent
+    if _git(directory, "ls-files", "--error-unmatch", "--", ".") is None:
+        return GitState()
+    found = (_git(directory, "rev-parse", "HEAD") or "").strip()
+    if not _COMMIT.fullmatch(found):
+        return GitState()
+    # The index is not refreshed, since several drivers may look at one tree.
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=normal", ":/")
+    return GitState(commit=found, dirty=None if changes is None else bool(changes.strip()))
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    return _output(
+        ("git", "--no-optional-locks", "-C", str(directory), *arguments),
+        # Asked by a hook, git would take the variables' repository for the directory's.
+        {k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
+    )
+
+
+def driver_version(accelerator: Accelerator) -> str | None:
+    """Version of the kernel driver of this kind of card; None if there is none here."""
+    command = accelerator.spec.driver_command
+    output = _output(command) if command else None
+    lines = (output or "").split()
+    return lines[0] if lines else None
+
+
+def kernel() -> str:
+    """The operating system and its version, e.g. ``Linux 6.8.0-45-generic``."""
+    return f"{platform.system()} {platform.release()}"
+
+
+def _output(command: tuple[str, ...], environment: dict[str, str] | None = None) -> str | None:
+    """Output of a command; None if it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+# ---------------------------------------------------------------- packages that engines need
+
+
+def packages_here(device: str) -> tuple[tuple[str, str], ...]:
+    """Versions of the packages that engines need on a device, and of the device's other software,
+    on this very host. They come from package metadata: nothing is imported, no card is acquired."""
+    known = versions() | {CORES: str(len(usable_cores()))}
+    spec = device_spec(device)
+    names = (*packages_on(device), *spec.versions(), *([CORES] if spec.can("host_cores") else ()))
+    return tuple((name, known[name]) for name in names if name in known)
+
+
+def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Nodes of this machine, with the packages of engines that it has."""
+    return tuple(replace(node, packages=packages_here(node.device)) for node in nodes)
+
+
+# ---------------------------------------------------------------- threads of workers
+
+#: Threads of each worker of a node, in the environment in which its Ray was started.
+THREADS = "NIGHTGRID_THREADS"
+
+
+def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
+    """OpenMP threads of each worker of a node of this host: those of the variable, or an even share
+    of the cores that are not spared for the rest of the host, at least one.
+
+    Raises:
+        ClusterError: the variable is not a possible number.
+    """
+    cores = len(usable_cores()) - kind.spec.spare_cores
+    return configured_threads() or max(1, cores // cards_on_host)
+
+
+def threads_of_nodes(nodes: Sequence[Node]) -> int | None:
+    """OpenMP threads of each worker of nodes that share this host; None: none computes on it.
+
+    Raises:
+        ClusterError: the variable is not a possible number.
+    """
+    here = [node for node in nodes if node.computes_on_host]
+    if not here:
+        return None
+    return threads_of_worker(here[0].accelerator, sum(node.server_cards for node in nodes))
+
+
+def configured_threads() -> int | None:
+    """OpenMP threads of a worker as the variable has them; None: a share of the cores.
+
+    Raises:
+        ClusterError: it is not a whole number above 0.
+    """
+    text = os.environ.get(THREADS, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ClusterError(
+            f"{THREADS}={text!r} is not a number of threads; give a whole number from 1 up, or "
+            "unset it for an even share of the cores"
+        )
+    return int(text)
+
+
+# ---------------------------------------------------------------- the start of a worker
+
+
+def launch_of(
+    command: StartWorker, node: Node, facts: HostFacts, factory: str, passed_on: Mapping[str, str]
+) -> Launch:
+    """The launch of the worker that the schedule asked for; ``passed_on`` are variables of the
+    driver that its workers get as well."""
+    card = command.card
+    environments = {}
+    shown = CardProcess(card_index=card.index, gang=command.gang)
+    for kind in process_kinds(card.accelerator.device):
+        environments[kind] = {
+            **passed_on,
+            **variables_of(kind),
+            **environment_for(
+                node.device,
+                card.index,
+                threads=facts.threads,
+                kind=kind,
+                cards=command.world_size,
+                gang=command.gang,
+                compiled=facts.compiled or None,
+            ),
+            **card.accelerator.spec.shown(shown),  # of an emulated card, too
+        }
+    config = WorkerConfig(
+        worker_id=command.worker_id,
+        card=card,
+        node_name=node.name,
+        emulated=node.emulated,
+        emulated_device=node.emulated_device,
+        memory_bytes=node.memory_bytes_per_card,
+        idle_memory_bytes=facts.idle_memory_bytes.get(card.index),
+        threads=facts.threads,
+        rank=command.rank,
+        local_rank=command.local_rank,
+        world_size=command.world_size,
+        passport=command.passport,
+        environment=environments[command.kind],
+        kind=command.kind,
+    )
+    name = f"{node.name}-{card.accelerator}{card.index}-{command.worker_id}"
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return Launch(
+        name=command.worker_id,
+        server=facts.server,
+        factory=factory,
+        config=config,
+        environments=environments,
+        kind=command.kind,
+        log=f"{facts.log_dir}/{safe}.log",
+    )

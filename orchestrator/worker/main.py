@@ -1,0 +1,139 @@
+"""A worker process: one per card, it runs one attempt after another and stays warm between them.
+
+It builds the worker that its agent (``process.py``) names, answers each request, and reports on its
+own which phase it is in. No Ray here and, before the first attempt, no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Protocol
+
+from orchestrator.core.events import Progress
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
+from orchestrator.worker.process import TAIL_BYTES
+from orchestrator.worker.protocol import Channel, pickled
+from orchestrator.worker.redaction import finish_output, redact, redact_output
+
+_REPORT_INTERVAL_S = 0.25
+
+
+class Worker(Protocol):
+    """The object that ``serve`` drives (``worker.CardWorker``)."""
+
+    def start(self) -> WorkerInfo:
+        """Acquire what the worker needs and say what it is."""
+
+    def listen(self, address: str) -> Any:
+        """Open the rendezvous of a gang's next attempt; for rank 0."""
+
+    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
+        """Run one rank of an attempt."""
+
+    def progress(self) -> Progress | None:
+        """Its current activity; called from another thread."""
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of what ``start`` or ``listen`` raised."""
+
+
+def serve(handle: int) -> int:
+    """Build a worker and answer requests until the channel closes; the process's exit status."""
+    redact_output(os.environ)
+    try:
+        return _serve(Channel(handle))
+    finally:
+        finish_output()
+
+
+def _serve(channel: Channel) -> int:
+    streams = _Streams()
+    factory, config = channel.receive()
+    module, _, name = factory.partition(":")
+    worker: Worker | None = None
+    try:
+        worker = getattr(importlib.import_module(module), name)(config)
+        info = worker.start()
+    except Exception as error:
+        _print_traceback()
+        channel.send(("failed", worker.failure(error) if worker else _failure_of(error)))
+        return 1
+    channel.send(("answer", info))
+    sending = threading.Lock()
+    threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
+    while True:
+        try:
+            method, arguments = channel.receive()
+        except (EOFError, ConnectionResetError):  # the latter with something unread there
+            return 0
+        try:
+            if method == "listen":
+                answer = "answer", worker.listen(*arguments)
+            else:
+                attempt, rank, rendezvous = arguments
+                outcome = worker.run(Attempt.from_json(attempt), rank, rendezvous)
+                answer = "answer", (outcome.timed, pickled(outcome))
+        except Exception as error:
+            _print_traceback()
+            answer = "failed", worker.failure(error)
+        streams.restore()
+        with sending:
+            channel.send(answer)
+
+
+class _Streams:
+    """Standard output and error as they were before a job, which may close or replace them."""
+
+    def __init__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        self._files = [os.dup(handle) for handle in (1, 2)]
+
+    def restore(self) -> None:
+        """Flush what the job printed, and put back what the next job begins with."""
+        streams = (sys.stdout, sys.stderr, *self._streams)
+        for stream in {id(stream): stream for stream in streams}.values():
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for handle, file in enumerate(self._files, 1):
+            os.dup2(file, handle)
+        sys.stdout, sys.stderr = self._streams
+
+
+def _print_traceback() -> None:
+    """Print the error that is being handled; the job may have closed or replaced the stream."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
+
+
+def _failure_of(error: Exception) -> Failure:
+    """The failure record of an exception that no worker was there to describe."""
+    text = redact(str(error).strip(), os.environ) or type(error).__name__
+    tail = redact("".join(traceback.format_exception(error)), os.environ)
+    return Failure(
+        failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
+    )
+
+
+def _report(worker: Worker, channel: Channel, sending: threading.Lock) -> None:
+    """Send each change of phase; a process that is stuck has reported where."""
+    last: Progress | None = None
+    while True:
+        time.sleep(_REPORT_INTERVAL_S)
+        now = worker.progress()
+        if now != last:
+            last = now
+            with contextlib.suppress(OSError), sending:
+                channel.send(("progress", now))
+
+
+if __name__ == "__main__":
+    # This module is __main__ here; what it sends must be of the importable one.
+    from orchestrator.worker.main import serve as importable_serve
+
+    sys.exit(importable_serve(int(sys.argv[1])))

@@ -1,0 +1,442 @@
+"""Processes that outlive the driver, agent or worker that they belong to, and their end.
+
+The processes of a killed driver are recognised in three ways, since each alone misses some:
+
+- by a mark in their environment: a driver marks its own before it starts anything, so all that
+  descends from it carries the mark, whatever session or parent it has moved to. A process that
+  changes its title may overwrite it (Ray's agents do);
+- by their logs: a process that writes a log in the private directory of a driver that has ended
+  belongs to it. Reading there proves nothing;
+- by descent from one of those, unless the child carries the mark of another driver.
+
+Only one driver at a time holds a run (``results/lock.py``), so all processes that carry the run's
+mark with another invocation are orphans. A process that has cleared its environment, lost its
+parent and logs elsewhere is beyond this.
+
+Run as a program (``guarded``), this module waits for the end of a driver that has a private Ray and
+ends what the driver leaves in its private directory: Ray's own agents look for their cluster for
+another minute, with their ports open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.owned_directory import (
+    OwnedDirectory,
+    abandoned_directories,
+    make_owned_directory,
+    owned_directory,
+)
+from workloads.process_stat import process_stat, started_ticks
+
+#: Holds an ``Owner`` as text.
+VARIABLE = "NIGHTGRID_OWNER"
+_END_S = 10.0  # for processes that are killed to end
+_GUARD_S = 60.0  # for the guard of a killed driver
+_ORDERLY_END = b"done\n"
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+# ---------------------------------------------------------------- processes of this host
+
+#: Process id and start: the id alone comes back one day.
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of this host."""
+
+    pid: int
+    parent: int
+    started_ticks: int  # since boot
+    ended: bool = False  # a zombie, which waits for its parent to look
+
+    @property
+    def identity(self) -> Identity:
+        """Permanent identity of the process."""
+        return self.pid, self.started_ticks
+
+    @property
+    def command(self) -> str:
+        """Its command line, for people."""
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            return words.decode(errors="replace").strip()
+        return ""
+
+    def variable(self, name: str) -> str | None:
+        """A variable of the environment it was started with; None if it has none, has overwritten
+        it, or is another user's."""
+        with contextlib.suppress(OSError):
+            for variable in Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0"):
+                key, equals, value = variable.decode(errors="replace").partition("=")
+                if equals and key == name:
+                    return value
+        return None
+
+    def writes_in(self, directory: Path) -> bool:
+        """Return whether it has a file below ``directory`` open as a log is: to append, or only to
+        write. An editor opens files to read, and so does everybody who looks at a log."""
+        below = f"{directory}{os.sep}"
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    file = os.readlink(f"/proc/{self.pid}/fd/{number}")
+                    if file.startswith(below) and _is_log(self.pid, number):
+                        return True
+        return False
+
+    def is_own(self) -> bool:
+        """Return whether the process belongs to this user."""
+        try:
+            return os.stat(f"/proc/{self.pid}").st_uid == os.geteuid()
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Kill this process, and no other that has its number meanwhile."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            handle = _pidfd(self.pid)
+            try:
+                if started_ticks(self.pid) != self.started_ticks:
+                    return
+                if handle is None:
+                    os.kill(self.pid, signal.SIGKILL)
+                else:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                if handle is not None:
+                    os.close(handle)
+
+
+def processes(*, ended: bool = False) -> dict[int, Process]:
+    """All processes of this host that run, and those that have ``ended`` if asked for; none where
+    there is no ``/proc``."""
+    table: dict[int, Process] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            stat = process_stat(int(name)) if name.isdecimal() else None
+            if stat is not None and (ended or not stat.ended):
+                table[stat.pid] = Process(
+                    pid=stat.pid,
+                    parent=stat.parent,
+                    started_ticks=stat.started_ticks,
+                    ended=stat.ended,
+                )
+    return table
+
+
+def descendants(
+    root: int,
+    table: Mapping[int, Process],
+    *,
+    leave_out: Callable[[Process], bool] = lambda _: False,
+) -> list[Process]:
+    """The children of ``root``, theirs, and so on; nothing that is left out, nor its children."""
+    children: dict[int, list[Process]] = defaultdict(list)
+    for process in table.values():
+        children[process.parent].append(process)
+    beneath: dict[int, Process] = {}
+    parents = [root]
+    while parents:
+        for child in children[parents.pop()]:
+            if child.pid not in beneath and not leave_out(child):
+                beneath[child.pid] = child
+                parents.append(child.pid)
+    return list(beneath.values())
+
+
+def _pidfd(pid: int) -> int | None:
+    """A handle that stays with the process; None where the kernel has none (before Linux 5.3)."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None
+
+
+def _is_log(pid: int, number: str) -> bool:
+    for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "flags":
+            flags = int(value, 8)
+            return bool(flags & os.O_APPEND) or flags & os.O_ACCMODE == os.O_WRONLY
+    return False
+
+
+# ---------------------------------------------------------------- trees of processes
+
+
+def become_subreaper() -> None:
+    """Become the parent of descendants whose own parent ends; otherwise nobody could find them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(*, then: bool = True) -> None:
+    """Have the kernel kill this process when its parent ends, or not any more."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if then else 0)
+
+
+def end_descendants() -> None:
+    """Kill everything beneath this process, for a few seconds at most, before it ends itself."""
+    deadline = time.monotonic() + _END_S / 2
+    while time.monotonic() < deadline:
+        beneath = descendants(os.getpid(), processes(ended=True))
+        alive = [process for process in beneath if not process.ended]
+        if not alive:
+            return
+        for process in alive:
+            process.kill()
+        time.sleep(0.02)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Best effort: only Linux has it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# ---------------------------------------------------------------- orphans of killed drivers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """One driver of a run: what its processes are marked with."""
+
+    run_id: str  # stays with the run's directory
+    invocation_id: str
+
+    def __str__(self) -> str:
+        return f"{self.run_id}.{self.invocation_id}"
+
+    @classmethod
+    def of(cls, text: str) -> Owner | None:
+        """The owner that a mark names; None if it names none."""
+        run_id, dot, invocation_id = text.partition(".")
+        return cls(run_id=run_id, invocation_id=invocation_id) if dot and run_id else None
+
+    @classmethod
+    def of_this_process(cls) -> Owner | None:
+        """The driver on whose behalf this process runs."""
+        return cls.of(os.environ.get(VARIABLE, ""))
+
+    def precedes(self, other: Owner | None) -> bool:
+        """Return whether ``other`` is a later driver of the same run."""
+        return other is not None and self.run_id == other.run_id and self != other
+
+    @contextlib.contextmanager
+    def marks_this_process(self) -> Iterator[None]:
+        """Have every process that is started within the block carry the mark."""
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = str(self)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """A process that an earlier driver has left running on this host."""
+
+    process: Process
+    owner: Owner | None  # None: the driver had no run
+    command: str
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+
+def orphans_of(owner: Owner) -> list[Orphan]:
+    """The processes of this host that belong to ``owner``'s predecessors; none where the kernel
+    does not show other processes."""
+    table = processes()
+    owners: dict[int, Owner | None] = {}
+    for pid, process in table.items():
+        mark = Owner.of(process.variable(VARIABLE) or "")
+        if mark is not None and mark.precedes(owner):
+            owners[pid] = mark
+    for directory in abandoned_private_directories():
+        mark = Owner.of(directory.owner)
+        if mark is not None and mark.precedes(owner):
+            for process in _writers_in(directory.path, table):
+                owners.setdefault(process.pid, mark)
+    return _with_descendants(owners, table)
+
+
+def end_orphans(owner: Owner) -> list[Orphan]:
+    """Kill what ``owner``'s predecessors left on this host; returns it when all of it is gone.
+
+    Raises:
+        TimeoutError: something does not go (it hangs in the kernel), so its card is not free.
+    """
+    return _end(lambda: orphans_of(owner))
+
+
+def end_users_of(directory: OwnedDirectory) -> list[Orphan]:
+    """Kill the processes that write logs in a private directory, and their descendants.
+
+    Raises:
+        TimeoutError: something does not go.
+    """
+
+    def users() -> list[Orphan]:
+        table = processes()
+        owner = Owner.of(directory.owner)
+        writers = _writers_in(directory.path, table)
+        return _with_descendants({process.pid: owner for process in writers}, table)
+
+    return _end(users)
+
+
+def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
+    ended: dict[int, Orphan] = {}
+    deadline = time.monotonic() + _END_S
+    while alive := orphans():  # again: what dies may just have started another
+        if time.monotonic() > deadline:
+            stuck = ", ".join(f"{orphan.pid} ({orphan.command[:60]})" for orphan in alive[:5])
+            raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
+        for orphan in alive:
+            ended[orphan.pid] = orphan
+            orphan.process.kill()
+        time.sleep(0.02)
+    return list(ended.values())
+
+
+def _writers_in(directory: Path, table: Mapping[int, Process]) -> list[Process]:
+    place = directory.resolve()  # as the kernel names its files
+    return [process for process in table.values() if process.is_own() and process.writes_in(place)]
+
+
+def _with_descendants(
+    owners: Mapping[int, Owner | None], table: Mapping[int, Process]
+) -> list[Orphan]:
+    """Add the descendants of these processes. This process and its ancestors are left out, and so
+    are children with the mark of another driver, with all that descends from them."""
+    own, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in own:
+        own.add(pid)
+        pid = table[pid].parent if pid in table else 0
+    marks = set(owners.values())
+
+    def is_somebody_elses(process: Process) -> bool:
+        mark = process.variable(VARIABLE)
+        return process.pid in own or (mark is not None and Owner.of(mark) not in marks)
+
+    everyone = dict(owners)
+    for root, owner in owners.items():
+        if root not in own:
+            for child in descendants(root, table, leave_out=is_somebody_elses):
+                everyone.setdefault(child.pid, owner)
+    return [
+        Orphan(process=table[pid], owner=owner, command=table[pid].command)
+        for pid, owner in everyone.items()
+        if pid not in own
+    ]
+
+
+# ---------------------------------------------------------------- private directories
+
+_PREFIX = "ng-"
+_LONGEST_BASE = 23  # Ray's sockets lie below, and a socket's path has at most 107 characters
+
+
+def make_private_directory(owner: str) -> OwnedDirectory:
+    """Make a directory of this process for sockets, logs and a cluster's token, of mode 0700 and
+    with a marker, so that it can be told from everything else that lies beside it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    return make_owned_directory(_PREFIX, base_directories()[0], owner)
+
+
+def abandoned_private_directories() -> list[OwnedDirectory]:
+    """Directories of this user's processes that were killed, on this boot, in this pid
+    namespace."""
+    bases = base_directories()
+    return [gone for base in bases for gone in abandoned_directories(_PREFIX, base)]
+
+
+def base_directories() -> list[Path]:
+    """Directories in which they are made, the one for this process first."""
+    base, usual = Path(tempfile.gettempdir()), Path("/tmp")
+    return [base, usual] if base != usual and len(str(base)) <= _LONGEST_BASE else [usual]
+
+
+def remove_abandoned() -> None:
+    """End what uses private directories whose processes were killed, and remove them."""
+    for directory in abandoned_private_directories():
+        with contextlib.suppress(TimeoutError):  # then it stays, for the next run
+            end_users_of(directory)
+            directory.remove()
+
+
+# ---------------------------------------------------------------- the guard of a driver
+
+
+@contextlib.contextmanager
+def guarded(directory: OwnedDirectory) -> Iterator[None]:
+    """Have the directory cleared up by another process if this one is killed within the block."""
+    paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    environment = {k: v for k, v in os.environ.items() if k != VARIABLE} | {"PYTHONPATH": paths}
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.worker.orphans", str(directory.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=environment,
+        start_new_session=True,  # what a terminal sends its programs is not for the guard
+    )
+    assert guard.stdin is not None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it was killed
+            guard.stdin.write(_ORDERLY_END)
+            guard.stdin.close()
+        try:
+            guard.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+
+
+def main(path: str) -> int:
+    """Wait for the end of the driver; clear up its directory if it left it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as is sent to all when a host shuts down
+    if sys.stdin.buffer.read() == _ORDERLY_END:
+        return 0
+    deadline = time.monotonic() + _GUARD_S
+    while (directory := owned_directory(Path(path))) is not None and time.monotonic() < deadline:
+        if directory.is_abandoned:
+            with contextlib.suppress(TimeoutError):
+                end_users_of(directory)
+                directory.remove()
+        time.sleep(0.1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,230 @@
+"""A worker process (``main.py``) as its agent sees it.
+
+The handle survives everything the process may do: a crash, a kill or a hang of the process becomes
+a ``RankOutcome`` with the signal and the end of the log. No Ray here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core.events import Progress
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.util.host import Interval
+from orchestrator.worker.protocol import Channel, Launch, Order
+from orchestrator.worker.redaction import redacted_end
+from orchestrator.worker.spawn import SpawnedProcess
+from workloads.util import files
+
+#: Part of a log that a row keeps.
+TAIL_BYTES = 4000
+#: Before it, for what is redacted as a whole: a key of many lines.
+_BEFORE_TAIL_BYTES = 1 << 16
+
+
+class WorkerProcess:
+    """``start``, ``listen`` and ``run`` block, for one thread; ``progress`` and ``stop`` may be
+    called from another meanwhile."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._kind, self._config = launch.kind, launch.config
+        self._process: SpawnedProcess | None = None
+        self._channel: Channel | None = None
+        self._progress: Progress | None = None
+        self._info: WorkerInfo | None = None
+        self._stop_reason: str | None = None
+        self._gone = threading.Event()
+        self._exit: Mapping[str, Any] = {}
+        #: Start and end of the timed part of the last rank, on this host's monotonic clock.
+        self.timed: tuple[float, float] | None = None
+
+    def start(self) -> WorkerInfo | Failure:
+        """Start the process and wait until it is ready; a Failure when it cannot start, and then
+        it is gone."""
+        if self._stop_reason is not None:
+            self._gone.set()
+            return self._death("start")
+        mine, theirs = socket.socketpair()
+        environment = dict(os.environ) | dict(self._launch.environments[self._kind])
+        paths = [path for path in sys.path if path]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        try:
+            self._process = SpawnedProcess(
+                self._launch.server,
+                environment=environment,
+                log=self._launch.log,
+                cwd=os.getcwd(),
+                channel=theirs.detach(),
+            )
+        except OSError as error:
+            self._gone.set()
+            message = f"the node's spawner does not answer: {error}"
+            return Failure(failure_class=FailureClass.NODE_LOST, message=message)
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._channel = Channel(mine.detach())
+        if self._stop_reason is not None:  # stopped while it was being started
+            self._process.kill()
+        try:
+            self._channel.send((self._launch.factory, self._config))
+            kind, value = self._receive()
+        except (EOFError, OSError):
+            return self._death("start-up")
+        if kind == "failed":
+            self._gone.wait()
+            return self._with_log(value)
+        if self._stop_reason is not None:  # it answered before it was killed
+            return self._death("start-up")
+        self._info = value
+        return value
+
+    def listen(self, address: str) -> Any:
+        """Have rank 0 open a rendezvous on ``address``: the rendezvous, or a Failure."""
+        try:
+            return self._request("listen", address)[1]
+        except (EOFError, OSError):
+            return self._death("opening a rendezvous")
+
+    def run(self, order: Order) -> bytes | RankOutcome:
+        """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
+        the process pickled it, or one made here when the process could not make any."""
+        lasted = Interval()
+        self.timed = None
+        self._progress = Progress(  # until the process says more, which a hang may keep it from
+            worker_id=self._launch.name, attempt_id=order.attempt_id, phase="start"
+        )
+        failure = order.rendezvous
+        try:
+            if not isinstance(failure, Failure):
+                failure = self._become(order.kind)
+            if not isinstance(failure, Failure):
+                request = (order.attempt, order.rank, order.rendezvous)
+                kind, value = self._request("run", *request)
+                if kind != "failed":
+                    outcome: bytes
+                    self.timed, outcome = value
+                    return outcome
+                failure = value
+        except (EOFError, OSError):
+            failure = self._death(order.label)
+        finally:
+            self._progress = None
+        taken_away = self._stop_reason is not None or "spawner_lost" in self._exit
+        return RankOutcome(
+            rank=order.rank,
+            state=State.LOST if taken_away else State.FAILED,
+            started_at=lasted.started_at,
+            ended_at=lasted.until_now(),
+            failure=failure,
+            worker=self._info,
+        )
+
+    def progress(self) -> Progress | None:
+        """The process's last report of its activity; None when it is idle."""
+        return self._progress
+
+    def stop(self, reason: str) -> None:
+        """Kill the process and its children and wait until they are gone."""
+        if self._stop_reason is None and not self._gone.is_set():  # else it died of itself
+            self._stop_reason = reason
+        self._kill()
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process; None where none was started."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def gone(self) -> bool:
+        """Return whether the process and its children are gone."""
+        return self._gone.is_set()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._gone.wait()
+
+    def _become(self, kind: str) -> Failure | None:
+        """Replace the process by one of this kind if it is of another. Engines change their process
+        for good, and a card's mode is decided before torch is imported."""
+        if kind == self._kind or kind not in self._launch.environments:
+            return None  # a kind that this card never has is for the worker to refuse
+        self._kill()
+        environment = self._launch.environments[kind]
+        self._kind, self._config = kind, replace(self._config, kind=kind, environment=environment)
+        self._exit = {}
+        self._gone = threading.Event()  # of the new one, before anybody can wait for it
+        started = self.start()
+        return started if isinstance(started, Failure) else None
+
+    def _request(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        if self._channel is None:
+            raise EOFError("the process was never started")
+        self._channel.send((method, arguments))
+        return self._receive()
+
+    def _receive(self) -> tuple[str, Any]:
+        """The next answer; progress is noted on the way."""
+        assert self._channel is not None
+        while True:
+            kind, value = self._channel.receive()
+            if kind != "progress":
+                return kind, value
+            self._progress = value
+
+    def _watch(self) -> None:
+        assert self._process is not None
+        try:
+            self._exit = self._process.wait()
+        except (OSError, ValueError):
+            self._exit = {"spawner_lost": True}
+        self._gone.set()
+
+    def _death(self, doing: str) -> Failure:
+        """Wait for the end of the process and say how it died."""
+        if not self._gone.wait(5):
+            self._kill()  # it closed its channel and lives on
+        status = self._exit.get("exit", 0)
+        if self._stop_reason is not None:
+            failure_class, text = FailureClass.HANG, f"stopped: {self._stop_reason}"
+        elif self._exit.get("host_oom"):
+            failure_class = FailureClass.HOST_OUT_OF_MEMORY
+            text = f"the kernel killed the worker for want of host memory during {doing}"
+        elif "spawner_lost" in self._exit:
+            failure_class = FailureClass.NODE_LOST
+            text = f"the node's spawner ended, and with it the worker, during {doing}"
+        else:
+            died = status < 0
+            how = f"died of {signal.Signals(-status).name}" if died else f"exited with {status}"
+            failure_class, text = FailureClass.CRASH, f"the worker process {how} during {doing}"
+        return self._with_log(Failure(failure_class=failure_class, message=text))
+
+    def _with_log(self, failure: Failure) -> Failure:
+        environment = {**os.environ, **self._launch.environments.get(self._kind, {})}
+        return replace(
+            failure,
+            tail=failure.tail or tail_of(self._launch.log, environment),
+            log=f"{socket.gethostname()}:{self._launch.log}",
+        )
+
+
+def tail_of(log: str, environment: Mapping[str, str]) -> str:
+    """The end of a log file, from a line start, without the secrets of ``environment``; empty when
+    there is none."""
+    try:
+        with files.opened(log, follow=False) as file:
+            start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES - _BEFORE_TAIL_BYTES)
+            file.seek(start)
+            data = file.read(TAIL_BYTES + _BEFORE_TAIL_BYTES)
+    except OSError:
+        return ""
+    text = data.decode("utf-8", errors="replace")
+    return redacted_end(text, TAIL_BYTES, environment, cut=start > 0)

@@ -1,0 +1,601 @@
+"""The one way to start worker processes, see each of them end, and leave nothing of it running.
+
+A worker can hang with the interpreter lock held, be killed for memory, or leave children behind,
+and its card is free only when all of that is gone. So workers are children of a small process of
+one thread, the spawner. A connection to it starts one worker and lives as long as that:
+
+    client  → {"environment": …, "log": …, "cwd": …} and the worker's end of a channel
+    spawner → {"pid": …}
+    spawner → {"exit": status, "host_oom": …} when the process and its children are gone
+
+A client that closes its side, or dies, has its worker killed. A connection without a request tells
+its client of the spawner's end. Nothing survives: descendants that moved to sessions of their own
+become children of the spawner when a worker dies, since the kernel gives orphans to the nearest
+*subreaper*. The spawner itself may be killed first, by Ray for one, which kills the children of an
+agent that ends. So a second process, the reaper, stands between the agent and the spawner and only
+waits: each of the two ends everything when the other is gone.
+
+On real cards every worker is a fresh interpreter. Where cards are emulated on the CPU, importing
+torch and transformers for sixteen workers would take longer than their jobs: there the spawner
+imports them once, before it has any thread, and forks. A driver whose nodes compute on this machine
+starts that spawner before Ray, and its agents share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from orchestrator.util import output
+from orchestrator.worker.memory_limit import memory_kills
+from orchestrator.worker.orphans import (
+    VARIABLE,
+    Identity,
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    end_descendants,
+    make_private_directory,
+    processes,
+    remove_abandoned,
+)
+from orchestrator.worker.redaction import redact
+from workloads.devices import environment_for, host_device
+from workloads.owned_directory import OwnedDirectory, owned_directory
+from workloads.util import files
+
+#: Modules that a node which computes on the CPU imports once, for all its workers.
+PRELOAD = (
+    "torch",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.glm.modeling_glm",
+    "transformers.models.llama.modeling_llama",
+    "orchestrator.worker.worker",
+    "workloads.text_generation",
+    "workloads.generation.transformers_engine",
+)
+#: Otherwise the allocator of Arrow, which pandas imports, starts a thread, and NumPy's OpenBLAS one
+#: for each further thread of OpenMP, and nothing could be forked. Jobs compute with torch.
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+_SOCKET = "s"
+_REQUEST_BYTES = 1 << 20
+_REQUEST_S = 10.0
+_END_S = 10.0
+
+# ---------------------------------------------------------------- in the client
+
+
+class SpawnedProcess:
+    """One worker process, for the client that asked for it."""
+
+    def __init__(
+        self, spawner: str, *, environment: Mapping[str, str], log: str, cwd: str, channel: int
+    ) -> None:
+        """Ask the spawner for a process; ``channel`` is its end of a socket pair and is closed
+        here.
+
+        Raises:
+            OSError: the spawner is gone.
+        """
+        self._socket = _connected(spawner)
+        request = {"environment": dict(environment), "log": log, "cwd": cwd}
+        data = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self._socket, [data], [channel])
+        self._socket.sendall(data[sent:])
+        os.close(channel)
+        self._answers = self._socket.makefile("r")
+        self.pid: int = self._next()["pid"]
+
+    def _next(self) -> Mapping[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise ConnectionError("the spawner is gone")
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """Have the process and its descendants killed; ``wait`` returns when they are gone."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def wait(self) -> Mapping[str, Any]:
+        """Wait until the process and its descendants are gone: ``exit`` (code, or minus the signal)
+        and ``host_oom``. For one thread only.
+
+        Raises:
+            ConnectionError: the spawner itself died, and with it the process.
+        """
+        with self._socket:
+            return self._next()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpawner:
+    """A spawner of this host that agents may use, if their workers have as many threads."""
+
+    path: str  # its socket
+    threads: int
+
+
+class OwnSpawner:
+    """A spawner that this process has started, which ends with it.
+
+    Args:
+        preload: modules that it imports before it forks workers; none: each worker is a fresh
+            interpreter.
+        threads: OpenMP reads its variable when torch is imported, which may be in the spawner.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, preload: Sequence[str], *, threads: int, log: Path) -> None:
+        remove_abandoned()
+        self._directory = make_private_directory(os.environ.get(VARIABLE, ""))
+        path = str(self._directory.path / _SOCKET)
+        self.shared = SharedSpawner(path=path, threads=threads)
+        shown = environment_for(host_device().name, 0, threads=threads)
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with contextlib.ExitStack() as failing, contextlib.ExitStack() as done:
+            failing.callback(self._directory.remove)
+            listener = done.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(path)
+            listener.listen(128)  # requests made while modules are imported wait here
+            logged = open_log(str(log))
+            done.callback(os.close, logged)
+            number, module = str(listener.fileno()), "orchestrator.worker.spawn"
+            self._reaper = subprocess.Popen(
+                [sys.executable, "-m", module, number, str(self._directory.path), *preload],
+                stdin=subprocess.PIPE,
+                stdout=logged,
+                stderr=logged,
+                pass_fds=[listener.fileno()],
+                env=_NO_THREADS | os.environ | shown | paths,
+                start_new_session=True,  # Ctrl-C is for the driver, which ends its jobs in order
+            )
+            failing.pop_all()
+
+    def release(self) -> None:
+        """Have it end, with all its workers."""
+        assert self._reaper.stdin is not None
+        with contextlib.suppress(OSError):
+            self._reaper.stdin.close()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until its reaper is gone.
+
+        Raises:
+            TimeoutError: it is still there.
+        """
+        try:
+            self._reaper.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(str(error)) from error
+
+    def close(self) -> None:
+        """End it and all its workers; returns when they are gone."""
+        self.release()
+        try:
+            self.wait(_END_S)
+        except TimeoutError:
+            self._reaper.kill()  # without it the spawner ends everything
+            self._reaper.wait()
+        self._directory.remove()
+
+
+class NodeSpawner:
+    """The spawner of a node for its agent: the shared one of its host, or else the agent's own.
+
+    Args:
+        shared: one that was started for the nodes of this host.
+
+    Raises:
+        OSError: there is no shared one, and no own one can be started.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        *,
+        threads: int,
+        log: Path,
+        shared: SharedSpawner | None = None,
+    ) -> None:
+        self._own: OwnSpawner | None = None
+        if shared is not None and shared.threads == threads:
+            try:
+                self._link = _connected(shared.path)
+                self.path = shared.path
+                return
+            except OSError as error:
+                output.say_aside(f"the spawner of all nodes is gone ({error}): starting another")
+        self._own = OwnSpawner(preload, threads=threads, log=log)
+        self.path = self._own.shared.path
+        self._link = _connected(self.path)
+
+    def wait(self) -> None:
+        """Wait until the spawner is gone, and all its workers. For one thread only."""
+        with self._link, contextlib.suppress(OSError):
+            self._link.recv(1)
+        if self._own is not None:
+            self._own.wait()
+        with contextlib.suppress(OSError):  # a reaper that still ends something has the socket, too
+            while True:
+                with _connected(self.path) as connection:
+                    connection.recv(1)
+
+    def close(self) -> None:
+        """End it, if it is this agent's own; returns when its workers are gone."""
+        if self._own is not None:
+            self._own.close()
+
+
+@contextlib.contextmanager
+def shared_spawner(
+    preload: Sequence[str], *, threads: int, log_dir: Path
+) -> Iterator[OwnSpawner | None]:
+    """Have a spawner for the agents of this host within the block; None where none can be started,
+    and the agents start their own."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        spawner = OwnSpawner(preload, threads=threads, log=log_dir / log_name())
+    except OSError as error:
+        output.say_aside(f"no spawner for all nodes: {error}")
+        yield None
+        return
+    with contextlib.closing(spawner):
+        yield spawner
+
+
+def log_name() -> str:
+    """Name of the log of a spawner that this process starts."""
+    return f"spawner-{socket.gethostname()}-{os.getpid()}.log"
+
+
+def open_log(path: str) -> int:
+    """Open a log for a process; nowhere, if it cannot be had: a measurement needs no log. Its
+    directory may be one that others write to, so a link that lies there is not followed."""
+    try:
+        return files.open_to_append(path)
+    except OSError as error:
+        output.say_aside(f"no log: {path}: {error.strerror or error}")
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+# ---------------------------------------------------------------- in the spawner
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker process and the connection of its client."""
+
+    pid: int
+    connection: socket.socket
+    memory_kills_before: int
+    status: int | None = None  # exit code, or minus the signal, once it is reaped
+    dead_since: float = 0.0  # monotonic
+    tree: set[Identity] = field(default_factory=set)  # its descendants, as far as known
+
+    def kill(self) -> None:
+        """Kill it and its descendants; what it starts at this moment shows when it is dead."""
+        beneath = descendants(self.pid, processes(ended=True))
+        self.tree |= {process.identity for process in beneath}
+        _kill_group(self.pid)
+        for process in beneath:
+            process.kill()
+
+
+class Spawner:
+    """The loop that starts workers, by forking or as fresh interpreters, and sees them end."""
+
+    def __init__(self, listener: socket.socket, *, forks: bool) -> None:
+        self._listener, self._forks = listener, forks
+        self._workers: dict[int, _Worker] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self, *lifelines: int) -> None:
+        """Serve until one of ``lifelines`` (pipes that others hold open) closes; then kill every
+        worker. The loop has one thread, as forking needs."""
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for source in (self._listener, wake_read, *lifelines):
+            self._selector.register(source, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._selector.register(connection, selectors.EVENT_READ)
+                elif isinstance(key.data, _Worker):  # its client is gone, or wants it gone
+                    self._selector.unregister(key.fileobj)
+                    key.data.kill()
+                elif isinstance(key.fileobj, socket.socket):
+                    self._start(key.fileobj)
+                elif key.fd == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                elif not os.read(key.fd, 4096):
+                    end_descendants()
+                    return
+            self._reap()
+
+    def _patience_s(self) -> float | None:
+        """Time to wait for a request: short while a process is ending; None for ever."""
+        dead = [each.dead_since for each in self._workers.values() if each.status is not None]
+        if not dead:
+            return None
+        return 0.02 if time.monotonic() - max(dead) < 2.0 else 0.5
+
+    def _start(self, connection: socket.socket) -> None:
+        """Take a request and start its process."""
+        self._selector.unregister(connection)
+        try:
+            request, channel = _request_on(connection)
+        except (OSError, ValueError) as error:
+            output.say_aside(f"refused a request: {redact(str(error), os.environ)}")
+            connection.close()
+            return
+        if request is None:
+            connection.close()
+            return
+        before = memory_kills()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(request, channel, connection)
+        os.close(channel)
+        with contextlib.suppress(OSError):  # in both, so that neither can be too late
+            os.setpgid(pid, pid)
+        worker = _Worker(pid=pid, connection=connection, memory_kills_before=before)
+        self._workers[pid] = worker
+        self._selector.register(connection, selectors.EVENT_READ, worker)
+        _send(connection, {"pid": pid})
+
+    def _become_worker(
+        self, request: Mapping[str, Any], channel: int, connection: socket.socket
+    ) -> NoReturn:
+        """Turn the new process into the worker: drop what is the spawner's."""
+        status = 70
+        try:
+            spawner = os.getppid()
+            die_with_parent()
+            become_subreaper()
+            if os.getppid() != spawner:
+                os._exit(status)
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, socket.socket):
+                    key.fileobj.close()
+                elif key.fd:  # standard input is replaced below
+                    os.close(key.fd)
+            self._selector.close()
+            connection.close()
+            for worker in self._workers.values():
+                worker.connection.close()
+            log = open_log(request["log"])
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.chdir(request["cwd"])
+            environment = request["environment"]
+            if not self._forks:
+                os.set_inheritable(channel, True)
+                command = [sys.executable, "-m", "orchestrator.worker.main", str(channel)]
+                os.execve(sys.executable, command, environment)
+            os.environ.clear()
+            os.environ.update(environment)
+            paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+            sys.path[:0] = [path for path in paths if path not in sys.path]
+            from orchestrator.worker import main as worker_main
+
+            status = worker_main.serve(channel)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+        finally:
+            _leave(status)
+
+    def _reap(self) -> None:
+        """Collect dead processes; report those whose descendants are all dead, too."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if worker := self._workers.get(ended[0]):
+                    worker.status = os.waitstatus_to_exitcode(ended[1])
+                    worker.dead_since = time.monotonic()
+        for worker in [each for each in self._workers.values() if each.status is not None]:
+            if self._kill_remains(worker):
+                continue
+            killed = worker.status == -signal.SIGKILL
+            oom = killed and memory_kills() > worker.memory_kills_before
+            _send(worker.connection, {"exit": worker.status, "host_oom": oom})
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(worker.connection)
+            worker.connection.close()
+            del self._workers[worker.pid]
+
+    def _kill_remains(self, dead: _Worker) -> bool:
+        """Kill what a dead worker has left; return whether anything of it is still there.
+
+        A child of this process that is no worker, and in no other worker's tree, is an orphan of a
+        worker that has died.
+        """
+        table, here = processes(ended=True), os.getpid()
+        others = [worker for worker in self._workers.values() if worker is not dead]
+        claimed = {identity for worker in others for identity in worker.tree}
+        beneath = descendants(here, table)
+        for orphan in beneath:
+            is_worker = orphan.pid in self._workers
+            if orphan.parent == here and not is_worker and orphan.identity not in claimed:
+                tree = (orphan, *descendants(orphan.pid, table))
+                dead.tree |= {process.identity for process in tree}
+        remains = [p for p in beneath if p.identity in dead.tree and not p.ended]
+        for process in remains:
+            process.kill()
+        return _kill_group(dead.pid) or bool(remains)
+
+
+def _request_on(connection: socket.socket) -> tuple[Mapping[str, Any] | None, int]:
+    """The request that a connection brings, and the worker's end of its channel; None where the
+    client has closed it.
+
+    Raises:
+        OSError: it ends early or brings no channel.
+        ValueError: it is not JSON.
+    """
+    connection.settimeout(_REQUEST_S)
+    data, channels, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
+    if not data:
+        return None, -1
+    while not data.endswith(b"\n"):
+        more = connection.recv(_REQUEST_BYTES)
+        if not more:
+            raise OSError("it ends early")
+        data += more
+    if not channels:
+        raise OSError("it brings no channel")
+    request: Mapping[str, Any] = json.loads(data)
+    connection.settimeout(None)
+    return request, channels[0]
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message to a client, which may be gone."""
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _kill_group(pid: int) -> bool:
+    """Kill a process group; return whether anything of it was left."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _leave(status: int) -> NoReturn:
+    """End a forked process: what it printed is out, and nothing that it came with is cleaned up."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+# ---------------------------------------------------------------- the reaper and the spawner start
+
+
+def preload(modules: Sequence[str]) -> bool:
+    """Import those of ``modules`` that are installed, and return whether workers can be forked:
+    there is something to share, and one thread. A module that is broken is the worker's to
+    report."""
+    for name in modules:
+        if find_spec(name.partition(".")[0]) is None:
+            continue
+        started = time.monotonic()
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            output.say_aside(f"cannot preload {name}: {redact(str(error), os.environ)}")
+        else:
+            output.say(f"imported {name} in {time.monotonic() - started:.1f} s")
+    gc.freeze()  # shared pages stay shared
+    return bool(modules) and len(os.listdir("/proc/self/task")) == 1
+
+
+def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> int:
+    """Become a reaper with a spawner beneath it; exit status of the one of the two that returns.
+
+    Args:
+        directory: of the listener's socket, to be removed in the end.
+        load: imports what is to be imported, and returns whether workers are forked.
+    """
+    become_subreaper()
+    reaper_lives, held_by_reaper = os.pipe()
+    loading, held_while_loading = os.pipe()
+    reaper, spawner = os.getpid(), os.fork()
+    if spawner:
+        os.close(reaper_lives)
+        os.close(held_while_loading)
+        return _reap(spawner, loading, directory)
+    os.close(held_by_reaper)
+    os.close(loading)
+    die_with_parent()  # while it imports it watches no lifeline
+    if os.getppid() != reaper:
+        os._exit(70)
+    os.setpgid(0, 0)  # a signal to the reaper's group leaves one of the two to clean up
+    become_subreaper()
+    forks = load()
+    output.say(f"serving, {'forked workers' if forks else 'fresh interpreters'}")
+    die_with_parent(then=False)  # from now on it ends its workers before itself
+    os.close(held_while_loading)
+    Spawner(listener, forks=forks).serve(0, reaper_lives)
+    _remove(directory)
+    _leave(0)
+
+
+def _reap(spawner: int, loading: int, directory: Path) -> int:
+    """Wait for the spawner and kill what it leaves, which is this process's own by then; return how
+    it ended, as a shell says it. A spawner that nobody needs any more while it still imports is
+    killed."""
+    hung_up = select.poll()
+    hung_up.register(0, 0)
+    hung_up.register(loading, 0)
+    if loading not in dict(hung_up.poll()):
+        os.kill(spawner, signal.SIGKILL)
+    _, status = os.waitpid(spawner, 0)
+    end_descendants()
+    _remove(directory)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _remove(path: Path) -> None:
+    directory: OwnedDirectory | None = owned_directory(path)
+    if directory is not None:
+        directory.remove()
+
+
+def main(argv: Sequence[str]) -> int:
+    """``spawn LISTENER DIRECTORY [MODULE …]``: standard input is the lifeline."""
+    sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
+    listener = socket.socket(fileno=int(argv[0]))
+    listener.set_inheritable(False)
+    return run(listener, Path(argv[1]), lambda: preload(argv[2:]))
+
+
+if __name__ == "__main__":
+    # This module is __main__ here; workers import the importable one.
+    from orchestrator.worker.spawn import main as importable_main
+
+    sys.exit(importable_main(sys.argv[1:]))

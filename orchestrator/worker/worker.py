@@ -1,0 +1,621 @@
+"""One process on one card: takes attempts, runs workloads, says how they ended.
+
+A worker lives through many jobs. It pays for its imports once (about ten seconds), keeps the last
+model loaded for the next job with an equal residency key, and puts the process back to its first
+state before each job. Whatever goes wrong in a job becomes a ``RankOutcome`` with a failure class:
+``run`` does not raise. There is no Ray here; an agent owns the process (``process.py``), or an
+executor is in it (``in_process.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import os
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.events import Progress
+from orchestrator.core.job import Job, State
+from orchestrator.core.outcome import (
+    Attempt,
+    Failure,
+    FailureClass,
+    RankOutcome,
+    WorkerInfo,
+    classify,
+)
+from orchestrator.core.plan import TOOK
+from orchestrator.core.readings import ProcessorReading, ProcessorUse, Turn, use_between
+from orchestrator.util.host import Interval, usable_cores
+from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
+from orchestrator.worker.memory_limit import MemoryLimit
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.redaction import redact, redactor_of
+from workloads.base import (
+    BadConfiguration,
+    CardFaulty,
+    CardNotAcquired,
+    Collective,
+    JobContext,
+    MeasureSettings,
+    OutOfMemory,
+    Phase,
+    Request,
+    Result,
+)
+from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.devices.monitor.host import ReleaseWait
+from workloads.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
+    from workloads.isolation import ProcessState
+
+# ---------------------------------------------------------------- taking the card
+
+_FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
+
+
+class CardHolder:
+    """The part of a worker that takes its card."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+
+    def open_device(self) -> Device:
+        """The device of the card, once the card is free; nothing is imported for it before.
+
+        Raises:
+            BadConfiguration: the process lacks a variable that had to be set before its imports.
+            CardNotAcquired: another process does not leave the card.
+        """
+        self._verify_environment()
+        from workloads.devices import device_for
+
+        device = device_for(self.config.device)
+        self.wait_until_free(device)
+        return device
+
+    def take(self, device: Device) -> str:
+        """Take the card and let it compute something; its product name.
+
+        Raises:
+            CardNotAcquired: it is not there or held by another; there is no falling back.
+            CardFaulty: it is there, but computes something wrong.
+        """
+        name = self.acquire(device)
+        self._verify_card(device)
+        self._preflight(device)
+        return name
+
+    def wait_until_free(self, device: Device) -> None:
+        """Wait until the last process has left the card and its memory is free.
+
+        Raises:
+            CardNotAcquired: it is not free in time; the message names the process or the memory.
+        """
+        card = self.config.card
+        waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
+        while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
+            if waiting.is_over(now := time.monotonic()):
+                raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
+            time.sleep(_FREE_POLL_S)
+
+    def acquire(self, device: Device) -> str:
+        """Put something on the card, so that one which is not there, or not ours, shows now and
+        not in the first job; the card's product name."""
+        import torch
+
+        try:
+            device.synchronize()  # first: on Gaudi this is what makes torch know "hpu"
+            torch.zeros(1, device=device.torch_device)
+            return device.device_name()
+        except Exception as error:
+            known = device.classify(error)
+            if isinstance(known, CardNotAcquired):
+                raise known from error
+            raise CardNotAcquired(
+                f"{self.config.card} cannot be used: {one_line(str(error)) or repr(error)}"
+            ) from error
+
+    def _preflight(self, device: Device) -> None:
+        """Have a card that computes wrongly found out before the first job, in every process: what
+        broke the last one may have been the card."""
+        try:
+            device.preflight()
+        except CardFaulty as error:
+            raise CardFaulty(f"{self.config.card} is faulty: {error}") from error
+        except Exception as error:
+            known = device.classify(error)
+            raise CardFaulty(
+                f"{self.config.card} cannot compute: {one_line(str(known)) or repr(known)}"
+            ) from error
+        device.release_memory()
+
+    def _verify_card(self, device: Device) -> None:
+        """See that the card which was acquired is the one that was given: a library that changes a
+        variable when it is imported gets the process another, and its rows a wrong name."""
+        self._verify_environment()
+        if (why := device.mismatch(self.config.card.index)) is not None:
+            raise CardNotAcquired(f"this process has not got {self.config.card}: {why}")
+
+    def _verify_environment(self) -> None:
+        wrong = [
+            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
+            for name, wanted in sorted(self.config.environment.items())
+            if os.environ.get(name) != wanted
+        ]
+        if wrong:
+            raise BadConfiguration(
+                f"worker {self.config.worker_id} runs in a wrong environment: " + "; ".join(wrong)
+            )
+
+
+# ---------------------------------------------------------------- running attempts
+
+SEED = 0  # every job starts from it
+_ONE_CARD = OneCard()
+_NO_SLOT, _NO_LIMIT = contextlib.nullcontext(), contextlib.nullcontext()
+
+
+class CardWorker(CardHolder):
+    """Runs attempts on one card, one at a time. Only ``progress`` may be called meanwhile."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.device: Device | None = None
+        self._info: WorkerInfo | None = None
+        self._clean_state: ProcessState | None = None
+        self._limit: MemoryLimit | None = None
+        self._resident = ResidentModel()
+        self._listener: Listener | None = None
+        self._progress: Progress | None = None
+        self._timed_from: ProcessorReading | None = None
+        self._timed_until: ProcessorReading | None = None
+        self._turn: Turn | None = None
+        self._passport: dict[str, float] | None = None
+        self._cores = usable_cores()
+        self._jobs_before = 0
+
+    def start(self) -> WorkerInfo:
+        """Import what jobs need, take the card, and say what this process is and has.
+
+        Raises:
+            BadConfiguration: the process lacks a variable that had to be set before its imports.
+            CardNotAcquired: the card is not there or held by another; there is no falling back.
+            CardFaulty: it is there, but computes something wrong.
+            ImportError: torch, transformers or the device's software is missing.
+        """
+        self.device = self.open_device()
+        import torch
+        import transformers  # noqa: F401 - paid for here, not in the first job
+
+        from orchestrator.worker.environment import versions
+        from workloads.isolation import ProcessState
+
+        torch.set_num_threads(self.config.threads)
+        device_name = self.take(self.device)
+        _warm_thread_pools()
+        self._clean_state = ProcessState.now()
+        if self.config.emulated and self.config.memory_bytes is not None:
+            self._limit = MemoryLimit.above_baseline(self.config.memory_bytes)
+        self._info = WorkerInfo(
+            worker_id=self.config.worker_id,
+            node_name=self.config.node_name,
+            pid=os.getpid(),
+            device_name=device_name,
+            driver_version=self.device.driver_version(),
+            emulated=self.config.emulated,
+            visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
+            threads=torch.get_num_threads(),
+            niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            cores=len(self._cores),
+            versions=versions(),
+        )
+        return self._info
+
+    def listen(self, address: str, timeout_s: float = 300.0) -> Rendezvous:
+        """Open the rendezvous of the next attempt; asked of rank 0's worker before all run it.
+
+        ``address`` is one of this host that the other ranks can reach.
+        """
+        self._listener = listen(address, self.config.world_size, timeout_s)
+        return self._listener.rendezvous
+
+    def run(
+        self, attempt: Attempt, rank: int = 0, rendezvous: Rendezvous | None = None
+    ) -> RankOutcome:
+        """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
+        lasted = Interval()
+        self._timed_from = self._timed_until = self._turn = self._passport = None
+        self._resident.was_used = False
+        result, failure = None, None
+        try:
+            if self.device is None:
+                raise BadConfiguration(f"worker {self.config.worker_id} was not started")
+            result = self._run(attempt, rank, rendezvous)
+        except (Exception, SystemExit) as error:
+            failure = self._failure(error)
+        if failure is not None:
+            # The exception is gone, and with its frames the last hold on the job's tensors.
+            self._forget_everything()
+        self._progress = None
+        self._listener = None
+        outcome = RankOutcome(
+            rank=rank,
+            state=_state(failure),
+            started_at=lasted.started_at,
+            ended_at=lasted.until_now(),
+            result=result,
+            failure=failure,
+            worker=self._info,
+            jobs_before=self._jobs_before,
+            model_was_resident=self._resident.was_used,
+            timed=self._timed(),
+            processor=self._processor(),
+            turn=self._turn,
+            passport=self._passport,
+        )
+        self._jobs_before += 1
+        return outcome
+
+    def progress(self) -> Progress | None:
+        """The current activity of ``run``, from any thread; None when idle."""
+        return self._progress
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of an exception from ``start``; ``run`` makes its own."""
+        return self._failure(error)
+
+    # ------------------------------------------------------------ parts of a run
+
+    def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
+        assert self.device is not None and self._clean_state is not None
+        self._enter(attempt.attempt_id, "start")
+        if attempt.job.process_kind != self.config.kind:
+            raise BadConfiguration(
+                f"the job needs a process of kind {attempt.job.process_kind or 'ordinary'!r} and "
+                f"this one is {self.config.kind or 'ordinary'!r}; run it on a cluster or with "
+                "--emulate, where each kind gets a process of its own"
+            )
+        self._clean_state.restore()
+        self.device.seed(SEED)
+        self._resident.clean()
+        settings = self.device.configure()
+        request = request_of(attempt)
+        threads = self._set_threads(request.parameters.get("threads"))
+        with (
+            self._collective(attempt, rank, rendezvous) as collective,
+            self._slot(attempt, rank, collective, threads) as self._turn,
+        ):
+            self._enter(attempt.attempt_id, "start")
+            if self.config.passport and not self._jobs_before:
+                self._take_passport(attempt)
+            from workloads import registry
+
+            workload = registry.load(attempt.job.workload)
+            context = JobContext(
+                device=self.device,
+                rank=rank,
+                world_size=len(attempt.cards),
+                collective=collective,
+                enter_phase=lambda phase: self._enter(attempt.attempt_id, phase),
+                resident=self._load_resident,
+                clock=time.perf_counter,
+                cpu_clock=time.process_time,
+            )
+            known = self.device.compilations()
+            with self._limit.in_force() if self._limit else _NO_LIMIT:
+                result = workload(request, context)
+            compiled = self.device.compilations().since(known)
+        if not isinstance(result, Result):
+            raise TypeError(
+                f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
+            )
+        self._enter(attempt.attempt_id, "finish")
+        redact = redactor_of(os.environ).redact
+        details = {
+            **settings,
+            **self.device.memory_details(),
+            **self._memory_limit(),
+            **({"compile_cache": told} if (told := compiled.temperature()) else {}),
+            **({TOOK: request.took} if request.took else {}),
+            **result.details,
+        }
+        return dataclasses.replace(
+            result,
+            compile_s=result.compile_s or compiled.compile_s or 0.0,
+            metrics={str(name): float(value) for name, value in result.metrics.items()},
+            details={name: redact(text) for name, text in details.items()},
+        )
+
+    def _set_threads(self, asked: int | None) -> int:
+        """Give torch the threads that the job asks for; without, it has this worker's share."""
+        import torch
+
+        assert self._info is not None
+        if asked is not None and asked != torch.get_num_threads():
+            torch.set_num_threads(asked)
+            _warm_thread_pools()
+        threads = torch.get_num_threads()
+        if threads != self._info.threads:
+            self._info = dataclasses.replace(self._info, threads=threads)
+        return threads
+
+    def _take_passport(self, attempt: Attempt) -> None:
+        """Check the card before its first job, in the job's CPU slot. A gang's ranks do it side by
+        side and together, and a card that fails here fails in the job."""
+        import torch
+
+        from workloads.bench.card_check import EMULATED_PIECE_S, PIECE_S, check_card, check_link
+
+        assert self.device is not None
+        piece_s = EMULATED_PIECE_S if self.config.emulated else PIECE_S
+        self._passport = check_card(self.device, piece_s=piece_s)
+        size = len(attempt.cards)
+        if size > 1:
+            self._passport["link_bytes_per_s"] = check_link(size, self.device)
+        if self.device.spec.can("host_cores"):
+            self._passport["threads"] = torch.get_num_threads()
+        else:
+            with contextlib.suppress(Exception):  # a tool that is missing costs no job
+                reading = self.device.telemetry().get(self.config.card.index)
+                if reading is not None and reading.sm_clock_mhz is not None:
+                    self._passport["clock_mhz"] = reading.sm_clock_mhz
+
+    def _memory_limit(self) -> dict[str, str]:
+        """The memory of the card, or the limit of an emulated one, for the row."""
+        assert self.device is not None
+        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
+        return {} if limit is None else {"card_memory_bytes": str(limit)}
+
+    def _collective(
+        self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None
+    ) -> AbstractContextManager[Collective]:
+        world_size = len(attempt.cards)
+        if world_size == 1:
+            return contextlib.nullcontext(_ONE_CARD)
+        assert self.device is not None
+        if rendezvous is None or world_size != self.config.world_size:
+            raise BadConfiguration(
+                f"attempt {attempt.attempt_id} has {world_size} cards; worker "
+                f"{self.config.worker_id} was made for {self.config.world_size}"
+                f"{'' if rendezvous else ' and got no rendezvous'}"
+            )
+        return joined(
+            rendezvous=rendezvous,
+            rank=rank,
+            world_size=world_size,
+            device=self.device,
+            listener=self._listener if rank == 0 else None,
+        )
+
+    def _slot(
+        self, attempt: Attempt, rank: int, collective: Collective, threads: int
+    ) -> AbstractContextManager[Turn | None]:
+        """Give the job a CPU slot within the block, on a device that shares its host's cores."""
+        assert self.device is not None
+        if not self.device.spec.can("host_cores"):
+            return _NO_SLOT
+        self._enter(attempt.attempt_id, "queued")
+        return cpu_slot(collective, rank, threads, self._cores)
+
+    def _enter(self, attempt_id: str, phase: Phase) -> None:
+        if phase == "measure":
+            self._timed_from, self._timed_until = processor_reading(), None
+        elif self._timed_from is not None and self._timed_until is None:
+            self._timed_until = processor_reading(self._timed_from)
+        # One assignment of a frozen value: safe to read from another thread.
+        self._progress = Progress(
+            worker_id=self.config.worker_id,
+            attempt_id=attempt_id,
+            phase=phase,
+        )
+
+    def _timed(self) -> tuple[float, float] | None:
+        """Start and end of the timed part; None where it did not end."""
+        if self._timed_from is None or self._timed_until is None:
+            return None
+        return self._timed_from.at, self._timed_until.at
+
+    def _processor(self) -> ProcessorUse | None:
+        """Use of the processors in the timed part; None where it did not end."""
+        if self._timed_from is None or self._timed_until is None:
+            return None
+        return use_between(self._timed_from, self._timed_until)
+
+    def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
+        assert self.device is not None
+        if self._resident.holds(key):
+            loaded = self._resident.use()
+        else:
+            if self._resident.key is not None:
+                self._resident.drop()
+                self._release_memory()
+            loaded = self._resident.load(key, loader)
+        self.device.seed(SEED)  # so that having loaded makes no difference to the job
+        return loaded
+
+    # ------------------------------------------------------------ when it goes wrong
+
+    def _failure(self, error: BaseException) -> Failure:
+        return describe(
+            error,
+            device=self.device,
+            memory_bytes=self._limit.memory_bytes if self._limit else None,
+            node_name=self.config.node_name,
+        )
+
+    def _forget_everything(self) -> None:
+        self._resident.drop()
+        # An error of releasing memory on a broken card says nothing that the failure does not.
+        with contextlib.suppress(Exception):
+            self._release_memory()
+
+    def _release_memory(self) -> None:
+        gc.collect()
+        if self.device is not None:
+            self.device.release_memory()
+
+
+def _state(failure: Failure | None) -> State:
+    if failure is None:
+        return State.SUCCEEDED
+    return {
+        FailureClass.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
+        FailureClass.UNSUPPORTED: State.UNSUPPORTED,
+    }.get(failure.failure_class, State.FAILED)
+
+
+def _warm_thread_pools() -> None:
+    """Start torch's threads now: under a memory limit a thread that cannot start is an abort."""
+    import torch
+
+    matrix = torch.ones(256, 256)
+    for _ in range(2):
+        matrix = torch.softmax(matrix @ matrix, dim=-1)
+
+
+# ---------------------------------------------------------------- the attempt as a request
+
+
+def request_of(attempt: Attempt) -> Request:
+    """The attempt as its workload sees it.
+
+    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
+    because the longest prompts decide.
+    """
+    from workloads.registry import find_workload
+
+    job = attempt.job
+    if not isinstance(job.batch_size, int):
+        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
+    measure = job.measure
+    if attempt.purpose == "probe":
+        measure = MeasureSettings(
+            warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
+        )
+    parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+    owner = Owner.of_this_process() if attempt.purpose == "measure" else None
+    taken = ", ".join(_taken(job))
+    return Request(
+        workload=job.workload,
+        model=job.model,
+        dataset=job.dataset,
+        precision=job.precision,
+        batch_size=job.batch_size,
+        engine=job.engine,
+        residency_key="|".join(filter(None, (job.residency_key, taken))),
+        parameters=parameters,
+        settings=settings,
+        measure=measure,
+        probe=attempt.purpose == "probe",
+        kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
+        saved_by=f"{owner.run_id}-{attempt.job_id}" if owner is not None else "",
+        attempt=attempt.number,
+        took=taken,
+    )
+
+
+def _taken(job: Job) -> Iterator[str]:
+    """Savings of what a job takes by name: a model that is saved anew is another."""
+    from orchestrator.grid.dependencies import things, took
+    from workloads.models.products import saving_of
+
+    for _, _, thing in things([job], "consumes"):
+        if saved := saving_of(*thing).identity:
+            yield took(thing, saved)
+
+
+# ---------------------------------------------------------------- the record of a failure
+
+TAIL_LINES = 40
+#: Messages of a refusal of memory by the kernel, besides MemoryError: torch's allocator, C++,
+#: oneDNN without room for its code or buffers (its "primitive descriptor" is another thing), the
+#: stack of a thread, the data of a library. Where not even the allocator's message found room, it
+#: is the 15 bytes that need no block.
+_REFUSED = re.compile(
+    r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
+    r"|could not create a (primitive|memory object|memory)\s*$"
+    r"|can't start new thread|failed to map segment from shared object"
+    r"|^\[enforce fail a$",
+    re.IGNORECASE,
+)
+
+
+def describe(
+    error: BaseException, *, device: Device | None, memory_bytes: int | None, node_name: str
+) -> Failure:
+    """Classify and describe an exception, then let go of its frames.
+
+    ``memory_bytes`` is the enforced limit of an emulated card, None where there is no such limit;
+    ``device`` is None when it was not opened yet.
+    """
+    known = _known(error, device, memory_bytes)
+    failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
+    # Redacted before it is cut: half of a key is not recognised any more.
+    message = one_line(redact(str(known), os.environ)) or redact(repr(error), os.environ)
+    trace = redact("".join(traceback.format_exception(error)), os.environ)
+    tail = trace.rstrip().splitlines()[-TAIL_LINES:]
+    _let_go(error)
+    return Failure(
+        failure_class=failure_class,
+        message=message,
+        tail="\n".join(tail),
+        log=_log_of_this_process(node_name),
+    )
+
+
+def one_line(text: str, limit: int = 2000) -> str:
+    """The text with its white space collapsed, cut to ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
+    """The exception of a known class that stands for ``error``; itself when there is none."""
+    if memory_bytes is not None and _memory_was_refused(error):
+        return OutOfMemory(
+            f"the emulated card's {memory_bytes:,} bytes are exhausted: "
+            f"{one_line(str(error)) or type(error).__name__}"
+        )
+    return device.classify(error) if device is not None else error
+
+
+def _memory_was_refused(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError | ImportError) and bool(_REFUSED.search(str(error)))
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the frames of an exception and of those it came from."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        todo += [current.__cause__, current.__context__]
+        traceback.clear_frames(current.__traceback__)
+        current.__traceback__ = None
+
+
+def _log_of_this_process(node_name: str) -> str:
+    """``host:path`` of the file that stderr goes to; empty when it is a terminal or a pipe."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        if os.path.isfile(path):
+            return f"{node_name}:{path}"
+    return ""

@@ -1,0 +1,160 @@
+"""Provenance: versions without imports, git where there is git, silence where there is not."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.job import Accelerator
+from orchestrator.worker import environment
+from orchestrator.worker.environment import (
+    GitState,
+    driver_version,
+    git_state,
+    provenance,
+    versions,
+)
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(environment.GIT_COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.GIT_DIRTY_VARIABLE, raising=False)
+
+
+def git(directory: Path, *arguments: str) -> str:
+    """Run git with an identity of its own."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(
+        ["git", "-C", str(directory), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one commit of one file in a package directory."""
+    package = tmp_path / "repo" / "package"
+    package.mkdir(parents=True)
+    (package / "module.py").write_text("x = 1\n")
+    git(tmp_path / "repo", "init", "-q")
+    git(tmp_path / "repo", "add", ".")
+    git(tmp_path / "repo", "commit", "-q", "-m", "one")
+    return package
+
+
+def test_versions_name_what_is_installed_and_nothing_else() -> None:
+    """Python and pyarrow are there with their versions; what is not installed is left out."""
+    found = versions()
+    import pyarrow
+
+    assert found["python"] == platform.python_version()
+    assert found["pyarrow"] == pyarrow.__version__
+    assert found["cpu"] and found["host"] and found["kernel"]
+    assert all(isinstance(value, str) and value for value in found.values())
+    assert "habana-torch-plugin" not in found or shutil.which("hl-smi")
+
+
+def test_versions_import_nothing_heavy() -> None:
+    """Asking for versions imports neither torch nor ray nor transformers."""
+    code = (
+        "import sys; from orchestrator.worker.environment import provenance; provenance();"
+        "print([m for m in ('torch', 'ray', 'transformers', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@needs_git
+def test_a_clean_tree_is_its_commit(repository: Path) -> None:
+    """Commit and not dirty."""
+    head = git(repository, "rev-parse", "HEAD")
+    assert git_state(repository) == GitState(commit=head, dirty=False)
+
+
+@needs_git
+@pytest.mark.parametrize("name", ["module.py", "new.py", "../elsewhere.py"])
+def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str) -> None:
+    """Edited and untracked files count, anywhere in the tree."""
+    (repository / name).write_text("x = 2\n")
+    assert git_state(repository).dirty is True
+
+
+@needs_git
+def test_ignored_files_do_not_make_it_dirty(repository: Path) -> None:
+    """Results that git ignores are not a change of the program."""
+    (repository / ".gitignore").write_text("*.out\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "two")
+    (repository / "rows.out").write_text("x")
+    assert git_state(repository).dirty is False
+
+
+@needs_git
+def test_a_copy_installed_inside_somebodys_repository_has_no_commit(repository: Path) -> None:
+    """A virtual environment in another project does not lend us that project's commit."""
+    installed = repository / "venv" / "site-packages" / "orchestrator"
+    installed.mkdir(parents=True)
+    (installed / "module.py").write_text("")
+    assert git_state(installed) == GitState()
+
+
+def test_no_repository_is_no_error(tmp_path: Path) -> None:
+    """A directory without a repository has neither commit nor dirtiness."""
+    assert git_state(tmp_path) == GitState()
+
+
+def test_no_git_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the git program nothing is known, and nothing fails."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state() == GitState()
+    assert provenance().git_commit is None
+
+
+def test_submission_tells_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The variables that submission sets stand in for a repository; nonsense in them does not."""
+    monkeypatch.setenv(environment.GIT_COMMIT_VARIABLE, "0123abc")
+    assert git_state(tmp_path) == GitState(commit="0123abc", dirty=None)
+    monkeypatch.setenv(environment.GIT_DIRTY_VARIABLE, "1")
+    assert git_state(tmp_path) == GitState(commit="0123abc", dirty=True)
+    monkeypatch.setenv(environment.GIT_COMMIT_VARIABLE, "$(rm -rf /)")
+    assert git_state(tmp_path) == GitState()
+
+
+def program(directory: Path, name: str, script: str) -> None:
+    """Put a program on the path."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_driver_versions_come_from_the_vendors_tools(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first card's driver; None for a tool that is missing, fails or says nothing."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    program(tmp_path, "nvidia-smi", "echo 550.54.15; echo 550.54.15")
+    assert driver_version(Accelerator.GPU) == "550.54.15"
+    assert driver_version(Accelerator.CPU) is None
+    program(tmp_path, "hl-smi", "exit 3")
+    assert driver_version(Accelerator.HPU) is None
+    program(tmp_path, "nvidia-smi", "true")
+    assert driver_version(Accelerator.GPU) is None
+
+
+def test_a_tool_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver tool that never returns costs a bounded time."""
+    monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    program(tmp_path, "nvidia-smi", "exec sleep 60")
+    assert driver_version(Accelerator.GPU) is None

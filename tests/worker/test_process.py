@@ -1,0 +1,658 @@
+"""Worker processes under their server, without Ray: how they start, die and are cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_cases import a_job
+from patience import alive, patience
+from scripted_worker import KindConfig
+from small_disks import fill, small_disk
+
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.core.topology import Card
+from orchestrator.worker import process as process_module
+from orchestrator.worker.process import WorkerProcess
+from orchestrator.worker.protocol import Launch, Order, unpickled
+from orchestrator.worker.spawn import NodeSpawner, OwnSpawner, SpawnedProcess
+
+JOB = a_job()
+ATTEMPT = Attempt(
+    attempt_id="a-1",
+    job_id=JOB.job_id,
+    number=1,
+    job=JOB,
+    cards=(Card(node_id="n", index=0, accelerator=Accelerator.HPU),),
+)
+
+
+def ran(
+    process: WorkerProcess, attempt: Attempt = ATTEMPT, rank: int = 0, rendezvous: Any = None
+) -> RankOutcome:
+    """Run a rank and wait for its outcome, which the process or its owner has made."""
+    outcome = process.run(
+        Order(
+            attempt_id=attempt.attempt_id,
+            label=attempt.job.label,
+            kind=attempt.job.process_kind,
+            rank=rank,
+            attempt=attempt.to_json(),
+            rendezvous=rendezvous,
+        )
+    )
+    return unpickled(outcome) if isinstance(outcome, bytes) else outcome
+
+
+@dataclass
+class Server:
+    """A running spawner."""
+
+    spawner: OwnSpawner
+    logs: Path
+    count: int = field(default=0)
+
+    @property
+    def path(self) -> str:
+        return self.spawner.shared.path
+
+    @property
+    def reaper(self) -> int:
+        return self.spawner._reaper.pid
+
+    @property
+    def pid(self) -> int:
+        """Of the spawner itself, beneath its reaper."""
+        children = Path(f"/proc/{self.reaper}/task/{self.reaper}/children")
+        assert eventually(lambda: children.read_text() != "")
+        return int(children.read_text().split()[0])
+
+    def process(self, *, start: str = "", run: str = "", name: str = "w") -> WorkerProcess:
+        """A worker process, not yet started."""
+        self.count += 1
+        launch = Launch(
+            name=name,
+            server=self.path,
+            factory="scripted_worker:ScriptedWorker",
+            config={"name": name, "start": start, "run": run},
+            environments={"": {"CARD": "5"}},
+            log=str(self.logs / f"{self.count}.log"),
+        )
+        return WorkerProcess(launch)
+
+
+def open_server(tmp_path: Path, *preload: str) -> Server:
+    spawner = OwnSpawner(preload, threads=1, log=tmp_path / "spawner.log")
+    return Server(spawner=spawner, logs=tmp_path)
+
+
+def close_server(server: Server) -> None:
+    directory = Path(server.path).parent
+    server.spawner.close()
+    assert server.spawner._reaper.returncode == 0
+    assert not directory.exists()
+
+
+@pytest.fixture(params=["fresh", "forked"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server of each kind: workers started afresh, or forked after a preload."""
+    opened = open_server(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
+    yield opened
+    close_server(opened)
+
+
+def info_of(process: WorkerProcess) -> WorkerInfo:
+    """Start a process that has to come up."""
+    info = process.start()
+    assert isinstance(info, WorkerInfo), info
+    return info
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Return whether the condition comes true in time."""
+    deadline = time.monotonic() + patience(timeout_s)
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
+    """The process has what was asked for, is the server's child, and answers again and again."""
+    process = server.process()
+    info = info_of(process)
+    assert info.visible_cards == "5"
+    assert info.versions["parent"] == str(server.pid)
+    for rank in (0, 1):
+        outcome = ran(process, rank=rank)
+        assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
+    process.stop("done")
+    assert not alive(info.pid)
+
+
+@pytest.mark.slow
+def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
+    """An engine that changes its process gets one of its own, with its own variables; jobs of the
+    same kind then share it, and an ordinary job gets an ordinary one again."""
+    ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
+    kinds = {"": {"MODE": "eager"}, "optimum-habana/lazy": {"MODE": "lazy"}}
+    process = WorkerProcess(
+        Launch(
+            name="k",
+            server=server.path,
+            factory="scripted_worker:KindWorker",
+            config=KindConfig(),
+            environments=kinds,
+            log=str(server.logs / "k.log"),
+        )
+    )
+    first = info_of(process).pid
+    said = []
+    for attempt in (ATTEMPT, ours, ours, ATTEMPT):
+        outcome = ran(process, attempt)
+        assert outcome.failure is not None
+        said.append(outcome.failure.message.split())
+    assert [words[1:] for words in said] == [
+        ["ordinary", "eager"],
+        ["optimum-habana/lazy", "lazy"],
+        ["optimum-habana/lazy", "lazy"],
+        ["ordinary", "eager"],
+    ]
+    pids = [int(words[0]) for words in said]
+    assert pids[0] == first and pids[1] == pids[2] and len(set(pids)) == 3
+    assert not alive(pids[1]) and not process.gone
+    process.stop("done")
+    assert process.gone and not alive(pids[3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import ctypes; print('before', flush=True); ctypes.string_at(0)", "SIGSEGV"),
+        ("import os; print('before', flush=True); os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os; print('before', flush=True); os._exit(17)", "exited with 17"),
+        ("import os; print('before', flush=True); os.abort()", "SIGABRT"),
+    ],
+)
+def test_every_sudden_death_has_its_cause_in_the_row(
+    server: Server, source: str, words: str
+) -> None:
+    """Signal or exit code, the job, and the end of the log."""
+    process = server.process(run=source)
+    info = info_of(process)
+    outcome = ran(process)
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert words in outcome.failure.message and JOB.label in outcome.failure.message
+    assert "before" in outcome.failure.tail
+    assert outcome.failure.log.endswith("1.log")
+    assert process.gone and outcome.worker == info
+
+
+@pytest.mark.slow
+def test_no_secret_gets_into_a_row_or_a_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what is printed, nor the end of the log that a row quotes, nor a traceback; what
+    native code has written stays in the log, and is left out of the row."""
+    monkeypatch.setenv("HUB_TOKEN", "hf_secret_0123456789")
+    secret = "import os; secret = os.environ['HUB_TOKEN']; "
+    dying = server.process(run=secret + "print('has', secret); os._exit(9)")
+    info_of(dying)
+    failure = ran(dying).failure
+    assert failure is not None and "hf_secret" not in repr(failure)
+    raising = server.process(start=secret + "raise ValueError('refused: ' + secret)")
+    failure = raising.start()
+    assert isinstance(failure, Failure)
+    log = Path(failure.log.partition(":")[2]).read_text()
+    assert "refused: <HUB_TOKEN>" in log and "hf_secret" not in log
+    native = server.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
+    info_of(native)
+    failure = ran(native).failure
+    assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
+
+
+PRINTING = """\
+import os, subprocess, sys, warnings
+for number in range(3000):
+    print("a job that prints much", number)
+    print("and complains", number, file=sys.stderr, flush=True)
+os.system("echo and so does what it starts; echo twice >&2")
+warnings.warn("a warning")
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(server: Server, tmp_path: Path) -> None:
+    """Its log has no room left when it starts to print, in its midst, or from its beginning, when
+    the log cannot even be made; once there is room, the log says what is missing."""
+    with small_disk(tmp_path / "small", 1 << 16) as disk:
+        server.logs = disk
+        process = server.process(run=PRINTING)  # fills what there is itself
+        info_of(process)
+        assert ran(process).state is State.SUCCEEDED
+        full_from_the_start = server.process(run=PRINTING, name="w2")
+        ballast = fill(disk)
+        info_of(full_from_the_start)
+        assert ran(full_from_the_start).state is State.SUCCEEDED
+        ballast.unlink()
+        (disk / "2.log").unlink(missing_ok=True)
+        with (disk / "1.log").open("r+") as log:
+            log.truncate(1 << 14)
+        assert ran(process).state is State.SUCCEEDED  # and it is the same process
+        said = (disk / "1.log").read_text()
+        assert said.count("bytes of output lost") >= 1 and "No space left" in said
+        process.stop("done")
+        full_from_the_start.stop("done")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os.close(1); os.close(2); print('x', flush=True); print('y', file=sys.stderr)",
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = None; sys.stderr = None",
+        "import io; sys.stdout = io.StringIO(); sys.stdout.close()",
+        "sys.stdout = open('/dev/full', 'w'); print('lost')",
+        "print('x' * 100_000, end=''); sys.stdout.write('\\udcff'); raise SystemError('as said')",
+    ],
+)
+def test_a_job_may_do_to_its_output_what_it_likes(server: Server, source: str) -> None:
+    """It has its outcome, and the next job of the process has an output again."""
+    once = "\nif not hasattr(os, 'second'):\n    os.second = True\n    "
+    lines = "\n    ".join(source.split("; "))
+    then = "\nelse:\n    print('the second job', flush=True)\n    os.fstat(1)"
+    process = server.process(run=f"import os, sys{once}{lines}{then}")
+    info_of(process)
+    first, second = ran(process), ran(process)
+    if "SystemError" in source:
+        assert first.failure is not None and first.failure.message == "as said"
+    else:
+        assert first.state is State.SUCCEEDED, first
+    assert second.state is State.SUCCEEDED, second
+    assert "the second job" in (server.logs / "1.log").read_text()
+    process.stop("done")
+
+
+@pytest.mark.slow
+def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path: Path) -> None:
+    """Neither written to nor read: the job runs without a log, and its row quotes nothing."""
+    target = tmp_path / "precious"
+    target.write_text("what belongs to somebody else\n")
+    (server.logs / "1.log").symlink_to(target)
+    (server.logs / "2.log").symlink_to(tmp_path / "not there")
+    os.mkfifo(server.logs / "3.log")
+    for _ in range(3):
+        process = server.process(run="import os; print('gone', flush=True); os._exit(9)")
+        info_of(process)
+        failure = ran(process).failure
+        assert failure is not None and "exited with 9" in failure.message and not failure.tail
+    assert target.read_text() == "what belongs to somebody else\n"
+    assert not (tmp_path / "not there").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
+    """An exception at start is a failure; a death at start is one too."""
+    process = server.process(start="raise ValueError('no such card')")
+    failure = process.start()
+    assert isinstance(failure, Failure) and failure.message == "no such card"
+    assert process.gone
+    dying = server.process(start="import os; os._exit(3)")
+    failure = dying.start()
+    assert isinstance(failure, Failure) and "exited with 3 during start-up" in failure.message
+    assert dying.gone
+
+
+def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while its process was being asked for: a card is free when nothing is on it."""
+    opened = open_server(tmp_path, "scripted_worker")
+    process = opened.process()
+    pids = []
+
+    class Late(SpawnedProcess):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            process.stop("changed my mind")  # there is nothing to kill yet
+            super().__init__(*arguments, **named)
+            pids.append(self.pid)
+
+        def kill(self) -> None:
+            threading.Timer(0.5, super().kill).start()
+
+    monkeypatch.setattr(process_module, "SpawnedProcess", Late)
+    failure = process.start()
+    assert isinstance(failure, Failure) and failure.message == "stopped: changed my mind"
+    assert process.gone and not any(map(alive, pids))
+    close_server(opened)
+
+
+def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
+    """``listen`` gives a failure, ``run`` passes it on, and the process lives."""
+    process = server.process()
+    info_of(process)
+    rendezvous = process.listen("nowhere")
+    outcome = ran(process, rendezvous=rendezvous)
+    assert outcome.state is State.FAILED and outcome.failure == rendezvous
+    assert not process.gone
+    process.stop("done")
+
+
+def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: Path) -> None:
+    """Progress is heard meanwhile; stop kills through a held interpreter lock, children too."""
+    file = tmp_path / "child"
+    source = (
+        "import ctypes, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(1)\n"
+        "ctypes.PyDLL(None).sleep(600)\n"
+    )
+    process = server.process(run=source)
+    info = info_of(process)
+    outcomes: list[RankOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
+    thread.start()
+    assert eventually(lambda: (p := process.progress()) is not None and p.phase == "warmup")
+    assert eventually(lambda: file.exists() and file.read_text() != "")
+    child = int(file.read_text())
+    time.sleep(1.2)  # into the held lock
+    started = time.monotonic()
+    process.stop("no progress")
+    assert time.monotonic() - started < patience(3)
+    assert not alive(info.pid) and not alive(child)
+    thread.join(patience(5))
+    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
+    assert outcomes[0].failure.message == "stopped: no progress"
+
+
+def test_children_left_behind_are_ended_before_the_card_is_free(
+    server: Server, tmp_path: Path
+) -> None:
+    """A process that exits and leaves a child counts as gone only when the child is."""
+    file = tmp_path / "child"
+    source = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+        "os._exit(0)\n"
+    )
+    process = server.process(run=source)
+    info_of(process)
+    outcome = ran(process)
+    assert outcome.failure is not None and "exited with 0" in outcome.failure.message
+    assert process.gone and not alive(int(file.read_text()))
+
+
+#: Ignores what it can, and starts: a child in its own session with a child of its own, and a daemon
+#: (its parent ends at once). Their process ids go into a file.
+_STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleeper = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+nested = (
+    "import subprocess, sys, os, time;"
+    "c = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True);"
+    "print(os.getpid(), c.pid, flush=True); time.sleep(int(sys.argv[2]))"
+)
+pids = []
+for seconds in ("600", "0"):
+    child = subprocess.Popen(
+        [sys.executable, "-c", nested, sleeper, seconds],
+        stdout=subprocess.PIPE, start_new_session=True, text=True,
+    )
+    pids += map(int, child.stdout.readline().split())
+child.wait()
+open(FILE + "~", "w").write(" ".join(map(str, pids)))
+os.rename(FILE + "~", FILE)
+"""
+
+
+def stubborn(file: Path, then: str) -> str:
+    return f"FILE = {str(file)!r}\n{_STUBBORN}\n{then}\n"
+
+
+def pids_in(file: Path) -> list[int]:
+    """The processes of a stubborn worker; one of the four has ended already."""
+    assert eventually(file.exists, 60)
+    pids = [int(pid) for pid in file.read_text().split()]
+    assert len(pids) == 4 and sum(map(alive, pids)) == 3
+    return pids
+
+
+@pytest.mark.slow
+def test_descendants_in_sessions_of_their_own_are_stopped_too(
+    server: Server, tmp_path: Path
+) -> None:
+    """Whoever ignores signals, leaves the process group or loses its parent."""
+    process = server.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    bystander = server.process(name="bystander")
+    info, other = info_of(process), info_of(bystander)
+    thread = threading.Thread(target=lambda: ran(process))
+    thread.start()
+    pids = pids_in(tmp_path / "pids")
+    process.stop("no progress")
+    assert process.gone and not any(map(alive, [info.pid, *pids]))
+    assert alive(other.pid)
+    thread.join(patience(5))
+    bystander.stop("done")
+
+
+@pytest.mark.slow
+def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
+    server: Server, tmp_path: Path
+) -> None:
+    """They have no parent any more; another worker and its children stay."""
+    other = server.process(name="other", run=stubborn(tmp_path / "others", "time.sleep(600)"))
+    info_of(other)
+    thread = threading.Thread(target=lambda: ran(other))
+    thread.start()
+    others = pids_in(tmp_path / "others")
+    process = server.process(run=stubborn(tmp_path / "pids", "os._exit(3)"))
+    info_of(process)
+    outcome = ran(process)
+    assert outcome.failure is not None and "exited with 3" in outcome.failure.message
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert process.gone and not any(map(alive, pids))
+    assert sum(map(alive, others)) == 3
+    other.stop("done")
+    assert not any(map(alive, others))
+    thread.join(patience(5))
+
+
+def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
+    """Also what workers have detached."""
+    opened = open_server(tmp_path)
+    process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    info = info_of(process)
+    threading.Thread(target=lambda: ran(process), daemon=True).start()
+    pids = pids_in(tmp_path / "pids")
+    close_server(opened)
+    assert not any(map(alive, [info.pid, *pids]))
+
+
+@pytest.mark.parametrize("first", ["spawner", "reaper"])
+def test_everything_ends_whether_spawner_or_reaper_is_killed(first: str, tmp_path: Path) -> None:
+    """The other ends what the dead one can no longer find: workers and what they detached."""
+    opened = open_server(tmp_path)
+    node = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
+    process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    info = info_of(process)
+    threading.Thread(target=lambda: ran(process), daemon=True).start()
+    pids = [info.pid, *pids_in(tmp_path / "pids")]
+    os.kill(opened.pid if first == "spawner" else opened.reaper, signal.SIGKILL)
+    node.wait()
+    assert not any(map(alive, pids))
+    opened.spawner.close()
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_its_client(server: Server) -> None:
+    """When the client's process dies, the kernel closes its connection and the worker goes; others
+    stay."""
+    mine = info_of(server.process(run="import time; time.sleep(600)")).pid
+    client = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, server.path, str(server.logs)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        text=True,
+    )
+    assert client.stdout is not None
+    pid = int(client.stdout.readline())
+    assert alive(pid)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    client.stdout.close()
+    assert eventually(lambda: not alive(pid))
+    assert alive(mine)
+
+
+_CLIENT = """
+import sys, time
+from orchestrator.worker.process import WorkerProcess
+from orchestrator.worker.protocol import Launch
+process = WorkerProcess(Launch(name="orphan", server=sys.argv[1], environments={"": {}},
+    factory="scripted_worker:ScriptedWorker", config={"name": "orphan"},
+    log=sys.argv[2] + "/orphan.log"))
+print(process.start().pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_end_with_the_spawner(tmp_path: Path) -> None:
+    """However the spawner ends, no worker outlives it, and a busy one's attempt is LOST; agents
+    that use it learn of the end when they are gone, and start one of their own."""
+    opened = open_server(tmp_path)
+    node = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
+    assert node.path == opened.path
+    process = opened.process(run="import time; time.sleep(600)")
+    info = info_of(process)
+    outcomes: list[RankOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
+    thread.start()
+    os.kill(opened.pid, signal.SIGKILL)
+    node.wait()
+    assert not alive(info.pid)
+    thread.join(patience(10))
+    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
+    assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
+    assert isinstance(opened.process().start(), Failure)
+    own = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
+    assert own.path != opened.path
+    own.close()
+    own.wait()
+    opened.spawner.close()
+
+
+def test_forked_workers_have_what_was_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preloaded module is there in each worker; a broken one is reported and left out. Without
+    any, a worker is a fresh interpreter."""
+    (tmp_path / "broken_package.py").write_text("raise OSError('libcudart.so.11: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    forked = open_server(
+        tmp_path, "broken_package", "no_such_package", "json", "orchestrator.core.outcome"
+    )
+    first, second = forked.process(name="1"), forked.process(name="2")
+    pid = info_of(first).pid
+    assert pid != info_of(second).pid
+    command = Path(f"/proc/{pid}/cmdline").read_text()
+    assert "orchestrator.worker.spawn" in command
+    close_server(forked)
+    log = (tmp_path / "spawner.log").read_text()
+    assert "cannot preload broken_package: libcudart.so.11: no such file" in log
+    fresh = open_server(tmp_path)
+    process = fresh.process()
+    info = info_of(process)
+    assert "orchestrator.worker.main" in Path(f"/proc/{info.pid}/cmdline").read_text()
+    close_server(fresh)
+    assert not alive(info.pid)
+
+
+def _leave(members: Path, parent: Path) -> bool:
+    """Move processes to another control group; whether none is left."""
+    for pid in members.read_text().split():
+        with contextlib.suppress(OSError):
+            parent.write_text(pid)
+    return not members.read_text()
+
+
+#: More than ``small_cgroup`` holds.
+TOO_MUCH = "[bytearray(b'x' * 2**20) for _ in range(512)]"
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[str]:
+    """A control group that holds 64 MiB; its file of processes. Who is in it leaves it in the
+    end."""
+    for parent, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = parent / f"ngt-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(64 * 2**20))
+        except OSError:
+            group.rmdir()
+            continue
+        members = group / "cgroup.procs"
+        yield str(members)
+
+        eventually(partial(_leave, members, parent / members.name))
+        group.rmdir()
+        return
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+@pytest.mark.slow
+def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_killed(
+    server: Server, small_cgroup: str
+) -> None:
+    """The same signal, and another class: this one is tried on another node, after a while."""
+    Path(small_cgroup).write_text(str(server.pid))  # as a node's Ray is in one with its workers
+    process = server.process(run=f"kept = {TOO_MUCH}")
+    info_of(process)
+    outcome = ran(process)
+    assert outcome.state is State.FAILED and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
+    assert "the kernel killed the worker for want of host memory" in outcome.failure.message
+
+
+@pytest.mark.slow
+def test_a_worker_is_not_taken_for_one_that_the_kernel_killed_elsewhere(
+    server: Server, small_cgroup: str
+) -> None:
+    """The kernel kills a process of another control group, of which there are many on a host, in
+    the moment in which somebody kills the worker."""
+    stranger = f"open({small_cgroup!r}, 'w').write(str(os.getpid())); kept = {TOO_MUCH}"
+    source = f"""
+import signal, subprocess, sys
+done = subprocess.run([sys.executable, "-c", "import os; " + {stranger!r}])
+assert done.returncode == -signal.SIGKILL, done
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = server.process(run=source)
+    info_of(process)
+    outcome = ran(process)
+    assert outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CRASH
+    assert "SIGKILL" in outcome.failure.message
