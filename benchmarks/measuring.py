@@ -34,7 +34,8 @@ _THE_SAME = Goal(kind="within", value=0.02)
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
     from workloads.data.datasets import load_examples
-    from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.models.prompts import encode_prompt
 
     model = "tiny-chatglm3" if setting.smoke else "smollm2-135m-instruct"
     # Many short jobs: what the processor's speed does within seconds is shared by neighbours.

@@ -1,6 +1,6 @@
 """Figures that workloads report by name, quality beside speed, and the parts of a training step.
 
-A metric is declared in one place (``workloads/metrics``), and nothing here knows one by name. A
+A metric is declared in one place (``registry.metrics_of``), and nothing here knows one by name. A
 figure that nobody declares is shown by its own name. One that is derived from raw samples is there
 for rows that were written before it was declared, too. A figure of quality declares from which
 value on an output counts as equal (``Metric.equal_from``).

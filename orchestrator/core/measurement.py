@@ -150,7 +150,7 @@ class Measurement:
     synthetic_data: bool | None = None
     precision_detail: str | None = None
     #: Figures by name, of all ranks: reported by the workload, or derived from the samples
-    #: (``workloads/metrics``).
+    #: (``registry.metrics_of``).
     workload_metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 

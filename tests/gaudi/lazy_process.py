@@ -35,7 +35,7 @@ def main(old_names_only: bool) -> None:
         if fp8:
             device.before_quantized_loading()
             device.after_quantized_loading(linear)
-        graph = device.graphs_kept(linear)
+        graph = device.capture_graphs(linear)
         graph(torch.ones(1, 4))
         attributes.append(metrics.inference_graphs[-1])
     print("SAW", json.dumps({"outlives": gone() is not None, "inference": attributes}))

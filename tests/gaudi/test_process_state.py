@@ -105,7 +105,7 @@ def test_a_workspace_that_does_not_fit_is_full_memory(monkeypatch: pytest.Monkey
             return input_ids
 
     device = device_for("hpu")
-    graph = device.graphs_kept(Model())  # type: ignore[attr-defined]
+    graph = device.capture_graphs(Model())  # type: ignore[attr-defined]
     graph(input_ids=torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="PT_SYNHELPER workspace Allocation") as caught:
         graph(input_ids=torch.ones(3, 3))

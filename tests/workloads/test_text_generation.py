@@ -42,7 +42,8 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.models.prompts import encode_prompt
 
     source = open_model(MODEL)
     tokenizer = load_tokenizer(source)

@@ -1,4 +1,4 @@
-"""A short passport of a card: how fast it multiplies, copies and exchanges, in a fifth of a second.
+"""A short check of a card: how fast it multiplies, copies and exchanges, in a fifth of a second.
 
 Cards of one kind are not equally fast: one runs hot, one was put into a slower slot, one has a link
 that retrains. Each figure is the best of several short pieces, since whatever disturbs a piece
@@ -32,9 +32,9 @@ def check_card(device: Device, *, piece_s: float = PIECE_S) -> dict[str, float]:
     ``copy_bytes_per_s``, read and written bytes together. ``piece_s``: least time of a piece."""
     # On a processor the time in which this thread waited for a core is not the card's.
     clock = _running_s if device.spec.can("host_cores") else time.perf_counter
-    found = _figures(device, partial(_best_s, device=device, clock=clock, piece_s=piece_s))
+    figures = _figures(device, partial(_best_s, device=device, clock=clock, piece_s=piece_s))
     device.release_memory()
-    return found
+    return figures
 
 
 def _figures(device: Device, best_s: Callable[[Callable[[], None]], float]) -> dict[str, float]:

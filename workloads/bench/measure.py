@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.base import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
@@ -96,13 +96,13 @@ class Measured:
     @property
     def warmup(self) -> dict[str, Any]:
         """The cost of warm-up, and what it left, as fields of ``api.Result``."""
-        return {each.name: getattr(self.warmth, each.name) for each in fields(self.warmth)}
+        return dataclasses.asdict(self.warmth)
 
     @property
     def details(self) -> dict[str, str]:
         """Details of what was compiled in the timed part, for the row."""
-        told = self.compilations.told()
-        return {"compiled_in_timed_part": told} if told else {}
+        counters = self.compilations.as_text()
+        return {"compiled_in_timed_part": counters} if counters else {}
 
     @property
     def representative_repeat(self) -> int:

@@ -194,8 +194,6 @@ def hub_records(
         yield f"{name}: example {number}", record
 
 
-__all__ = ["Dataset", "DatasetEntry", "Reading", "find_dataset", "load_dataset", "load_examples"]
-
 Kind = Literal["embedded", "file", "directory", "hub"]
 
 #: How many examples the embedded synthetic set has.

@@ -78,7 +78,7 @@ class Compilations:
             return "cached: every graph was known" if self.recalled != 0 else ""
         return f"cold: {self.graphs} graphs compiled in {self.compile_s:.3g} s"
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """The counters as one line, for a row."""
         return ", ".join(f"{name} {number:g}" for name, number in sorted(self.named.items()))
 

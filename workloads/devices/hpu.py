@@ -287,7 +287,7 @@ class HpuDevice(Device):
     def synchronize(self) -> None:
         _bridge().synchronize()
 
-    def graphs_kept(self, model: Any, **options: Any) -> Any:
+    def capture_graphs(self, model: Any, **options: Any) -> Any:
         """The model with its graphs captured once for each shape and replayed; lazy mode only.
 
         ``options`` are those of ``wrap_in_hpu_graph``.

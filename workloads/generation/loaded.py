@@ -9,9 +9,9 @@ from typing import Any
 from workloads.base import Unsupported
 from workloads.data.shapes import Turn
 from workloads.engines.base import Answered
-from workloads.models.loading import ModelSource, encode_prompt
+from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
-from workloads.models.prompts import encode_answer
+from workloads.models.prompts import encode_answer, encode_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,14 +205,14 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
-        details["weight_bytes_per_card"] = str(precision.held_bytes(model))
+        details["weight_bytes_per_card"] = str(precision.card_weight_bytes(model))
     if told := origin_of(Path(source.path)).get("sparsity"):
         details["sparsity"] = str(told)
     if request.settings.get("sparse_kernels"):
         from workloads.generation import sparse
 
         details["sparse_kernels"] = sparse.use_kernels(model)
-        found_weights = replace(found_weights, weight_bytes=precision.held_bytes(model))
+        found_weights = replace(found_weights, weight_bytes=precision.card_weight_bytes(model))
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,

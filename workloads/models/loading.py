@@ -24,7 +24,6 @@ from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.chatglm3 import conversion
 from workloads.models.chatglm3.conversion import Layout
 from workloads.models.checkpoints import has_tokenizer, read_config
-from workloads.models.prompts import encode_prompt
 from workloads.models.rules import no_tokenizer
 from workloads.util import files
 
@@ -188,18 +187,6 @@ def remote_code_refusal(model: str, error: Exception) -> BadConfiguration | None
         f"{model} brings Python code of its own, which is not run unless the model is named: "
         f"read that code, then give `nightgrid run --remote-code {model}`"
     )
-
-
-__all__ = [
-    "ModelSource",
-    "check_attention",
-    "encode_prompt",
-    "load_causal_model",
-    "load_config",
-    "load_seq2seq_model",
-    "load_tokenizer",
-    "open_model",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -388,7 +388,7 @@ def _packed_count(model: nn.Module, name: str) -> int:
     return int(layer.get_buffer("qweight").numel()) * _IN_AN_INT32
 
 
-def held_bytes(model: nn.Module) -> int:
+def card_weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights that this card holds: all of a model's, or its part of them."""
     return sum(
         # DeepSpeed's ZeRO 3 empties a parameter and hangs this card's part on it.

@@ -25,7 +25,7 @@ from workloads.engines import find_engine
 from workloads.models import precision as precisions
 from workloads.models import precision as weights
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
-from workloads.models.precision import held_bytes
+from workloads.models.precision import card_weight_bytes
 from workloads.models.products import origin_by, save_trained
 from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
@@ -172,7 +172,7 @@ class _TrainingJob:
         device.release_memory()
         device.reset_peak_memory()
         if context.world_size > 1:
-            training.details["weight_bytes_per_card"] = str(held_bytes(training.model))
+            training.details["weight_bytes_per_card"] = str(card_weight_bytes(training.model))
         with HostMemoryPeak() as host_memory:
             measured = self._measure(steps, make, training)
         peak_device_memory_bytes = device.peak_memory_bytes()

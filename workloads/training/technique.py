@@ -330,7 +330,7 @@ class Technique(Settings):
     #: Among all techniques, which act at each point in ascending order, and after the last step in
     #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
-    #: Functions of a task (``workloads/tasks``) without which it has nothing to act on.
+    #: Functions of a task (``registry.TASKS``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Figures that it adds to rows of workloads that train (``Training.metrics``).
     metrics: ClassVar[tuple[Metric, ...]] = ()

@@ -256,5 +256,5 @@ def test_counters_since_a_reading() -> None:
     after = Compilations(graphs=5, cpu_fallbacks=3, named={"a": 2, "b": 4, "c": 1})
     grown = after.since(before)
     assert (grown.graphs, grown.cpu_fallbacks) == (3, None)
-    assert grown.told() == "b 3, c 1"
+    assert grown.as_text() == "b 3, c 1"
     assert Compilations().since(before).graphs is None

@@ -10,7 +10,8 @@ import torch
 
 from workloads.models.embedded import tiny_chatglm3
 from workloads.models.embedded.tiny_chatglm3 import ADVERT_WORDS, pieces
-from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.prompts import encode_prompt
 
 #: A change of these is a change of the model: raise ``tiny_chatglm3.RECIPE`` with it.
 WEIGHTS_SHA256 = "414a80b52a750453d3604305d941e42b7ab2569ea4f64adeed7c7b6369104e7a"

@@ -211,7 +211,8 @@ def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
 def test_samples_end_as_the_model_should(cache: Path) -> None:
     """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
     from workloads.data.datasets import load_examples
-    from workloads.models.loading import encode_prompt, load_tokenizer, open_model
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.models.prompts import encode_prompt
     from workloads.training.data import encode_samples
 
     source = open_model("tiny-chatglm3")

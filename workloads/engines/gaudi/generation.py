@@ -207,7 +207,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     if request.parameters.get("adapter"):
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if mode == "lazy":
-        model = hpu.graphs_kept(model)
+        model = hpu.capture_graphs(model)
     elif mode == "compile":
         details["compiled"] = _compile(model, hpu)
     # Allocated once: for bf16, and for classes that can do that.

@@ -143,7 +143,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
     def compiled(self) -> dict[str, str]:
         """Details of what was compiled in the timed part, for the row."""
-        told = self._compiled.told()
+        told = self._compiled.as_text()
         return {"compiled_in_timed_part": told} if told else {}
 
     def samples(self) -> tuple[Sample, ...]:
