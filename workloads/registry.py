@@ -458,8 +458,9 @@ def metrics_of(workload: str) -> Mapping[str, Metric]:
 @lru_cache
 def _metrics_of(spec: WorkloadSpec) -> Mapping[str, Metric]:
     engines = [engine for engine in ENGINES.values() if spec.ability in engine.abilities]
-    parts = (spec, *engines, *(TASKS[name] for name in spec.tasks))
-    declared = by_name(metric for part in parts for metric in part.metrics)
+    of_engines = (metric for engine in engines for metric in engine.metrics)
+    of_tasks = (metric for name in spec.tasks for metric in TASKS[name].metrics)
+    declared = by_name((*spec.metrics, *of_engines, *of_tasks))
     others = with_others(declared, METRICS.values(), {spec.name, *spec.tasks})
     return MappingProxyType(others)
 

@@ -31,12 +31,12 @@ except ImportError:  # pragma: no cover - Windows has no fcntl; the rename is st
 _LOCK_POLL_S = 0.2
 #: Open files of this process's locks. A forked process, such as one that makes batches, inherits
 #: and closes them: else it would hold the locks on for a while after this process was killed.
-_HELD: WeakSet[IO[str]] = WeakSet()
+_LOCK_FILES: WeakSet[IO[str]] = WeakSet()
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def _close_inherited() -> None:
-    for handle in list(_HELD):
+    for handle in list(_LOCK_FILES):
         handle.close()
 
 
@@ -193,7 +193,7 @@ def _flush(path: Path) -> None:
 def file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on ``path``; the system drops it when the process dies."""
     with open(path, "a") as handle:
-        _HELD.add(handle)
+        _LOCK_FILES.add(handle)
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -207,7 +207,7 @@ def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
         OSError: it cannot be opened.
     """
     handle = open(path, "a")  # noqa: SIM115 - the lock lasts until the caller closes it
-    _HELD.add(handle)
+    _LOCK_FILES.add(handle)
     until = time.monotonic() + patience_s
     while fcntl is not None:
         try:

@@ -22,15 +22,15 @@ pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
 CARD = """
 import json, sys, time
 from workloads.devices import device_for
-from workloads.bench.card_check import measure_passport
+from workloads.bench.card_check import check_card
 import torch
 torch.set_num_threads(1)
 device = device_for("cpu")
-measure_passport(device)
+check_card(device)
 print(json.dumps({}), flush=True)
 for _ in sys.stdin:
     began = time.process_time()
-    told = measure_passport(device)
+    told = check_card(device)
     print(json.dumps(told | {"cpu_s": time.process_time() - began}), flush=True)
 """
 
