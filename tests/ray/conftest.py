@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from ray_bench import Bench, emulated_node
 
@@ -31,6 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.syspath_prepend(here)
         patch.setenv("RAY_metrics_report_interval_ms", "1000")
         patch.setattr(claims, "RETRY_S", 1.0)
+        before = {each.laddr.port for each in psutil.Process().net_connections("inet")}
         with emulate(nodes) as cluster:
             executor = RayExecutor(
                 run="test",
@@ -39,4 +41,4 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
                 log_dir=tmp_path_factory.mktemp("logs"),
             )
             with contextlib.closing(executor):
-                yield Bench(cluster=cluster, executor=executor)
+                yield Bench(cluster=cluster, executor=executor, ports_before=before)

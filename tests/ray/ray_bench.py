@@ -49,6 +49,7 @@ class Bench:
 
     cluster: LocalCluster
     executor: RayExecutor
+    ports_before: set[int] = field(default_factory=set)  # of this process, which are not Ray's
     seen: list[Event] = field(default_factory=list)
 
     def wait_for(

@@ -103,7 +103,7 @@ def joining(
         told(process, 0)
 
 
-def sockets_of_the_cluster() -> dict[int, tuple[str, str]]:
+def sockets_of_the_cluster(bench: Bench) -> dict[int, tuple[str, str]]:
     """Port, program and address of every listening socket of this process and its descendants,
     which are all processes of the cluster."""
     found = {}
@@ -113,14 +113,14 @@ def sockets_of_the_cluster() -> dict[int, tuple[str, str]]:
             for each in process.net_connections("inet"):
                 if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM:
                     found[each.laddr.port] = (process.name(), each.laddr.ip)
-    return found
+    return {port: found[port] for port in found.keys() - bench.ports_before}
 
 
 @pytest.mark.usefixtures("joining")
 def test_everything_listens_on_the_loopback_address(bench: Bench, elsewhere: OtherHost) -> None:
     """Of every process of the cluster; and from another network, no port of them answers."""
     bench.wait_for(lambda event: isinstance(event, NodeJoined))  # so its agent is up
-    sockets = sockets_of_the_cluster()
+    sockets = sockets_of_the_cluster(bench)
     programs = {program for program, _ in sockets.values()}
     assert {"gcs_server", "raylet", "ray::DashboardAgent", "ray::NodeAgent"} <= programs
     wide = {k: v for k, v in sockets.items() if v[1].removeprefix("::ffff:") != "127.0.0.1"}
@@ -143,7 +143,7 @@ def test_every_port_asks_for_the_token(bench: Bench, home: Path, token: str) -> 
     """Every method and path of every port, called from this host, refuses; but for the metrics,
     which are figures alone, and for what says that a process lives."""
     bench.wait_for(lambda event: isinstance(event, NodeJoined))
-    ports = [str(port) for port in sockets_of_the_cluster()]
+    ports = [str(port) for port in sockets_of_the_cluster(bench)]
     probe = [sys.executable, str(HERE / "port_probe.py"), token, *ports]
     exit_code, output = told(begin(probe, environment(home)))
     assert exit_code == 0, output
