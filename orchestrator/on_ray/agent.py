@@ -177,6 +177,7 @@ class NodeAgent:
         self._workers.close("its node is given back")
         if self._spawner is not None:
             self._spawner.close()
+        self._outcomes.close()
 
     def _watch(self, spawner: NodeSpawner) -> None:
         spawner.wait()

@@ -90,6 +90,12 @@ class OutcomeKeeper:
             for attempt_id in attempt_ids:
                 _remove(self._directory.glob(f"{self._prefix}{attempt_id}.*"))
 
+    def close(self) -> None:
+        """Leave nothing behind, unless outcomes are kept still."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()
+
 
 def kept_here(run_id: str) -> list[bytes]:
     """The outcomes of a run that this host keeps, pickled."""
