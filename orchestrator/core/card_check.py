@@ -30,7 +30,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passport:
+class CardCheck:
     """The figures of a card at one moment; None where one was not measured."""
 
     run: str
@@ -65,17 +65,17 @@ class SlowCard:
         return f"{self.card}: {FIGURES[self.figure]} at {self.share:.0%} of {self.than}"
 
 
-def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tuple[SlowCard, ...]:
+def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tuple[SlowCard, ...]:
     """The slow cards among those of a run, each by its worst figure, the slowest first.
 
     Args:
         now: the passports of one run; of several of a card the newest counts.
         before: those of earlier runs.
     """
-    newest: dict[str, Passport] = {}
+    newest: dict[str, CardCheck] = {}
     for each in sorted(now, key=lambda passport: passport.taken_at):
         newest[each.card] = _with_known(each, newest.get(each.card))
-    earlier: dict[str, list[Passport]] = {}
+    earlier: dict[str, list[CardCheck]] = {}
     for each in before:
         earlier.setdefault(each.card, []).append(each)
     found: dict[str, SlowCard] = {}
@@ -98,7 +98,7 @@ def slow_cards(now: Sequence[Passport], before: Iterable[Passport] = ()) -> tupl
     return tuple(sorted(found.values(), key=lambda slow: slow.share))
 
 
-def spread_of_runs(passports: Iterable[Passport]) -> Spread:
+def spread_of_runs(passports: Iterable[CardCheck]) -> Spread:
     """Spread of the cards' speed from run to run, by the figure that varies most; none where no
     card was in ``LEAST_HISTORY`` runs.
 
@@ -107,7 +107,7 @@ def spread_of_runs(passports: Iterable[Passport]) -> Spread:
     is in it, so it is not too small. Cards of fewer runs are left out: the only run of a card is
     its mean, which would look like no spread at all.
     """
-    alike: dict[object, list[Passport]] = {}
+    alike: dict[object, list[CardCheck]] = {}
     for each in passports:
         alike.setdefault((each.card, each.device_name, each.threads), []).append(each)
     found = [Spread()]
@@ -129,12 +129,12 @@ def spread_of_runs(passports: Iterable[Passport]) -> Spread:
     return max(found, key=lambda spread: spread.deviation)
 
 
-def _alike(one: Passport, other: Passport) -> bool:
+def _alike(one: CardCheck, other: CardCheck) -> bool:
     """Return whether both are of one product and of as many threads."""
     return (one.device_name, one.threads) == (other.device_name, other.threads)
 
 
-def _with_known(newer: Passport, older: Passport | None) -> Passport:
+def _with_known(newer: CardCheck, older: CardCheck | None) -> CardCheck:
     """The newer passport with the figures that only the older one has."""
     if older is None:
         return newer
@@ -143,7 +143,7 @@ def _with_known(newer: Passport, older: Passport | None) -> Passport:
 
 
 def _slow(
-    card: Passport, figure: str, others: Sequence[Passport], than: str, least: int
+    card: CardCheck, figure: str, others: Sequence[CardCheck], than: str, least: int
 ) -> SlowCard | None:
     value: float | None = getattr(card, figure)
     known = [v for other in others if (v := getattr(other, figure)) is not None]

@@ -39,7 +39,7 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardsHeld:
+class CardsInUse:
     """Nodes that are there and have no card for this run, since somebody else has them: all of
     them, none once they are ours or gone."""
 
@@ -122,7 +122,7 @@ class ClockSet:
 Event = (
     NodeJoined
     | NodeLeft
-    | CardsHeld
+    | CardsInUse
     | ClusterSilent
     | WorkerReady
     | WorkerStopped

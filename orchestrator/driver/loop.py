@@ -18,7 +18,7 @@ from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.core.card_check import FIGURES, Passport, slow_cards
+from orchestrator.core.card_check import FIGURES, CardCheck, slow_cards
 from orchestrator.core.errors import ClusterError, StoreError
 from orchestrator.core.events import (
     AttemptEnded,
@@ -79,7 +79,7 @@ class PassportBook:
         return tuple(each for each in self.slow if each not in known)
 
 
-def _passports(record: RecordRow, run: str, at: float) -> list[Passport]:
+def _passports(record: RecordRow, run: str, at: float) -> list[CardCheck]:
     if record.attempt is None or record.outcome is None:
         return []
     found = []
@@ -89,7 +89,7 @@ def _passports(record: RecordRow, run: str, at: float) -> list[Passport]:
         card = record.attempt.cards[rank.rank]
         threads = rank.passport.get("threads")
         found.append(
-            Passport(
+            CardCheck(
                 run=run,
                 taken_at=at,
                 node=rank.worker.node_name,

@@ -22,7 +22,7 @@ from typing import Any
 
 from orchestrator.core.events import (
     AttemptEnded,
-    CardsHeld,
+    CardsInUse,
     ClusterSilent,
     Event,
     NodeJoined,
@@ -137,7 +137,7 @@ class RayExecutor:
             joined=self._node_joined,
             arrived=self._responded,
             left=self._node_left,
-            held=lambda nodes: self._events.append(CardsHeld(at=self._clock(), nodes=nodes)),
+            held=lambda nodes: self._events.append(CardsInUse(at=self._clock(), nodes=nodes)),
             silent=lambda silent: self._events.append(
                 ClusterSilent(at=self._clock(), silent=silent)
             ),

@@ -1,7 +1,7 @@
 """The table of a run's card passports, and those of all runs beside it.
 
 A run keeps its own (``paths.PASSPORTS``), which its driver alone writes; a card's history is what
-the runs of one results directory say of it. The table's columns are the fields of ``Passport``.
+the runs of one results directory say of it. The table's columns are the fields of ``CardCheck``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.card_check import Passport, SlowCard, slow_cards, spread_of_runs
+from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
 from orchestrator.core.errors import StoreError
 from orchestrator.results import disk, paths
 from workloads.util.files import SMALL_BYTES
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MOST_RUNS = 50
 
 
-def passports_table(passports: Iterable[Passport]) -> bytes:
+def passports_table(passports: Iterable[CardCheck]) -> bytes:
     """The content of the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,7 +39,7 @@ def passports_table(passports: Iterable[Passport]) -> bytes:
     return buffer.getvalue()
 
 
-def read_passports(run: Path) -> tuple[Passport, ...]:
+def read_passports(run: Path) -> tuple[CardCheck, ...]:
     """The passports of a run; none where there is no such file, or none that can be read: they are
     for comparison, and no figure depends on them."""
     import pyarrow as pa
@@ -50,11 +50,11 @@ def read_passports(run: Path) -> tuple[Passport, ...]:
         table = pq.read_table(io.BytesIO(data))
         table = table.select([name for name in _schema().names if name in table.column_names])
         known = pa.schema([_schema().field(name) for name in table.column_names])
-        return tuple(Passport(**row) for row in table.cast(known).to_pylist())
+        return tuple(CardCheck(**row) for row in table.cast(known).to_pylist())
     return ()
 
 
-def earlier_passports(run: Path) -> tuple[Passport, ...]:
+def earlier_passports(run: Path) -> tuple[CardCheck, ...]:
     """The passports of the other runs beside this one, of the newest."""
     from orchestrator.results.stored_run import runs
 
@@ -90,5 +90,5 @@ def _schema() -> pa.Schema:
         bool: pa.bool_(),
         float | None: pa.float64(),
     }
-    hints = typing.get_type_hints(Passport)
-    return pa.schema([(each.name, kinds[hints[each.name]]) for each in fields(Passport)])
+    hints = typing.get_type_hints(CardCheck)
+    return pa.schema([(each.name, kinds[hints[each.name]]) for each in fields(CardCheck)])

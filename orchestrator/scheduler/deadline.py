@@ -28,7 +28,7 @@ from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.state import (
     Estimates,
-    JobRecord,
+    JobState,
     LearningEstimates,
     Phase,
     configuration_of,
@@ -106,12 +106,12 @@ def _with_needs(job_ids: set[str], planned: dict[str, PlannedJob]) -> set[str]:
 class LatestStarts:
     """The latest start of each job that lets it end by ``work_until``."""
 
-    def __init__(self, records: Iterable[JobRecord], work_until: float) -> None:
+    def __init__(self, records: Iterable[JobState], work_until: float) -> None:
         self._work_until = work_until
         self._count = 0
         self._due = [] if work_until == inf else [self._entry(record) for record in records]
         heapify(self._due)
-        self._running: dict[str, JobRecord] = {}  # were in time; given up should they fail
+        self._running: dict[str, JobState] = {}  # were in time; given up should they fail
 
     @property
     def next_at(self) -> float:
@@ -124,13 +124,13 @@ class LatestStarts:
         self._due = [self._entry(record) for _, _, record in self._due]
         heapify(self._due)
 
-    def changed(self, record: JobRecord) -> None:
+    def changed(self, record: JobState) -> None:
         """The job is expected to last longer or shorter than before."""
         heappush(self._due, self._entry(record))
 
-    def gone_by(self, now: float, running: Callable[[JobRecord], bool]) -> list[JobRecord]:
+    def gone_by(self, now: float, running: Callable[[JobState], bool]) -> list[JobState]:
         """Jobs that have not ended, do not run, and could not end in time any more."""
-        found: dict[str, JobRecord] = {}  # an entry may be there twice
+        found: dict[str, JobState] = {}  # an entry may be there twice
         for job_id, record in list(self._running.items()):
             if not running(record):
                 del self._running[job_id]
@@ -148,7 +148,7 @@ class LatestStarts:
                 found[record.job_id] = record
         return list(found.values())
 
-    def _entry(self, record: JobRecord) -> tuple[float, int, JobRecord]:
+    def _entry(self, record: JobState) -> tuple[float, int, JobState]:
         self._count += 1
         return (self._work_until - record.next_s, self._count, record)
 
@@ -160,15 +160,15 @@ class Learning:
     learnt from the first, and the whole costs no more than sorting them.
     """
 
-    def __init__(self, records: Iterable[JobRecord], estimates: Estimates) -> None:
+    def __init__(self, records: Iterable[JobState], estimates: Estimates) -> None:
         self._estimates = estimates if isinstance(estimates, LearningEstimates) else None
-        self._alike: dict[tuple[str, str, Accelerator], list[JobRecord]] = {}
+        self._alike: dict[tuple[str, str, Accelerator], list[JobState]] = {}
         self._measured: dict[tuple[str, str, Accelerator], int] = {}
         if self._estimates is not None:
             for record in records:
                 self._alike.setdefault(_model(record), []).append(record)
 
-    def learn(self, lease: Lease, outcome: Outcome) -> list[JobRecord]:
+    def learn(self, lease: Lease, outcome: Outcome) -> list[JobState]:
         """A job was measured; the jobs whose estimates may be other ones by now."""
         if self._estimates is None:
             return []
@@ -184,7 +184,7 @@ class Learning:
         measured = self._measured[model] = self._measured.get(model, 0) + 1
         return self._alike[model] if measured & (measured - 1) == 0 else []
 
-    def expect(self, record: JobRecord) -> None:
+    def expect(self, record: JobState) -> None:
         """Give a job that waits in no queue the estimate of now."""
         assert self._estimates is not None
         record.expect(self._estimates.estimate(record.job))
@@ -195,7 +195,7 @@ class Deadline:
 
     def __init__(
         self,
-        records: Collection[JobRecord],
+        records: Collection[JobState],
         estimates: Estimates,
         pools: Mapping[Accelerator, Pool],
         ledger: Ledger,
@@ -247,10 +247,10 @@ class Deadline:
         for pool in self._pools.values():
             pool.cards.touch_all()  # a gang may fit now
 
-    def _is_running(self, record: JobRecord) -> bool:
+    def _is_running(self, record: JobState) -> bool:
         lease = self._pools[record.job.accelerator].lease_of(record)
         return lease is not None and lease.running
 
 
-def _model(record: JobRecord) -> tuple[str, str, Accelerator]:
+def _model(record: JobState) -> tuple[str, str, Accelerator]:
     return (record.job.workload, record.job.model, record.job.accelerator)

@@ -17,7 +17,7 @@ from orchestrator.core.topology import Card
 from orchestrator.scheduler.queues import Bucket, PendingJobs
 from orchestrator.scheduler.state import (
     CardPool,
-    JobRecord,
+    JobState,
     Phase,
     ScheduleSettings,
     Slot,
@@ -34,7 +34,7 @@ _START_LEARNING = 0.2
 class Lease:
     """A card set in the hands of one attempt."""
 
-    record: JobRecord
+    record: JobState
     attempt: Attempt
     slots: SlotSet  # in rank order
     lasts_s: float  # estimated, once it runs
@@ -69,7 +69,7 @@ class Leases:
         self._ends = 0.0  # sum over leases of width * ends_at
         self._cards = 0  # in leases
 
-    def lease_fresh(self, record: JobRecord, slots: SlotSet, now: float) -> Iterator[Command]:
+    def lease_fresh(self, record: JobState, slots: SlotSet, now: float) -> Iterator[Command]:
         """Give ``slots`` to a job and take it out of the queue; it runs when its own workers are
         ready."""
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
@@ -91,7 +91,7 @@ class Leases:
             self._pool.refresh(slot)
         yield from self._run_when_ready(lease, now)
 
-    def lease_warm(self, record: JobRecord, worker: Worker, now: float) -> Iterator[Command]:
+    def lease_warm(self, record: JobState, worker: Worker, now: float) -> Iterator[Command]:
         """Run a one-card job on an idle worker at once."""
         load = 0.0 if worker.key == record.key else record.estimate.load_s
         lease = self._open(record, (worker.slot,), now, load + record.estimate.run_s)
@@ -188,7 +188,7 @@ class Leases:
         """Estimated work left in the leases."""
         return max(0.0, self._ends - self._cards * now)
 
-    def _open(self, record: JobRecord, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
+    def _open(self, record: JobState, slots: SlotSet, runs_at: float, lasts_s: float) -> Lease:
         record.phase = Phase.LEASED
         record.number += 1
         attempt = Attempt(

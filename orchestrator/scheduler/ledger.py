@@ -14,13 +14,13 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.state import JobRecord, Phase, ScheduleSettings, configuration_of
+from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings, configuration_of
 
 
 class Ledger:
     """Keeps the books of one run."""
 
-    def __init__(self, records: Iterable[JobRecord], settings: ScheduleSettings) -> None:
+    def __init__(self, records: Iterable[JobState], settings: ScheduleSettings) -> None:
         self.settings = settings
         self.now = 0.0
         self.ahead_s = 0.0  # of the time of day, on the clock of the events
@@ -28,8 +28,8 @@ class Ledger:
         self.stopping = ""  # why nothing more is started; empty while all is well
         self.tally: Counter[State] = Counter()  # ended jobs
         self.unfinished = 0
-        self.ended: deque[tuple[JobRecord, str]] = deque()  # with reasons; emptied by the schedule
-        self._configurations: dict[Job, list[JobRecord]] = {}
+        self.ended: deque[tuple[JobState, str]] = deque()  # with reasons; emptied by the schedule
+        self._configurations: dict[Job, list[JobState]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._timers = 0
         for record in records:
@@ -45,7 +45,7 @@ class Ledger:
     # ------------------------------------------------------------ rows
 
     def row(
-        self, record: JobRecord, state: State, reason: str, attempt: Attempt, outcome: Outcome
+        self, record: JobState, state: State, reason: str, attempt: Attempt, outcome: Outcome
     ) -> RecordRow:
         """A row that is not the job's last."""
         return RecordRow(
@@ -60,7 +60,7 @@ class Ledger:
     def finish(
         self,
         pool: Pool,
-        record: JobRecord,
+        record: JobState,
         state: State,
         reason: str,
         attempt: Attempt | None = None,
@@ -84,7 +84,7 @@ class Ledger:
         )
 
     def end_unrun(
-        self, pool: Pool, record: JobRecord, state: State, reason: str
+        self, pool: Pool, record: JobState, state: State, reason: str
     ) -> Iterator[Command]:
         """End a job that has no running attempt."""
         yield from pool.withdraw(record, reason)
@@ -121,7 +121,7 @@ class Ledger:
         while self._due and self._due[0][0] <= self.now:
             heappop(self._due)[2]()
 
-    def retry(self, pool: Pool, record: JobRecord, delay_s: float) -> Iterator[Command]:
+    def retry(self, pool: Pool, record: JobState, delay_s: float) -> Iterator[Command]:
         """Let a job wait for cards again, after a pause."""
         if delay_s <= 0:
             pool.enqueue(record)

@@ -30,7 +30,7 @@ from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool, blamed_cards
 from orchestrator.scheduler.retry import POLICIES, Breaker, Verdict, failure_class_of, judge
-from orchestrator.scheduler.state import JobRecord, Phase, Worker, WorkerState
+from orchestrator.scheduler.state import JobState, Phase, Worker, WorkerState
 from workloads.util.statistics import Interval
 
 
@@ -59,7 +59,7 @@ class Searches:
             reason = f"batch size {record.batch_size} gives {rate.mean:.4g} {unit_of(record.job)}"
         yield self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
 
-    def proceed(self, pool: Pool, record: JobRecord, workers: list[Worker]) -> Iterator[Command]:
+    def proceed(self, pool: Pool, record: JobState, workers: list[Worker]) -> Iterator[Command]:
         """Try the next size, on the same worker while it is there; then measure, in a clean
         process."""
         assert record.search is not None and record.wish is not None
@@ -88,7 +88,7 @@ class Searches:
             yield from pool.leases.stop(worker, "not trusted after an out-of-memory")
 
 
-class Verdicts:
+class OutcomeJudge:
     """Judges outcomes."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -264,7 +264,7 @@ class Verdicts:
             why = f"{record.start_failures} times its cards could not be had; the last: {reason}"
             yield self.ledger.finish(pool, record, State.LOST, why)
 
-    def _most_start_failures(self, record: JobRecord) -> int:
+    def _most_start_failures(self, record: JobState) -> int:
         return self.settings.max_start_failures + record.width - 1  # each card may fail once
 
     def lose(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
@@ -277,7 +277,7 @@ class Verdicts:
             pool.enqueue(lease.record)
 
     def _tell_breaker(
-        self, record: JobRecord, outcome: Outcome, failure_class: FailureClass | None
+        self, record: JobState, outcome: Outcome, failure_class: FailureClass | None
     ) -> None:
         if failure_class is None:
             self._attempts.success()
@@ -324,10 +324,10 @@ def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: 
     )
 
 
-class Stops:
+class RunEnding:
     """Stops what is to end, and waits for it no longer than the settings say."""
 
-    def __init__(self, pools: Mapping[Accelerator, Pool], verdicts: Verdicts) -> None:
+    def __init__(self, pools: Mapping[Accelerator, Pool], verdicts: OutcomeJudge) -> None:
         self.settings = verdicts.settings
         self._pools, self._verdicts, self._ledger = pools, verdicts, verdicts.ledger
         self._closing = False

@@ -31,7 +31,7 @@ from orchestrator.scheduler.leases import Leases
 from orchestrator.scheduler.queues import FRESH, Bucket, PendingJobs
 from orchestrator.scheduler.state import (
     CardPool,
-    JobRecord,
+    JobState,
     Reservation,
     ScheduleSettings,
     Server,
@@ -82,7 +82,7 @@ class Placement:
         work = self.pending.card_seconds + reserved + self.leases.leased_card_seconds(now)
         return work / max(1, self.pool.usable_cards)
 
-    def release(self, reservation: Reservation) -> JobRecord:
+    def release(self, reservation: Reservation) -> JobState:
         """Give up a reservation; its job waits for new cards, with the caller."""
         record = reservation.record
         del self.reservations[record.job_id]
@@ -198,7 +198,7 @@ class Placement:
         """Return whether gangs of this width would take the cards of firsts before a deadline."""
         return self.work_until < inf and self.pending.waits_for_firsts(width)
 
-    def _soonest_set(self, record: JobRecord, now: float) -> SlotSet | None:
+    def _soonest_set(self, record: JobState, now: float) -> SlotSet | None:
         """The unreserved legal set that should be free first; of equals the one that leaves
         least unused meanwhile."""
         if self.pool.spans(record.width):
@@ -231,7 +231,7 @@ class Placement:
     def _place_on_servers(self, width: int, now: float) -> Generator[Command, None, bool]:
         for record in self.pending.candidates(width, self._left_for_fresh_s(now)):
 
-            def free(slot: Slot, record: JobRecord = record) -> bool:
+            def free(slot: Slot, record: JobState = record) -> bool:
                 return slot.open and _reservable(record, slot)
 
             for servers in self.pool.spanning_servers(width, free):
@@ -240,7 +240,7 @@ class Placement:
                 return True
         return False
 
-    def _soonest_servers(self, record: JobRecord, now: float) -> SlotSet | None:
+    def _soonest_servers(self, record: JobState, now: float) -> SlotSet | None:
         def free_in(server: SlotSet) -> float:
             return max(slot.free_in(now) for slot in server)
 
@@ -437,7 +437,7 @@ class Placement:
         return self.left_s(now) - self.leases.start_s
 
 
-def _reservable(record: JobRecord, slot: Slot) -> bool:
+def _reservable(record: JobState, slot: Slot) -> bool:
     if slot.reservation is not None or slot.quarantined:
         return False
     return not (record.particular and record.avoids(slot.card))

@@ -12,7 +12,7 @@ from orchestrator.core.topology import Card, Node, legal_card_sets
 from orchestrator.scheduler.leases import Lease, Leases
 from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.queues import PendingJobs
-from orchestrator.scheduler.state import CardPool, JobRecord, Phase, ScheduleSettings, Slot
+from orchestrator.scheduler.state import CardPool, JobState, Phase, ScheduleSettings, Slot
 
 
 class Pool:
@@ -21,7 +21,7 @@ class Pool:
     def __init__(
         self,
         kind: Accelerator,
-        records: Sequence[JobRecord],
+        records: Sequence[JobState],
         settings: ScheduleSettings,
         later: Callable[[float, Callable[[], None]], Wake],
     ) -> None:
@@ -37,16 +37,14 @@ class Pool:
         self._held: tuple[Node, ...] = ()  # by others, who may give them back
         self._known = True  # whether anybody can say which nodes there are
         self._settings = settings
-        self._confined: dict[
-            str, JobRecord
-        ] = {}  # jobs with too few cards to avoid all they should
+        self._confined: dict[str, JobState] = {}  # jobs with too few cards to avoid all they should
         self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
         self._down: set[str] = set()  # names of nodes that were lost and have not joined since
         self._later = later  # (seconds, what to do then)
 
     # ------------------------------------------------------------ jobs
 
-    def enqueue(self, record: JobRecord) -> None:
+    def enqueue(self, record: JobState) -> None:
         """A job waits for cards, from now on."""
         record.phase = Phase.WAITING
         record.avoid_newest(self._most_avoidable(record))
@@ -56,7 +54,7 @@ class Pool:
         if record.particular or record.width > 1:
             self.cards.touch_all()
 
-    def withdraw(self, record: JobRecord, reason: str) -> Iterator[Command]:
+    def withdraw(self, record: JobState, reason: str) -> Iterator[Command]:
         """Take a job out of wherever it waits, its workers still starting included."""
         if record.reservation is not None:
             self.placement.release(record.reservation)
@@ -67,7 +65,7 @@ class Pool:
             if lease is not None:
                 yield from self.leases.cancel(lease, reason)
 
-    def lease_of(self, record: JobRecord) -> Lease | None:
+    def lease_of(self, record: JobState) -> Lease | None:
         """The lease that a job holds now."""
         return self.leases.current.get(f"{record.job_id}-{record.number}")
 
@@ -234,7 +232,7 @@ class Pool:
         if slot.reservation is not None:
             self.enqueue(self.placement.release(slot.reservation))
 
-    def _most_avoidable(self, record: JobRecord) -> int:
+    def _most_avoidable(self, record: JobState) -> int:
         """Count the places where the job failed, newest first, that can be avoided and still leave
         it a card set."""
         places = list(reversed(record.failed_on))
@@ -259,7 +257,7 @@ class Pool:
         confined, self._confined = self._confined, {}
         self._avoid_anew(confined.values())
 
-    def _avoid_anew(self, records: Iterable[JobRecord]) -> None:
+    def _avoid_anew(self, records: Iterable[JobState]) -> None:
         """Let those of the jobs that wait avoid as many cards as is possible now; others do so when
         they wait."""
         for record in list(records):

@@ -29,7 +29,7 @@ from math import inf
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card
-from orchestrator.scheduler.state import JobRecord, Phase, Worker, WorkerState
+from orchestrator.scheduler.state import JobState, Phase, Worker, WorkerState
 
 
 def drawn(seed: int, name: str) -> float:
@@ -54,19 +54,19 @@ class DurationQueue:
 
     def __init__(self) -> None:
         #: Firsts by duration, firsts as drawn, and the others alike; each ascending.
-        self._lists: tuple[list[JobRecord], ...] = ([], [], [], [])
+        self._lists: tuple[list[JobState], ...] = ([], [], [], [])
         self.firsts = 0  # how many are firsts
         self.work_s = 0.0  # sum of durations
 
     def __len__(self) -> int:
         return sum(map(len, self._lists))
 
-    def push(self, record: JobRecord) -> None:
+    def push(self, record: JobState) -> None:
         """Add one job."""
         insort(self._list_of(record), record, key=_rank)
         self._count(record, 1)
 
-    def extend(self, records: Iterable[JobRecord]) -> None:
+    def extend(self, records: Iterable[JobState]) -> None:
         """Add many at once, at the cost of one sort."""
         for record in records:
             self._list_of(record).append(record)
@@ -74,7 +74,7 @@ class DurationQueue:
         for records_of_kind in self._lists:
             records_of_kind.sort(key=_rank)
 
-    def discard(self, record: JobRecord) -> None:
+    def discard(self, record: JobState) -> None:
         """Take a job out, wherever it is."""
         records = self._list_of(record)
         at = bisect_left(records, _rank(record), key=_rank)
@@ -83,11 +83,11 @@ class DurationQueue:
         del records[at]
         self._count(record, -1)
 
-    def longest(self) -> JobRecord | None:
+    def longest(self) -> JobState | None:
         """The longest job, or the next as drawn, left where it is."""
         return next((records[-1] for records in self._lists if records), None)
 
-    def longest_within(self, seconds: float, cards: Iterable[Card] = ()) -> JobRecord | None:
+    def longest_within(self, seconds: float, cards: Iterable[Card] = ()) -> JobState | None:
         """The longest job of at most ``seconds``, left where it is; of replicates the next one,
         if possible one that has not been on any of these cards."""
         for timed, drawn_ones in (self._lists[:2], self._lists[2:]):
@@ -100,7 +100,7 @@ class DurationQueue:
                 return next(new, few[0])
         return None
 
-    def shortest_within(self, seconds: float) -> JobRecord | None:
+    def shortest_within(self, seconds: float) -> JobState | None:
         """The shortest job if it is of at most ``seconds``, left where it is."""
         for records in self._lists:
             record = min(records, key=_duration, default=None) if records else None
@@ -108,20 +108,20 @@ class DurationQueue:
                 return record
         return None
 
-    def _list_of(self, record: JobRecord) -> list[JobRecord]:
+    def _list_of(self, record: JobState) -> list[JobState]:
         return self._lists[2 * (not record.first) + (record.draw is not None)]
 
-    def _count(self, record: JobRecord, sign: int) -> None:
+    def _count(self, record: JobState, sign: int) -> None:
         self.firsts += sign * record.first
         self.work_s = max(0.0, self.work_s + sign * record.duration) if len(self) else 0.0
 
 
-def _rank(record: JobRecord) -> tuple[float, int, int]:
+def _rank(record: JobState) -> tuple[float, int, int]:
     place = record.duration if record.draw is None else record.draw
     return (place, -record.batch_size, -record.order)
 
 
-def _duration(record: JobRecord) -> float:
+def _duration(record: JobState) -> float:
     return record.duration
 
 
@@ -163,15 +163,15 @@ class PendingJobs:
         self.gangs: dict[int, DurationQueue] = {}  # by width, all above 1
         self.buckets: dict[str, Bucket] = {}  # those with jobs or workers
         #: By width, the jobs that must avoid some card, in the order in which they came.
-        self.particular: dict[int, dict[str, JobRecord]] = {}
+        self.particular: dict[int, dict[str, JobState]] = {}
         self.card_seconds = 0.0  # of all that wait
         self.firsts = 0
         self.firsts_s = 0.0  # their card-seconds
         self.too_much = False  # not all can be measured before the deadline
 
-    def load(self, records: Sequence[JobRecord]) -> None:
+    def load(self, records: Sequence[JobState]) -> None:
         """Add the jobs that wait from the beginning."""
-        groups: dict[tuple[int, str], list[JobRecord]] = {}
+        groups: dict[tuple[int, str], list[JobState]] = {}
         for record in records:
             groups.setdefault((record.width, _bucket_key(record)), []).append(record)
         for group in groups.values():
@@ -179,7 +179,7 @@ class PendingJobs:
             for record in group:
                 self._count(record, 1)
 
-    def push(self, record: JobRecord) -> None:
+    def push(self, record: JobState) -> None:
         """Add one job."""
         if record.particular:
             self.particular.setdefault(record.width, {})[record.job_id] = record
@@ -187,7 +187,7 @@ class PendingJobs:
             self._queue_of(record).push(record)
         self._count(record, 1)
 
-    def take(self, record: JobRecord) -> JobRecord:
+    def take(self, record: JobState) -> JobState:
         """Remove a job from wherever it waits, and return it."""
         if self.particular.get(record.width, {}).pop(record.job_id, None) is None:
             self._queue_of(record).discard(record)
@@ -195,7 +195,7 @@ class PendingJobs:
         self._count(record, -1)
         return record
 
-    def reestimate(self, record: JobRecord, expect: Callable[[JobRecord], None]) -> None:
+    def reestimate(self, record: JobState, expect: Callable[[JobState], None]) -> None:
         """Let ``expect`` give a job that waits here another duration."""
         self.take(record)
         expect(record)
@@ -209,7 +209,7 @@ class PendingJobs:
         waiting |= {width for width, apart in self.particular.items() if width > 1 and apart}
         return sorted(waiting, key=lambda width: (self._turn_of(width), width), reverse=True)
 
-    def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobRecord | None:
+    def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobState | None:
         """The job to run on these cards, of at most ``within_s``; those that must avoid some
         card come first, since they have the fewest chances. One-card jobs are in buckets, so for
         them only the former are looked at."""
@@ -222,14 +222,14 @@ class PendingJobs:
 
     def next_of(
         self, queue: DurationQueue, within_s: float, cards: Iterable[Card] = ()
-    ) -> JobRecord | None:
+    ) -> JobState | None:
         """The job of this queue whose turn it is on these cards, of at most ``within_s``: longest
         first ends a run soonest, shortest first measures most where not all can be measured."""
         if self.too_much:
             return queue.shortest_within(within_s)
         return queue.longest_within(within_s, cards)
 
-    def candidates(self, width: int, within_s: float = inf) -> list[JobRecord]:
+    def candidates(self, width: int, within_s: float = inf) -> list[JobState]:
         """The gangs of this width to look at, in the order of ``best_for``."""
         apart = islice(self.particular.get(width, {}).values(), LOOK_AHEAD)
         gangs = [record for record in apart if record.duration <= within_s]
@@ -282,7 +282,7 @@ class PendingJobs:
         if bucket is not None and not len(bucket.queue) and not bucket.workers:
             del self.buckets[key]
 
-    def _bucket_of(self, record: JobRecord) -> Bucket:
+    def _bucket_of(self, record: JobState) -> Bucket:
         """The bucket of a job, made when it is new."""
         key = _bucket_key(record)
         bucket = self.buckets.get(key)
@@ -293,12 +293,12 @@ class PendingJobs:
                 bucket.draw = drawn(self.seed, key)
         return bucket
 
-    def _queue_of(self, record: JobRecord) -> DurationQueue:
+    def _queue_of(self, record: JobState) -> DurationQueue:
         if record.width > 1:
             return self.gangs.setdefault(record.width, DurationQueue())
         return self._bucket_of(record).queue
 
-    def _count(self, record: JobRecord, sign: int) -> None:
+    def _count(self, record: JobState, sign: int) -> None:
         card_seconds = sign * record.width * record.duration
         self.card_seconds += card_seconds
         if record.first:
@@ -306,11 +306,11 @@ class PendingJobs:
             self.firsts_s += card_seconds
 
 
-def _bucket_key(record: JobRecord) -> str:
+def _bucket_key(record: JobState) -> str:
     return record.key if record.warm else FRESH
 
 
-def _turn(record: JobRecord | None) -> tuple[bool, float]:
+def _turn(record: JobState | None) -> tuple[bool, float]:
     """Sort key of jobs that compete for cards: firsts first, and the longest first."""
     return (record.first, record.duration) if record is not None else (False, 0.0)
 
@@ -326,15 +326,15 @@ def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
     )
 
 
-class Needs:
+class Dependencies:
     """Knows who is held back by whom. Jobs outside of any need cost nothing."""
 
-    def __init__(self, jobs: Sequence[PlannedJob], records: Iterable[JobRecord]) -> None:
+    def __init__(self, jobs: Sequence[PlannedJob], records: Iterable[JobState]) -> None:
         by_id = {record.job_id: record for record in records}
         self._missing: dict[str, set[str]] = {}  # held job -> what it still needs
-        self._waiting_for: dict[str, list[JobRecord]] = {}  # needed job -> held ones
+        self._waiting_for: dict[str, list[JobState]] = {}  # needed job -> held ones
         #: Jobs that can never start, and why; known before anything has run.
-        self.hopeless: list[tuple[JobRecord, str]] = []
+        self.hopeless: list[tuple[JobState, str]] = []
         self._only_after: set[tuple[str, str]] = set()  # held job, job that it comes after
         if not any(planned.needs or planned.after for planned in jobs):
             return
@@ -362,7 +362,7 @@ class Needs:
                 self.hopeless.append((record, _why(never[0], others[never[0]])))
         self._find_circles(by_id)
 
-    def ended(self, record: JobRecord, reason: str) -> list[tuple[JobRecord, str]]:
+    def ended(self, record: JobState, reason: str) -> list[tuple[JobState, str]]:
         """A job has its final row: those that need it, each with why it can never start, or with
         nothing when it may start now."""
         found = []
@@ -378,7 +378,7 @@ class Needs:
                 found.append((held, ""))
         return [(held, why) for held, why in found if held.phase is Phase.HELD]
 
-    def _find_circles(self, by_id: dict[str, JobRecord]) -> None:
+    def _find_circles(self, by_id: dict[str, JobState]) -> None:
         """Jobs that wait for each other would wait for ever."""
         left = {job_id: set(missing) & by_id.keys() for job_id, missing in self._missing.items()}
         free = deque(job_id for job_id in by_id if not left.get(job_id))

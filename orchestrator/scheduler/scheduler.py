@@ -19,7 +19,7 @@ from math import inf
 
 from orchestrator.core.events import (
     AttemptEnded,
-    CardsHeld,
+    CardsInUse,
     ClockSet,
     ClusterSilent,
     Command,
@@ -42,10 +42,10 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
-from orchestrator.scheduler.outcomes import Stops, Verdicts, hang, made_up
+from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.queues import Needs, drawn, needed, replicated_cells
-from orchestrator.scheduler.state import Estimates, JobRecord, Phase, ScheduleSettings, WorkerState
+from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
+from orchestrator.scheduler.state import Estimates, JobState, Phase, ScheduleSettings, WorkerState
 
 __all__ = ["Schedule", "ScheduleSettings"]
 
@@ -74,11 +74,11 @@ class Schedule:
         self.finished = False
         self._begun = False
         self._unsupported: list[PlannedJob] = []
-        self._records: dict[str, JobRecord] = {}
+        self._records: dict[str, JobState] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
         self._next_look: float | None = None
         self._woken_for = inf
-        by_kind: dict[Accelerator, list[JobRecord]] = {}
+        by_kind: dict[Accelerator, list[JobState]] = {}
         seen: set[str] = set()
         hurried = settings.work_until < inf
         firsts = anchors(jobs) if hurried else needed(jobs)
@@ -95,7 +95,7 @@ class Schedule:
             if planned.action is Action.UNSUPPORTED:
                 self._unsupported.append(planned)
                 continue
-            record = JobRecord(
+            record = JobState(
                 job=planned.job,
                 job_id=job_id,
                 order=len(self._records),
@@ -110,15 +110,17 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
-        self._needs = Needs(jobs, self._records.values())  # before the pools: it holds jobs back
+        self._needs = Dependencies(
+            jobs, self._records.values()
+        )  # before the pools: it holds jobs back
         self._ledger = Ledger(self._records.values(), settings)
-        self._verdicts = Verdicts(self._ledger)
+        self._verdicts = OutcomeJudge(self._ledger)
         self.pools = {
             kind: Pool(kind, records, settings, self._ledger.later)
             for kind, records in by_kind.items()
         }
         self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
-        self._stops = Stops(self.pools, self._verdicts)
+        self._stops = RunEnding(self.pools, self._verdicts)
 
     # ------------------------------------------------------------ seen from outside
 
@@ -170,7 +172,7 @@ class Schedule:
             yield from self._node_joined(event)
         elif isinstance(event, NodeLeft):
             yield from self._node_left(event.node_id, event.reason)
-        elif isinstance(event, CardsHeld):
+        elif isinstance(event, CardsInUse):
             for pool in self.pools.values():
                 pool.others_hold(event.nodes)
         elif isinstance(event, ClusterSilent):

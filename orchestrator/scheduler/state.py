@@ -86,7 +86,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class JobRecord:
+class JobState:
     """One job of the plan and what has become of it so far."""
 
     job: Job
@@ -217,7 +217,7 @@ class Worker:
 class Reservation:
     """A card set that is being drained for a gang."""
 
-    record: JobRecord
+    record: JobState
     slots: tuple[Slot, ...]
     start_by: float  # when it should be free; what runs there meanwhile must have ended
 

@@ -43,13 +43,13 @@ from orchestrator.scheduler import scheduler as schedule_module
 from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.leases import Leases
 from orchestrator.scheduler.ledger import Ledger
-from orchestrator.scheduler.outcomes import Stops
+from orchestrator.scheduler.outcomes import RunEnding
 from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.queues import Needs
+from orchestrator.scheduler.queues import Dependencies
 from orchestrator.scheduler.retry import Breaker
 from orchestrator.scheduler.scheduler import Schedule
-from orchestrator.scheduler.state import JobRecord
+from orchestrator.scheduler.state import JobState
 from orchestrator.worker import protocol
 
 
@@ -372,7 +372,7 @@ DEFENCES = (
         name="another card for the next attempt",
         first=4,
         without="runs where the last attempt failed",
-        take_away=_of(JobRecord, "send_elsewhere"),
+        take_away=_of(JobState, "send_elsewhere"),
     ),
     Defence(
         name="another card also when one comes later",
@@ -437,7 +437,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=136,
+        first=92,
         without="left no row",
         take_away=_of(begun, "read_begun", lambda _: ([], "")),
         on_disk=True,
@@ -513,19 +513,19 @@ DEFENCES = (
     ),
     Defence(
         name="a breaker that counts who has failed already",
-        first=100_083,
+        first=100_443,
         without="others are tried",
         take_away=_watch_the_first_only,
     ),
     Defence(
         name="jobs that wait for those they need",
         without="runs before",
-        take_away=_of(schedule_module, "Needs", lambda _, records: Needs([], records)),
+        take_away=_of(schedule_module, "Needs", lambda _, records: Dependencies([], records)),
     ),
     Defence(
         name="an end to waiting for a process that does not end",
         without="no end after",
-        take_away=_of(Stops, "give_up", _no_commands),
+        take_away=_of(RunEnding, "give_up", _no_commands),
     ),
     Defence(
         name="no use of a card whose process does not end",

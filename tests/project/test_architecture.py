@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,17 +16,76 @@ from source_tree import ROOT, imported, modules, syntax
 from workloads.devices import own_devices
 from workloads.engines import ENGINES
 
-#: Folders whose decisions are plain functions on values: they may not reach any edge.
-PURE_FOLDERS = ("core", "grid", "planning", "scheduler")
-PURE = sorted(
-    [
-        *(path for name in PURE_FOLDERS for path in (ROOT / "orchestrator" / name).glob("*.py")),
-        *(ROOT / "orchestrator" / "doctor" / f"{name}.py" for name in ("checks", "text")),
-    ]
-)
-EDGES = {"cli", "host", "on_ray", "results", "runtime", "watch", "worker"}
 PRODUCT = ("orchestrator", "workloads")
-HEAVY = ("torch", "transformers", "ray", "pyarrow", "pydantic")
+HEAVY = ("torch", "transformers", "ray", "pyarrow")
+
+#: The rooms, bottom to top; an import goes down or stays in its room. Names of rooms that are still
+#: to be moved stand beside those that they move to.
+LAYERS = {
+    "orchestrator": (
+        ("util", "host"),
+        ("core",),
+        ("grid",),
+        ("scheduler",),
+        ("search", "planning"),  # planning may simulate the scheduler
+        ("store", "results"),
+        ("analysis",),
+        ("worker",),
+        ("on_ray",),
+        ("report", "trackers"),
+        ("watch", "watching"),
+        ("driver", "runtime", "doctor"),
+        ("cli", "commands", "api", "run_rows", "__main__"),
+    ),
+    "workloads": (
+        ("util",),
+        ("base", "settings", "registry", "tasks"),
+        ("devices",),
+        ("bench", "metrics"),
+        ("data", "inspection"),
+        ("models",),
+        ("training", "parallel", "techniques"),
+        ("compression",),
+        ("engines", "decoding", "generation", "onnx_graphs"),
+        ("serving",),  # and the workloads: all that stands in no other room
+    ),
+}
+#: Rooms that are pure: no clock, disk, torch or Ray.
+PURE = ("core", "grid", "scheduler", "analysis", "planning")
+#: Libraries that may be imported inside functions, since they are large, optional or of one system.
+LAZY = {
+    *(
+        "torch",
+        "transformers",
+        "ray",
+        "pandas",
+        "pyarrow",
+        "duckdb",
+        "numpy",
+        "scipy",
+        "rich",
+        "yaml",
+    ),
+    *("datasets", "diffusers", "optimum", "openvino", "openvino_genai", "onnx", "onnxruntime"),
+    *("vllm", "mlflow", "wandb", "fsspec", "huggingface_hub", "pynvml", "habana_frameworks"),
+    *("sentence_transformers", "tokenizers", "safetensors", "PIL", "cryptography", "peft", "trl"),
+    *("bitsandbytes", "xformers", "torchao", "evaluate", "psutil", "orjson", "flash_attn"),
+    *("pptx", "liger_kernel", "typst", "jinja2", "polars", "auto_round", "neural_compressor"),
+    *("nncf", "sentencepiece", "gguf", "onnx_ir"),
+}
+
+#: What is still to be mended; each number may only fall.
+MOST_UPWARD = 34
+MOST_LAZY = 321
+MOST_LONG_FILES = 0
+MOST_PRIVATE_NAMES = 16
+MOST_LINES = 700
+#: Words that only this project's builders understood; the words of the field replace them.
+PRIVATE_WORDS = {
+    *("told", "found", "asked", "held", "kept", "begun", "passport", "leftovers", "parcels"),
+    *("predecessors", "afar", "gone", "wanted", "each", "whoever", "earlier", "aftermath"),
+    *("contests", "spilled", "ahead", "anchors", "shares", "verdicts", "stops"),
+}
 
 
 def importers(paths: Iterable[Path], barred: set[str]) -> list[str]:
@@ -42,33 +102,89 @@ def test_workloads_know_nothing_of_orchestrator_or_ray() -> None:
     assert importers(modules("workloads"), {"orchestrator", "ray"}) == []
 
 
+def layer_of(name: str) -> tuple[str, int] | None:
+    """The package of a module and its height in it; None for a package itself."""
+    package, _, rest = name.partition(".")
+    if package not in LAYERS or not rest:
+        return None
+    room = rest.split(".")[0]
+    heights = [at for at, rooms in enumerate(LAYERS[package]) if room in rooms]
+    if not heights and package == "orchestrator":
+        raise AssertionError(f"{name} stands in no room: add orchestrator/{room} to LAYERS")
+    return package, heights[0] if heights else len(LAYERS[package]) - 1
+
+
+def upward(package: str) -> list[str]:
+    """The imports that go up, those inside functions included; names of a package's
+    ``__init__`` count as the package."""
+    files = {module_name(path) for top in PRODUCT for path in modules(top)}
+    arrows = []
+    for path in modules(package):
+        here = layer_of(module_name(path))
+        for name in sorted(imported(path) & files) if here is not None else ():
+            there = layer_of(name)
+            if there is not None and there[0] == here[0] and there[1] > here[1]:
+                arrows.append(f"{module_name(path)} -> {name}")
+    return arrows
+
+
+def test_imports_go_down_the_layers() -> None:
+    """An import that goes up makes two rooms one."""
+    arrows = [arrow for package in PRODUCT for arrow in upward(package)]
+    assert len(arrows) <= MOST_UPWARD, "\n".join(arrows)
+
+
+def lazy_imports(path: Path) -> list[str]:
+    """The modules that a file imports inside functions although they are not large."""
+    names = []
+    for function in syntax(path.read_text(encoding="utf-8")):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import):
+                    names += [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names.append(node.module)
+    return [f"{path.relative_to(ROOT)}: {n}" for n in set(names) if n.split(".")[0] not in LAZY]
+
+
+def test_only_large_libraries_are_imported_inside_functions() -> None:
+    """All other imports stand at the top, where a reader looks for them."""
+    lazy = [each for package in PRODUCT for path in modules(package) for each in lazy_imports(path)]
+    assert len(lazy) <= MOST_LAZY, "\n".join(sorted(lazy))
+
+
+def test_no_file_is_too_long() -> None:
+    """One concept a file."""
+    lengths = {p: len(p.read_text().splitlines()) for top in PRODUCT for p in modules(top)}
+    long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MOST_LINES}
+    assert len(long) <= MOST_LONG_FILES, long
+
+
+def test_names_of_files_and_classes_are_the_fields_own_words() -> None:
+    """A name says what a thing is, never how it was come by."""
+    names = []
+    for path in (path for package in PRODUCT for path in modules(package)):
+        place = str(path.relative_to(ROOT))
+        names += [(place, word) for word in path.stem.split("_")]
+        for node in syntax(path.read_text(encoding="utf-8")):
+            if isinstance(node, ast.ClassDef):
+                words = re.findall(r"HeldOut|[A-Z][a-z]+|[a-z]+", node.name)
+                names += [(f"{place}: {node.name}", word.casefold()) for word in words]
+    private = sorted({place for place, word in names if word in PRIVATE_WORDS})
+    assert len(private) <= MOST_PRIVATE_NAMES, "\n".join(private)
+
+
 def test_only_the_ray_modules_import_ray() -> None:
     """Ray stays behind its own modules, so that everything else can be tested without it."""
     others = [path for path in modules("orchestrator") if path.parent.name != "on_ray"]
     assert importers(others, {"ray"}) == []
 
 
-def test_workers_know_nothing_of_ray_or_its_folder() -> None:
-    """A worker process is started and spoken to by any agent; ``on_ray`` knows it, never back."""
-    found = {path.name: imported(path) for path in modules("orchestrator/worker")}
-    assert len(found) > 10
-    assert not [
-        name
-        for name, names in found.items()
-        if any(f"{each}.".startswith(("ray.", "orchestrator.on_ray.")) for each in names)
-    ]
-
-
-def test_pure_modules_reach_no_edge() -> None:
+def test_pure_rooms_import_neither_torch_nor_ray() -> None:
     """Planning, scheduling, retrying and summarizing are functions on values."""
-    assert importers(PURE, {"torch", "transformers", "ray"}) == []
-    reached = {
-        name.split(".")[1]
-        for path in PURE
-        for name in imported(path)
-        if name.startswith("orchestrator.")
-    }
-    assert not reached & EDGES
+    pure = [path for room in PURE for path in modules(f"orchestrator/{room}")]
+    assert len(pure) > 30
+    assert importers(pure, {"torch", "transformers", "ray"}) == []
 
 
 def test_device_branches_live_in_the_device_classes() -> None:
@@ -182,20 +298,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert "nightgrid run" in done.stdout
 
 
-#: What a plan of text generation has no use for, beside the large packages; each costs its start.
-UNPLANNED = (
-    *("numpy", "rich", "asyncio", "html"),
-    *("workloads.training.techniques", "orchestrator.worker", "orchestrator.on_ray"),
-)
+#: What a plan of text generation has no use for, beside the large packages.
+UNPLANNED = ("asyncio", "orchestrator.worker", "orchestrator.on_ray")
 
 
 def test_a_plan_loads_only_what_it_needs() -> None:
-    """``nightgrid plan`` starts quickly: pydantic is the one large package that it imports."""
+    """``nightgrid plan`` starts quickly."""
     code = (
         "import sys\nfrom orchestrator.cli.main import main\n"
         "main(['plan', 'grids/smoke.yaml', '--results', 'none-here'])\n"
         f"loaded = [m for m in {(*HEAVY, *UNPLANNED)!r} if m in sys.modules]\n"
-        "sys.exit(0 if loaded == ['pydantic'] else ', '.join(loaded))"
+        "sys.exit(', '.join(loaded) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from ray_bench import Bench, emulated_node
 
 from orchestrator.core.events import (
     AttemptEnded,
-    CardsHeld,
+    CardsInUse,
     NodeLeft,
     StartWorker,
     StopWorker,
@@ -192,7 +192,7 @@ def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(
     rest_of = {("gpu-1", index) for index in {0, 1} - {*first.card_indices}}
     bench.wait_for(
         lambda e: (
-            isinstance(e, CardsHeld)
+            isinstance(e, CardsInUse)
             and {(each.name, card.index) for each in e.nodes for card in each.cards} == rest_of
         ),
         since=since,

@@ -12,7 +12,7 @@ from measurements import attempt, job, outcome, rank, row, worker
 
 from orchestrator.cli.doctor import slow_card_findings
 from orchestrator.cli.runs import run_lines
-from orchestrator.core.card_check import Passport, slow_cards, spread_of_runs
+from orchestrator.core.card_check import CardCheck, slow_cards, spread_of_runs
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.doctor.probe import Level
@@ -29,9 +29,9 @@ from orchestrator.results.store import Store
 from workloads.util.statistics import ALIKE
 
 
-def passport(index: int, speed: float = 1e12, **changes: object) -> Passport:
+def passport(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
     """A passport of a card of node ``hpu-1``."""
-    made = Passport(
+    made = CardCheck(
         run="night",
         taken_at=1000.0 + index,
         node="hpu-1",

@@ -11,7 +11,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Card
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.queues import PendingJobs
-from orchestrator.scheduler.state import JobRecord
+from orchestrator.scheduler.state import JobState
 
 RECORDS = st.tuples(
     st.sampled_from([1, 1, 2, 8]),
@@ -24,11 +24,11 @@ RECORDS = st.tuples(
 AVOIDED = Card(node_id="n1", index=0, accelerator=Accelerator.HPU)
 
 
-def record(order: int, kind: tuple) -> JobRecord:
+def record(order: int, kind: tuple) -> JobState:
     """A job that waits; its times are whole seconds, so that sums are exact."""
     width, isolation, first, run_s, load_s, *_ = kind
     wanted = job(f"job {order}", cards=width, isolation=isolation)
-    return JobRecord(
+    return JobState(
         job=wanted,
         job_id=wanted.job_id,
         order=order,
@@ -37,7 +37,7 @@ def record(order: int, kind: tuple) -> JobRecord:
     )
 
 
-def check(pending: PendingJobs, waiting: list[JobRecord]) -> None:
+def check(pending: PendingJobs, waiting: list[JobState]) -> None:
     """Every sum is that of the jobs that wait."""
     firsts = [each for each in waiting if each.first]
     assert pending.card_seconds == sum(each.width * each.duration for each in waiting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
 
-from orchestrator.core.events import CardsHeld, RunAttempt, StartWorker
+from orchestrator.core.events import CardsInUse, RunAttempt, StartWorker
 from orchestrator.core.job import State
 
 # ------------------------------------------------------------ gangs
@@ -69,7 +69,7 @@ def test_a_gang_spans_cards_of_a_server_that_came_at_different_times() -> None:
     first = node("n1", card_indices=(0, 1, 4, 5), server_cards=8)
     rest = node("n1", node_id="n1+1", part_of="n1", card_indices=(2, 3, 6, 7), server_cards=8)
     cluster.join(first)
-    cluster.see(CardsHeld(at=cluster.now, nodes=(rest,)))
+    cluster.see(CardsInUse(at=cluster.now, nodes=(rest,)))
     cluster.ready()
     cluster.ends(cluster.run_of("pair"))
     cluster.stopped()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedule_cases import Cluster, cards_of, job, node, planned
 
-from orchestrator.core.events import CardsHeld, ClusterSilent, StopWorker
+from orchestrator.core.events import CardsInUse, ClusterSilent, StopWorker
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass
 
@@ -324,16 +324,16 @@ def test_jobs_wait_for_cards_that_others_hold() -> None:
     gone."""
     for freed in (True, False):
         cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
-        cluster.see(CardsHeld(at=cluster.now, nodes=(node(cards=8),)))
+        cluster.see(CardsInUse(at=cluster.now, nodes=(node(cards=8),)))
         cluster.tick(100_000)
         assert not cluster.finals()
         if freed:
             cluster.join(node(cards=8))
-            cluster.see(CardsHeld(at=cluster.now, nodes=()))
+            cluster.see(CardsInUse(at=cluster.now, nodes=()))
             cluster.play_out()
             assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
         else:
-            cluster.see(CardsHeld(at=cluster.now, nodes=()))
+            cluster.see(CardsInUse(at=cluster.now, nodes=()))
             cluster.tick(29)
             assert not cluster.finals()
             cluster.tick(1)
@@ -344,7 +344,7 @@ def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
     """Eight cards are ours and eight another's: what needs sixteen waits, and nothing else does."""
     cluster = Cluster(planned(job("wide", cards=16), job("narrow")), wait_for_nodes_s=30)
     cluster.join(node("n1", cards=8))
-    cluster.see(CardsHeld(at=cluster.now, nodes=(node("n2", cards=8),)))
+    cluster.see(CardsInUse(at=cluster.now, nodes=(node("n2", cards=8),)))
     cluster.ready(*cluster.starting)
     cluster.ends(cluster.only())
     cluster.tick(1000)
@@ -357,7 +357,7 @@ def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
 def test_waiting_ends_with_the_deadline() -> None:
     """Jobs for which no card came free in time were not started, and the run ends."""
     cluster = Cluster(planned(job()), wait_for_nodes_s=30, work_until=1500.0)
-    cluster.see(CardsHeld(at=cluster.now, nodes=(node(cards=8),)))
+    cluster.see(CardsInUse(at=cluster.now, nodes=(node(cards=8),)))
     cluster.tick(600)
     assert cluster.finals()["a"].state is State.NOT_STARTED and cluster.finished is not None
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.core.card_check import Passport, slow_cards
+from orchestrator.core.card_check import CardCheck, slow_cards
 
 pytestmark = pytest.mark.slow  # a card in a process of its own, for all of them
 
@@ -91,9 +91,9 @@ def card() -> Iterator[Card]:
     made.process.wait(30)
 
 
-def passport(index: int, figures: dict[str, float], at: float = 0.0) -> Passport:
+def passport(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
     """The passport of an emulated card of one node."""
-    return Passport(
+    return CardCheck(
         run="night",
         taken_at=at,
         node="cpu-1",
