@@ -117,7 +117,7 @@ def _cards(nodes: Iterable[Node]) -> int:
 
 def _turns(cards: int, processors: int) -> int:
     """Emulated cards that compute at once: each has its share of the processors, of which one is
-    kept free (``worker/turns.py``)."""
+    kept free (``worker/cpu_slots.py``)."""
     threads = max(1, processors // cards)
     return max(1, min(cards, (processors - 1) // threads))
 

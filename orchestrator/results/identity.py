@@ -1,7 +1,7 @@
 """The id of a run, bound to the run's directory, so that a copy of the directory is another run.
 
 Two things are found by the id of a run: the processes that a dead driver has left, which the next
-driver ends (``worker/leftovers.py``), and the rows that found no room in the directory
+driver ends (``worker/orphans.py``), and the rows that found no room in the directory
 (``Store.spill``). Both belong to one directory. A copy carries the file ``run.id`` along, so the
 file also records which directory it was written for: line 1 is the id, line 2 is JSON with the
 ``Place`` of the directory and the ids that it had before.

@@ -80,17 +80,17 @@ def test_a_rank_that_is_gone_is_noticed_from_outside_alone(
         node.do(Run(f"rank-{rank}", order, None))
 
     def exchanging() -> bool:
-        assert not [each for each in node.told if isinstance(each, Ended)], node.told
+        assert not [each for each in node.responses if isinstance(each, Ended)], node.responses
         heard = node.workers.progress().values()
         return [each.phase for each in heard] == ["measure"] * 2
 
     assert eventually(exchanging, patience(60)), (server.logs / "0.log").read_text()[-2000:]
-    (started,) = [r for r in node.told if isinstance(r, Started) and r.worker_id == "rank-1"]
+    (started,) = [r for r in node.responses if isinstance(r, Started) and r.worker_id == "rank-1"]
     assert isinstance(started.value, WorkerInfo)
     os.kill(started.value.pid, how)
     began = time.monotonic()
     told = Halted if how is signal.SIGSTOP else Ended
-    while not [r for r in node.told if isinstance(r, told) and r.worker_id == "rank-1"]:
+    while not [r for r in node.responses if isinstance(r, told) and r.worker_id == "rank-1"]:
         node.workers.look()
         time.sleep(1.0)  # as the agent does
         assert time.monotonic() - began < patience(30)
