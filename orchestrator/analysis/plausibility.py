@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from orchestrator.results.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
 from workloads.base import END_TOKEN_IDS
 from workloads.util.statistics import percentile
+
+#: How a value of each record is written, and the values.
+Written: TypeAlias = tuple[Callable[[Any], object], "Sequence[Any] | Numbers"]
 
 #: Figures that were computed from the same numbers differ by rounding only.
 ROUNDING = 1e-3
@@ -315,7 +318,7 @@ class _RawChecks:
         wrong: Numbers,
         owner: Numbers,
         text: str,
-        *values: tuple[Callable[[Any], str], Sequence[Any] | Numbers],
+        *values: Written,
     ) -> None:
         """Note the first wrong record of each row, unless this check has a reason already.
 
@@ -593,7 +596,7 @@ class _RawChecks:
         fastest = np.full(self.n, -np.inf)
         np.maximum.at(fastest, own, rate / self.cards[own])
         share = MOST * fastest / self.most
-        values = ((number, fastest), (_percent, share), (str, self.peak))
+        values: tuple[Written, ...] = ((number, fastest), (_percent, share), (str, self.peak))
         self._blame("peak", fastest > self.most, self.every, TOO_MANY, *values)
         per_core = floats(map(most_decoded_per_core_s, rows))[own]
         threads = np.array([row.threads or 1 for row in rows])
@@ -613,8 +616,8 @@ class _RawChecks:
         own, read, first = self.items.row, self.items["input_tokens"], self.items["ttft_s"]
         most = (self.most * self.cards)[own]
         text = "a prompt of {:.0f} tokens was read in {}; at {}, that takes {}"
-        least = (seconds, read / most)
-        values = ((float, read), (seconds, first), (str, self.peak[own]), least)
+        takes = (seconds, read / most)
+        values = ((float, read), (seconds, first), (str, self.peak[own]), takes)
         self._blame("prefill", read > most * first, own, text, *values)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -140,7 +140,8 @@ def _tables(summary: Summary) -> Iterator[Block]:
         span = wording.scopes(table)
         scale = f"{unit}{table.line_name} by {table.column_name}" + (f"; {span}" if span else "")
         scales = Line(text=scale, style="quiet")
-        entries.append((Heading(text=table.title), *about, scales, Matrix(table=table)))
+        entry: tuple[Block, ...] = (Heading(text=table.title), *about, scales, Matrix(table=table))
+        entries.append(entry)
     if entries:
         yield Many(entries=tuple(entries), most=MOST_TABLES, noun="table")
 
@@ -347,7 +348,8 @@ def _changes(
     for change in comparison.changes:
         if not (change.significant or every):
             continue
-        ratio, style, interval = change.ratio, "quiet", "too few repeats"
+        ratio, interval = change.ratio, "too few repeats"
+        style: Style = "quiet"
         if change.significant:
             style = "bad" if ratio.value < 1 else "good"
         if ratio.low is not None and ratio.high is not None:
@@ -469,7 +471,7 @@ def _print_table(console: Console, table: Table) -> None:
         # One word stays whole; what has several gives way.
         words = max((len(row[column].plain.split()) for row in shown), default=0)
         short = right and words < 2 and " " not in name
-        justify = "right" if right else "left"
+        justify: JustifyMethod = "right" if right else "left"
         grid.add_column(name, justify=justify, overflow="fold", no_wrap=short)
     for row in shown:
         grid.add_row(*row)
