@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.contender import ALLOCATOR, ROOT
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 #: Of every contender beside a run. One core stays with what else runs: Ray's daemons here, a parent
 #: that waits for its child without a pause elsewhere; two threads that wait for each other at every

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import PastRow
 from orchestrator.core.topology import Node
-from orchestrator.results import paths
-from orchestrator.results.past_rows import parameters_of
-from orchestrator.results.scan import scan_rows
+from orchestrator.store import files as run_files
+from orchestrator.store.history import parameters_of
+from orchestrator.store.reader import read_rows
 from workloads.base import MeasureSettings
 
 _COLUMNS = (
@@ -153,9 +153,8 @@ def _attempt(row: Mapping[str, Any], first: datetime) -> PastAttempt:
 
 def rows_of(directory: Path, source: str) -> list[dict[str, Any]]:
     """The rows of a run's directory, with what else tells of its duration."""
-    scan = scan_rows(directory / paths.ROWS, _COLUMNS)
-    rows = scan.joined().to_pylist() if scan.tables else []
-    status, kept = _json(directory / paths.STATUS), _json(directory / paths.OPTIONS)
+    rows = read_rows(directory / run_files.ROWS, _COLUMNS).table().to_pylist()
+    status, kept = _json(directory / run_files.STATUS), _json(directory / run_files.OPTIONS)
     start = "in process" if kept.get("in_process") else "private"
     names: dict[str, str] = {}
     cards = [card["card"].rpartition("/") for card in status.get("cards", ())]

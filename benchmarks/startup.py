@@ -31,8 +31,8 @@ from benchmarks.contenders.own_cluster import own_cluster_variables
 from benchmarks.figures import Goal, Line
 from benchmarks.night import environment
 from benchmarks.setting import PROGRAMS, Setting, Takes
-from orchestrator.results import paths
-from orchestrator.results.store import Store
+from orchestrator.store import files as run_files
+from orchestrator.store.store import Store
 
 TITLE = "From the command to the first row"
 TAKES_S = Takes(whole=100, quick=62)
@@ -133,7 +133,7 @@ def _start(grid: Path, results: Path, variables: Mapping[str, str], *where: str)
         RuntimeError: the run failed; with the end of what it printed.
     """
     command = [sys.executable, "-m", "orchestrator", "run", str(grid), "--quiet", *where]
-    safe = results / NAME / paths.ROWS
+    safe = results / NAME / run_files.ROWS
     log = results.with_suffix(".log")
     with log.open("w") as out:
         began = time.time()

@@ -99,7 +99,7 @@ class Grid(GridValue):
         """
         from orchestrator.driver.options import RunOptions
         from orchestrator.driver.plan import plan_grid
-        from orchestrator.results.directory import default_results_dir
+        from orchestrator.store.files import default_results_dir
 
         options = RunOptions(
             results=Path(results) if results is not None else default_results_dir(),
@@ -127,7 +127,6 @@ def run(
     retry_failed: bool = False,
     force: bool = False,
     resume: bool = False,
-    adopt: Sequence[str] = (),
     ends_at: float | datetime | None = None,
     budget: bool = False,
     remote_code: Sequence[str] = (),
@@ -156,7 +155,6 @@ def run(
         retry_failed: also run what failed earlier.
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
-        adopt: run ids of which rows that were spilled to another disk come to this run.
         ends_at: when the report must be there; a number is seconds since the epoch.
         budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
         remote_code: models of the grid that may run the Python code that comes with them.
@@ -176,7 +174,7 @@ def run(
     """
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import run_grid
-    from orchestrator.results.directory import default_address, default_results_dir
+    from orchestrator.store.files import default_address, default_results_dir
 
     options = RunOptions(
         results=Path(results) if results is not None else default_results_dir(),
@@ -192,7 +190,6 @@ def run(
         retry_failed=retry_failed,
         force=force,
         resume=resume,
-        adopt=tuple(adopt),
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
         budget=budget,
         remote_code=tuple(remote_code),

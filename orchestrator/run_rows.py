@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.summary import Summary
     from orchestrator.core.measurement import Measurement
     from orchestrator.report.query import Answer
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 MOST_ROWS_SHOWN = 20
 
@@ -40,7 +40,7 @@ def load(
     Raises:
         StoreError: there is no such run; the message lists those that exist.
     """
-    from orchestrator.results.finding import find_run
+    from orchestrator.store.store import find_run
 
     return Run(find_run(run, Path(results) if results is not None else None))
 
@@ -100,7 +100,7 @@ class Run:
         Args:
             every: all attempts instead of the newest final row of each job.
         """
-        from orchestrator.results.tables import to_table
+        from orchestrator.store.codec import to_table
 
         return to_table(self.attempts if every else self.rows)
 

@@ -1,6 +1,6 @@
 """A disk that fails and kills at random moments, and drivers of one run that write on it.
 
-Each call of ``results/disk.py`` may raise an error, before or after it has done its work, or end
+Each call of ``store/disk.py`` may raise an error, before or after it has done its work, or end
 its driver there, as SIGKILL would; a write may be torn. All is drawn from one seed, which is a
 history that replays.
 """
@@ -18,24 +18,24 @@ from random import Random
 from typing import Any
 
 import pytest
-from measurements import note, row
+from measurements import journal_row, row
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
-from orchestrator.results import disk, paths
-from orchestrator.results import store as store_module
-from orchestrator.results.lock import RunLock
-from orchestrator.results.store import Store
+from orchestrator.store import disk
+from orchestrator.store import store as store_module
+from orchestrator.store.lock import RunLock
+from orchestrator.store.store import Store
 
 #: The calls that may fail.
 CALLS = (
-    *("create", "create_new", "open_to_append", "write", "truncate", "sync", "rename", "remove"),
-    *("sync_directory", "names", "read", "make_directory", "make_private_directory"),
+    *("create", "create_new", "open_to_append", "write", "sync", "rename", "remove"),
+    *("sync_directory", "names", "read", "make_directory"),
 )
 _WRITING = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE)
 _READING = (errno.EMFILE, errno.ESTALE, errno.ENOMEM)  # others may be damage for good
 #: Of these an error can come although the work was done.
-_LATE = {"sync", "rename", "sync_directory", "write", "truncate"}
+_LATE = {"sync", "rename", "sync_directory", "write"}
 
 
 class Killed(BaseException):
@@ -109,7 +109,6 @@ class Drivers:
         self.results.mkdir()
         self.acknowledged: set[int] = set()
         self._next = 0
-        patch.setattr(paths, "spill_directories", lambda run: [directory / f".unsaved-{run}"])
         patch.setattr(store_module, "COMPACT_FROM", self.random.choice([3, 6, 200]))
         self.disk.put_in_place(patch)
 
@@ -127,7 +126,7 @@ class Drivers:
 
     def check(self) -> None:
         """No row that a driver was told is safe is missing, and none is there twice."""
-        with Store.open(self.results, "night") as store:  # fetches what lies elsewhere
+        with Store.open(self.results, "night") as store:
             self._look(store)
         self._look(Store.open(self.results, "night"))
 
@@ -149,21 +148,17 @@ class Drivers:
         return True
 
     def _append(self, store: Store) -> bool:
-        """Write rows, again where that fails, at last elsewhere, as the driver's row writer."""
+        """Write rows, again where that fails, as the driver's row writer."""
         count = self.random.randrange(1, 4)
         numbers = range(self._next, self._next + count)
         self._next += count
         rows = [row(number) for number in numbers]
         if self.random.random() < 0.5:
             with contextlib.suppress(StoreError):
-                store.begin(*map(note, numbers))
+                store.begin(*map(journal_row, numbers))
         for _ in range(self.random.randrange(1, 4)):
             with contextlib.suppress(StoreError):
                 store.append(*rows)
                 self.acknowledged |= {*numbers}
                 return True
-        for number, each in zip(numbers, rows, strict=True):
-            with contextlib.suppress(StoreError):
-                if store.spill(each) is not None:
-                    self.acknowledged.add(number)
         return False

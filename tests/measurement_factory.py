@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import core_cases
 
+from orchestrator.analysis.samples import derived_figures, metrics_of
 from orchestrator.core.job import MAX, Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.timed import derived_figures
 from workloads import registry
 from workloads.base import Item, Sample
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.store.schema import SCHEMA_VERSION
 from workloads.base import Item, MeasureSettings, Sample
 
 NAMES = st.text(max_size=12)

@@ -6,14 +6,13 @@ from typing import Any
 
 from core_cases import a_job, a_worker
 
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
-from orchestrator.core.measurement import Measurement
+from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.core.outcome import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.core.topology import Card
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.notes import Note, Notes
-from orchestrator.results.schema import SCHEMA_VERSION
+from orchestrator.store.schema import SCHEMA_VERSION
 from workloads.base import Item, Result, Sample
 
 
@@ -85,19 +84,6 @@ def recorded(
     return RecordRow(job=of.job, state=state, reason=reason, final=final, attempt=of, outcome=ended)
 
 
-def note(number: int = 0, run: str = "night") -> Note:
-    """The note that the attempt of ``row(number)`` begins."""
-    one = job(batch_size=number + 1)
-    attempt = Attempt(
-        attempt_id=f"{one.job_id}-1",
-        job_id=one.job_id,
-        number=1,
-        job=one,
-        cards=(Card(node_id="n1", index=0, accelerator=one.accelerator),),
-    )
-    return Notes(run=run, invocation_id="i1").of(attempt, 1000.0 + number, ())
-
-
 def row(number: int = 0, **changes: Any) -> Measurement:
     """A successful row of a job of its own per ``number``, whose figures agree: one sample of four
     prompts, with ``100 + number`` tokens/s."""
@@ -145,3 +131,10 @@ def row(number: int = 0, **changes: Any) -> Measurement:
         "items": prompts,
     }
     return Measurement(**{**values, **changes})
+
+
+def journal_row(number: int = 0, **changes: Any) -> Measurement:
+    """The row that the attempt of ``row(number)`` gets should its driver die."""
+    nothing: dict[str, Any] = {"samples": (), "items": (), "metrics": Metrics(), "details": {}}
+    lost = {"state": State.LOST, "reason": "its driver died", "final": False}
+    return row(number, **{**nothing, **lost, **changes})

@@ -21,6 +21,7 @@ from typing import Any
 from core_cases import a_job
 
 from orchestrator import __version__
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import Node
@@ -29,11 +30,9 @@ from orchestrator.driver.loop import Driver
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Notes
-from orchestrator.results.store import Store
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.store.store import Store
 from orchestrator.watch.live import PlainView
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.protocol import HostFacts, PendingResponses, Request, ResponseBatch
@@ -139,7 +138,6 @@ def main() -> list[dict[str, Any]]:
             to_measurement=lambda record: measurement_of(
                 record, run="night", invocation_id="i", recorded_at=time.time(), nodes=[NODE]
             ),
-            notes=Notes(run="night", invocation_id="i"),
             board=Board(
                 run="night",
                 plan=Plan(grid_name="g", jobs=tuple(jobs), nodes=(NODE,)),

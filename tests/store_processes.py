@@ -14,8 +14,8 @@ from typing import Any
 from measurements import row
 
 from orchestrator.core.errors import StoreLocked
-from orchestrator.results.lock import Holder
-from orchestrator.results.store import Store
+from orchestrator.store.lock import Holder
+from orchestrator.store.store import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children that import nothing start in milliseconds, so many can be killed. Arrow looks for pandas
@@ -25,8 +25,8 @@ CONTEXT.set_forkserver_preload(
         "pytest",
         "pandas",
         "pyarrow.parquet",
-        "orchestrator.results.schema",
-        "orchestrator.results.store",
+        "orchestrator.store.schema",
+        "orchestrator.store.store",
     ]
 )
 

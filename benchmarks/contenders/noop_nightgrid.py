@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.contender import serve
 from benchmarks.contenders.noop_workload import offer_workload
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import AttemptEnded, Event, RecordRow, WorkerReady
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
@@ -30,16 +31,14 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
+from orchestrator.driver.rows import row_thread
 from orchestrator.driver.session import with_memory
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.planner import estimator_for
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Notes
-from orchestrator.results.store import Store
-from orchestrator.runtime.row_writer import row_thread
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.store.store import Store
 from orchestrator.watch.live import QuietView
 
 NOOP: dict[str, Any] = {
@@ -146,7 +145,6 @@ def main() -> None:
                 executor=executor,
                 store=timed,
                 to_measurement=to_measurement,
-                notes=Notes(run="noop", invocation_id="noop"),
                 board=board,
                 view=QuietView(),
                 write_status=lambda text: store.write_file("status.json", text),

@@ -26,9 +26,9 @@ from orchestrator.analysis.ratio import (
     ratio_of,
     significant,
 )
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.metrics_of_samples import metrics_of
 from orchestrator.util.format import scalar
 from workloads import registry
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 
+from orchestrator.analysis.samples import derived_figures
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.timed import derived_figures
 from orchestrator.util import format as units
 from workloads import registry
 from workloads.base import Sample

@@ -23,7 +23,7 @@ import numpy as np
 from orchestrator.analysis.hardware import DeviceSheet, arithmetic_of, reference, sheet_of
 from orchestrator.analysis.raw import Groups, Numbers, Raw, Records, floats
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.schema import OUT_OF_RANGE
+from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
 from workloads.base import END_TOKEN_IDS
 from workloads.util.statistics import percentile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.core.measurement import Measurement
-from orchestrator.results import arrays
+from orchestrator.store.codec import as_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,17 +98,17 @@ class Records:
                 return np.full(len(records), np.nan)
             if name == "output_text":
                 array = pc.binary_length(array).cast("float64")
-            return arrays.as_numbers(array).astype(float)
+            return as_numbers(array).astype(float)
 
         def lists(name: str) -> tuple[Numbers, Numbers]:
             array = field(name)
             if array is None:
                 return np.empty(0), np.full(len(records), np.nan)
-            return arrays.as_numbers(array.flatten()).astype(float), arrays.as_numbers(
+            return as_numbers(array.flatten()).astype(float), as_numbers(
                 array.value_lengths()
             ).astype(float)
 
-        lengths = np.nan_to_num(arrays.as_numbers(column.value_lengths())).astype(np.int64)
+        lengths = np.nan_to_num(as_numbers(column.value_lengths())).astype(np.int64)
         return cls(np.repeat(np.arange(len(column)), lengths), values, lists)
 
 

@@ -21,9 +21,9 @@ from orchestrator.analysis.flags import Raised, barred
 from orchestrator.analysis.provenance import Banner
 from orchestrator.analysis.ratio import rate_of
 from orchestrator.analysis.selection import Setting
+from orchestrator.analysis.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.results.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from workloads.util.statistics import ALIKE, NestedInterval, Spread, nested_interval
 
 _SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")

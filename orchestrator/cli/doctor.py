@@ -104,13 +104,13 @@ def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with passports here."""
     from orchestrator.core.errors import StoreError
     from orchestrator.doctor.probe import Finding, Level
-    from orchestrator.results.passports import read_passports, slow_cards_of
-    from orchestrator.results.stored_run import runs
+    from orchestrator.store.card_checks import read_card_checks, slow_cards_of
+    from orchestrator.store.reader import runs
 
     with contextlib.suppress(StoreError):
-        newest = next((name for name in runs(results) if read_passports(results / name)), None)
+        newest = next((name for name in runs(results) if read_card_checks(results / name)), None)
         for_real = newest is not None and not any(
-            each.emulated for each in read_passports(results / newest)
+            each.emulated for each in read_card_checks(results / newest)
         )
         return [
             Finding(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from orchestrator.core.deadline import parse_budget, parse_deadline
 from orchestrator.core.errors import StoreError
-from orchestrator.results.directory import (
+from orchestrator.store.files import (
     default_address,
     default_results_dir,
     directory_of,

@@ -527,7 +527,7 @@ def _print_precisions(*, as_json: bool) -> None:
 
 
 def _print_columns(*, as_json: bool) -> None:
-    from orchestrator.results.schema import SCHEMA_VERSION, schema
+    from orchestrator.store.schema import SCHEMA_VERSION, schema
 
     headings = ("column", "type", "unit", "meaning")
     columns = []

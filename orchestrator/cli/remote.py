@@ -19,12 +19,12 @@ from orchestrator.cli.options import (
     results_here,
 )
 from orchestrator.grid.yaml import grid_path
-from orchestrator.results.directory import is_address
+from orchestrator.store.files import is_address
 from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobServer, Submission
-    from orchestrator.results.parcels import Receiver
+    from orchestrator.store.remote import Receiver
 
 SUBMIT_EPILOG = """\
 examples:
@@ -226,8 +226,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, directory_there
-    from orchestrator.results.fetched import fetched_directory
-    from orchestrator.results.parcels import Receiver, what_is_there
+    from orchestrator.store.remote import Receiver, copy_directory, digests
 
     if args.address and is_address(args.address):
         return _from_copy(args)
@@ -237,9 +236,11 @@ def run_fetch(args: argparse.Namespace) -> int:
     name = args.name or run_name
     there = directory_there(args.there, job)
     receiver = Receiver(
-        begin=lambda told: fetched_directory(args.results, name, server.address, told)
+        begin=lambda message: copy_directory(
+            args.results, name, server.address, str(message.get("run_id") or "")
+        )
     )
-    _transfer(server, run_name, there, what_is_there(args.results / name), receiver)
+    _transfer(server, run_name, there, digests(args.results / name), receiver)
     path = args.results / name
     if args.json:
         told = {"run": name, "path": str(path), "received": receiver.received}
@@ -255,15 +256,14 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def _from_copy(args: argparse.Namespace) -> int:
     """Bring the copy that lies at an address of an object store."""
-    from orchestrator.results.fetched import fetched_directory
-    from orchestrator.results.mirror import fetch_from, shown
+    from orchestrator.store.remote import copy_directory, fetch_from, shown_address
 
     name = args.name or args.id
-    source = shown(args.address)
+    source = shown_address(args.address)
     received = fetch_from(
         args.address,
         args.id,
-        lambda run_id: fetched_directory(args.results, name, source, {"run_id": run_id}),
+        lambda run_id: copy_directory(args.results, name, source, run_id),
     )
     path = args.results / name
     if args.json:
@@ -290,7 +290,7 @@ def _transfer(
         known.write_text(json.dumps(have), encoding="ascii")
         arguments = [run_name, "--have", known.name]
         arguments += ["--results", there] if there else []
-        module = "orchestrator.results.parcels"
+        module = "orchestrator.store.remote"
         with server.helper(module, arguments, {known.name: known}) as helper:
             server.follow(helper, receiver.feed)
 
@@ -369,14 +369,14 @@ def run_stop(args: argparse.Namespace) -> int:
 
 def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
     from orchestrator.core.errors import StoreError
-    from orchestrator.results.finding import find_run
-    from orchestrator.results.lock import held
-    from orchestrator.results.stop_file import request_stop
+    from orchestrator.store.files import request_stop
+    from orchestrator.store.lock import is_held
+    from orchestrator.store.store import find_run
 
     store = find_run(args.id, results_here(args))
-    if not held(store.path):
+    if not is_held(store.path):
         raise StoreError(f"no driver works on run {store.run!r} in {store.path.parent}")
-    return store.run, request_stop(store, at_once=args.now)
+    return store.run, request_stop(store.path, at_once=args.now)
 
 
 def _asked_there(args: argparse.Namespace) -> tuple[str, int]:

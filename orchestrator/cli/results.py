@@ -20,7 +20,7 @@ from orchestrator.cli.options import (
 from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
 from orchestrator.report.run_report import page_text, read_summary, write_aside
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from orchestrator.trackers.base import TRACKERS
 from orchestrator.util import format as units
 from orchestrator.util import output
@@ -100,7 +100,7 @@ def run_report(args: argparse.Namespace) -> int:
     Raises:
         StoreError: there is no such run, its rows cannot be read, or a file cannot be written.
     """
-    from orchestrator.results.finding import find_run
+    from orchestrator.store.store import find_run
 
     if args.every:
         return _every_run(args)
@@ -116,7 +116,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.figures is not None:
         write_figures(summary, args.figures)
         return 0
-    page_path = args.output or store.path / paths.REPORT
+    page_path = args.output or store.path / run_files.REPORT
     if args.format == "html":
         _deliver(page_text(store, summary, measurements), page_path)
     elif args.format is None:
@@ -149,7 +149,7 @@ def _every_run(args: argparse.Namespace) -> int:
     if args.output == STANDARD_OUTPUT:
         output.emit(page)
         return 0
-    path = write_aside(args.output or results / paths.REPORT, page).resolve()
+    path = write_aside(args.output or results / run_files.REPORT, page).resolve()
     for text in damaged:
         output.say(f"not read: {text}")
     output.say(f"{units.plural(len(lines), 'run')} in {results}")
@@ -339,8 +339,8 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     from orchestrator.analysis.flags import raised_by_job
     from orchestrator.analysis.replicates import join
     from orchestrator.analysis.selection import newest_final, settings_of
-    from orchestrator.results.finding import find_run
-    from orchestrator.results.passports import spread_between_runs
+    from orchestrator.store.card_checks import spread_between_runs
+    from orchestrator.store.store import find_run
 
     store = find_run(run, results)
     rows = newest_final(store.measurements())
@@ -601,8 +601,8 @@ def _track(
     """Write the newest final rows of each run to a tracker; by run, how many were new there. What
     it refuses is told in ``refused``."""
     from orchestrator.analysis.selection import newest_final
-    from orchestrator.results.finding import existing_runs, find_run
-    from orchestrator.runtime.backlog import write_rows
+    from orchestrator.store.store import existing_runs, find_run
+    from orchestrator.trackers.live import write_rows
 
     destination = tracker.destination_of(args.destination)
     for name in args.run_names or sorted(existing_runs(args.results)):
@@ -622,7 +622,7 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     grid = load_grid(args.atlas, check_data=False)
     rows = (row for run in _runs(args) for row in _rows(args.results, run))
     atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
-    from orchestrator.results import disk
+    from orchestrator.store import disk
 
     path = Path(args.destination)
     aside = path.with_name(f"{path.name}.part")
@@ -636,13 +636,13 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
 
 def _runs(args: argparse.Namespace) -> list[str]:
     """The runs to look at; there may be none, since an atlas of nothing is one, too."""
-    from orchestrator.results.finding import existing_runs
+    from orchestrator.store.store import existing_runs
 
     return list(args.run_names) or (existing_runs(args.results) if args.results.is_dir() else [])
 
 
 def _rows(results: Path, run: str) -> Iterator[Measurement]:
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     yield from Store.existing(results, run).measurements()
 

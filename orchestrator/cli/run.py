@@ -24,7 +24,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.plan import add_grid_arguments
 from orchestrator.core import errors
 from orchestrator.core.errors import ControlStoreLost, NightgridError
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from orchestrator.util import output
 from orchestrator.util.host import CallAt, Interval
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.driver.run import RunOutcome
     from orchestrator.driver.supervisor import SupervisorLink
     from orchestrator.grid.parser import Grid
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 #: Set to anything, it means --no-restart.
 NO_RESTART_VARIABLE = "NIGHTGRID_NO_RESTART"
@@ -46,7 +46,6 @@ examples:
   nightgrid run grids/smoke.yaml                    of RAY_ADDRESS, else this machine's cards
   nightgrid run grids/smoke.yaml --retry-failed     only what is missing, and what failed
   nightgrid run grids/smoke.yaml --set axes.batch_size=1..8    another axis than the file's
-  nightgrid run --resume --adopt 3f0c9a51d2b7       and rows that a full disk kept elsewhere
 
 exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
@@ -75,14 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on after a driver that died, also one on another host; without FILE: the newest "
         "run (or --run), with its grid and its cards",
-    )
-    parser.add_argument(
-        "--adopt",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="bring rows of this former run id home that found no room on a full disk, after the "
-        "run's directory was copied or moved to another file system; may be repeated",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -210,7 +201,7 @@ def _end_now_if_something_waits(code: int) -> None:
 def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
     """This process's own command, if a child should run it, with this process to watch over it. In
     a Ray job nobody would be left to start it again; code that calls ``main`` wants no child."""
-    from orchestrator.results.directory import inside_ray_job
+    from orchestrator.store.files import inside_ray_job
 
     if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
         return None
@@ -286,7 +277,6 @@ def _asked(args: argparse.Namespace, link: SupervisorLink | None) -> tuple[Path,
         remote_code=tuple(args.remote_code),
         key_file=args.key_file.absolute() if args.key_file is not None else None,
         resume=args.resume or (link is not None and link.restarted),
-        adopt=tuple(args.adopt),
         passports=not args.no_passports,
         priority=args.priority,
         ends_at=link.ends_at if link is not None else ends_at(args),
@@ -336,7 +326,7 @@ def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
 
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
-    rows = options.results / run / paths.ROWS
+    rows = options.results / run / run_files.ROWS
     before = _changed_at(rows)
 
     def write() -> None:

@@ -18,12 +18,12 @@ from orchestrator.cli.options import (
     add_results_argument,
     results_here,
 )
-from orchestrator.results.finding import MOST_LISTED
+from orchestrator.store.store import MOST_LISTED
 from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobInfo, JobServer
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
     from orchestrator.watch.state import RunEntry
 
 STATUS_EPILOG = """\
@@ -54,7 +54,7 @@ def run_status(args: argparse.Namespace) -> int:
         StoreError: there is no such run.
         SubmitError: there is no such job, or no cluster to ask.
     """
-    from orchestrator.results.finding import find_run
+    from orchestrator.store.store import find_run
 
     if args.address:
         from orchestrator.on_ray.jobs import JobServer
@@ -259,7 +259,7 @@ def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
 def run_watch(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
     from orchestrator.core.errors import NightgridError
-    from orchestrator.results.finding import find_run
+    from orchestrator.store.store import find_run
     from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
     from orchestrator.watch.state import RunFeed
 

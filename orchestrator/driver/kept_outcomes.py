@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, RankOutcome
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
 from orchestrator.on_ray.outcomes import KeptOutcome
-from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.clean_output import clean_row
 from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner
 
 if TYPE_CHECKING:
     from orchestrator.driver.session import Session
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 
 def recover_outcomes(session: Session, store: Store, say: Callable[[str], None]) -> None:

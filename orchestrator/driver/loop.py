@@ -5,7 +5,7 @@ is decided together; cards get their next work first, then rows are written, tho
 together, before the loop waits for events or shows anything, and within ``ROWS_WAIT_S`` while
 events keep coming; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
 or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
-started and rows wait in memory (``held.py``), with copies on another disk where there is one.
+started and rows wait in memory (``rows.py``).
 """
 
 from __future__ import annotations
@@ -40,16 +40,13 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.driver.board import Board
+from orchestrator.driver.rows import Delayed, DelayedCommands, RowStore, RowWriter
 from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.results import paths
-from orchestrator.results.notes import Notes
-from orchestrator.results.passports import earlier_passports, passports_table, read_passports
-from orchestrator.results.store import Store
-from orchestrator.runtime.held import Delayed, Held
-from orchestrator.runtime.row_store import RowStore
-from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
+from orchestrator.store import files as run_files
+from orchestrator.store.card_checks import card_checks_table, earlier_card_checks, read_card_checks
+from orchestrator.store.store import Store
 from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line
 
@@ -61,8 +58,8 @@ class PassportBook:
 
     def __init__(self, store: Store, wall: Callable[[], float]) -> None:
         self._store, self._wall = store, wall
-        self._now = list(read_passports(store.path))
-        self._before = earlier_passports(store.path)
+        self._now = list(read_card_checks(store.path))
+        self._before = earlier_card_checks(store.path)
         #: Sentences about the slow cards, the slowest first.
         self.slow: tuple[str, ...] = ()
 
@@ -74,7 +71,7 @@ class PassportBook:
         self._now += taken
         # Rows matter, this does not: on a full disk they are written with the next one.
         with contextlib.suppress(OSError, StoreError):
-            self._store.write_file(paths.PASSPORTS, passports_table(self._now))
+            self._store.write_file(run_files.CARD_CHECKS, card_checks_table(self._now))
         known, self.slow = self.slow, tuple(map(str, slow_cards(self._now, self._before)))
         return tuple(each for each in self.slow if each not in known)
 
@@ -132,7 +129,6 @@ class Driver:
     executor: Executor
     store: RowStore
     to_measurement: Callable[[RecordRow], Measurement]
-    notes: Notes
     board: Board
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
@@ -173,12 +169,12 @@ class Driver:
         self._rows = RowWriter(
             store=self.store,
             to_measurement=self.to_measurement,
-            notes=self.notes,
             board=self.board,
             view=self.view,
             patience=self._patience,
             clock=self.clock,
             wall=self.wall,
+            durable=getattr(self.executor, "durable", lambda _: None),
             logged=self.logged,
             thread=self.row_thread,
         )
@@ -221,7 +217,7 @@ class Driver:
             self._rows.write_soon()
         if not events:
             events += self._patience.act("the executor", self._poll, ClusterError)
-        if self._rows.held is not None:
+        if self._rows.delayed is not None:
             self._look_for_room()
         events = [*self._clock_set(), *events]  # first: they may be too late by it
         now = self.clock()
@@ -232,8 +228,8 @@ class Driver:
         while self._stops_seen < self.stop.requests:
             self._stops_seen += 1
             events.append(StopRequested(at=now, reason=self.stop.reason))
-            if self._rows.held is not None:
-                events += self._rows.held.give_up_starts(now)
+            if self._rows.delayed is not None:
+                events += self._rows.delayed.give_up_starts(now)
         return events
 
     def _clock_set(self) -> list[Event]:
@@ -287,8 +283,6 @@ class Driver:
                         heapq.heappush(self._wakes, command.at)
                     else:
                         others.append(command)
-            if self._rows.held is not None:  # an attempt that waits and ended must not be started
-                self._rows.write()
             # Skip attempts whose node was lost in this batch; they already have a row.
             events = self._carry_out(
                 each
@@ -307,7 +301,7 @@ class Driver:
 
     def _carry_out(self, commands: Iterable[Delayed]) -> list[Event]:
         commands, happened = list(commands), []
-        if self._rows.held is None:
+        if self._rows.delayed is None:
             self._rows.begin([each for each in commands if isinstance(each, RunAttempt)])
         for command in commands:
             happened += self._carry_out_one(command)
@@ -316,8 +310,8 @@ class Driver:
     def _carry_out_one(self, command: Delayed) -> list[Event]:
         if isinstance(command, RunFinished):
             self._rows.write()
-        if self._rows.held is not None:
-            return self._hold(self._rows.held, command)
+        if self._rows.delayed is not None:
+            return self._delay(self._rows.delayed, command)
         self.board.did(command, self.clock())
         if isinstance(command, RunFinished):
             self._finished = command
@@ -339,10 +333,10 @@ class Driver:
 
     # ------------------------------------------------------------ a full disk
 
-    def _hold(self, held: Held, command: Delayed) -> list[Event]:
-        """Hold back a command that starts something until there is room; perform one that stops
+    def _delay(self, delayed: DelayedCommands, command: Delayed) -> list[Event]:
+        """Delay a command that starts something until there is room; perform one that stops
         something."""
-        happened, at_once = held.take(command, self.clock())
+        happened, at_once = delayed.take(command, self.clock())
         if at_once and not isinstance(command, RunFinished):
             self.board.did(command, self.clock())
             happened += self._perform(command)
@@ -350,11 +344,11 @@ class Driver:
 
     def _look_for_room(self) -> None:
         commands = self._rows.look_for_room()
-        if self._rows.held is None:
+        if self._rows.delayed is None:
             self._late += self._carry_out(commands)
             return
         for command in commands:
-            if isinstance(command, RunFinished):  # its rows are as safe elsewhere as they can be
+            if isinstance(command, RunFinished):  # its rows stay pending
                 self._finished = command
                 self.board.did(command, self.clock())
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import GridError
-from orchestrator.results import paths
-from orchestrator.results.directory import default_results_dir, directory_of, is_address
+from orchestrator.store import files as run_files
+from orchestrator.store.files import default_results_dir, directory_of, is_address
 from workloads.util import files
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class RunOptions:
     force: bool = False
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead
-    adopt: tuple[str, ...] = ()  # former run ids whose spilled rows are brought home
     key_file: Path | None = None  # of the key to protected models, on every node
     remote_code: tuple[str, ...] = ()  # models that may run the Python code they come with
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
@@ -116,11 +115,11 @@ def commits_of(run: Path) -> dict[str, str]:
     """The commits that names of the hub came to when a run was begun (``Revisions``)."""
     from workloads.models.hub import COMMIT
 
-    commits = _content_of(run, paths.REVISIONS).items()
+    commits = _content_of(run, run_files.REVISIONS).items()
     return {key: commit for key, commit in commits if COMMIT.fullmatch(str(commit))}
 
 
-def _content_of(run: Path, name: str = paths.OPTIONS) -> Mapping[str, Any]:
+def _content_of(run: Path, name: str = run_files.OPTIONS) -> Mapping[str, Any]:
     """The content of ``options.json``, or of another; nothing where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(files.read_text(run / name))

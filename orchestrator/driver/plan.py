@@ -18,8 +18,8 @@ from orchestrator.core.errors import GridError, NightgridError, OptionError
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.topology import Node
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
-from orchestrator.results import paths
-from orchestrator.results.directory import directory_of, is_address
+from orchestrator.store import files as run_files
+from orchestrator.store.files import directory_of, is_address
 from workloads.devices import all_devices, device_class, host_device
 from workloads.util import files
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.driver.session import Session
     from orchestrator.grid.parser import Grid
     from orchestrator.planning.forecast import Forecast, Startup
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
@@ -55,7 +55,7 @@ def plan_grid(
         StoreError: earlier rows cannot be read.
     """
     from orchestrator.planning.planner import make_plan
-    from orchestrator.results.identity import ids_at
+    from orchestrator.store.identity import ids_at
     from workloads.models.products import saving_of
 
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
@@ -110,15 +110,15 @@ def startup_of(options: RunOptions) -> Startup:
 
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     """Seconds from the command to the first attempt of the newest runs that say so."""
-    from orchestrator.results import disk
-    from orchestrator.results.stored_run import runs
     from orchestrator.runtime.status import RunStatus
+    from orchestrator.store import disk
+    from orchestrator.store.reader import runs
     from workloads.util.files import SMALL_BYTES
 
     starts_s = []
     for run in runs(results)[:MOST_STARTS]:
         with contextlib.suppress(OSError, ValueError):
-            text = disk.read(results / run / paths.STATUS, SMALL_BYTES).decode()
+            text = disk.read(results / run / run_files.STATUS, SMALL_BYTES).decode()
             status = RunStatus.from_json(text)
             if status.start == kind and status.first_attempt_s is not None:
                 starts_s.append(status.first_attempt_s)
@@ -149,7 +149,7 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
     Raises:
         StoreError: the rows cannot be read, or the name cannot be that of a run.
     """
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     return history_of(Store.open(results, run))
 
@@ -187,7 +187,7 @@ def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
 
     if not options.resume:
         return {}
-    if source.name == paths.GRID and (source.parent / paths.OPTIONS).exists():
+    if source.name == run_files.GRID and (source.parent / run_files.OPTIONS).exists():
         return commits_of(source.parent)  # the run's own copy of its grid
     data = overridden(read(source), options.overrides).data
     run, results = options.name or data.get("name"), data.get("results")
@@ -203,7 +203,7 @@ def plan_run(
 ) -> Plan:
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
     from orchestrator.planning.planner import estimator_for, make_plan
-    from orchestrator.results.identity import ids_at
+    from orchestrator.store.identity import ids_at
     from workloads.models.products import saving_of
 
     retry_failed, force = options.retry_failed, options.force
@@ -247,7 +247,7 @@ def history_of(store: Store) -> list[PastRow]:
         StoreError: some cannot be read now: their jobs would be measured again, and attempts would
             get names that others have.
     """
-    from orchestrator.results.past_rows import past_rows
+    from orchestrator.store.history import past_rows
 
     return past_rows(store.tables_path, whole=True) if store.exists else []
 
@@ -346,7 +346,7 @@ def change_of(grid: Grid, run: Path) -> GridChange | None:
     where there is none or it cannot be read any more."""
     from orchestrator.grid.parser import load_grid
 
-    path = run / paths.GRID
+    path = run / run_files.GRID
     with contextlib.suppress(OSError, ValueError, NightgridError):
         if files.read_text(path) == grid.text:
             return None

@@ -39,14 +39,14 @@ from orchestrator.driver.plan import (
     refuse_another,
     start_of,
 )
-from orchestrator.results import paths
-from orchestrator.runtime.earlier import (
+from orchestrator.driver.recovery import (
     attempts_before,
     cards_before,
     clear_up,
     final_states,
     owner_of,
 )
+from orchestrator.store import files as run_files
 
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from orchestrator.driver.loop import DriveResult
     from orchestrator.driver.session import Session
     from orchestrator.grid.parser import Grid
-    from orchestrator.results.mirror import Mirror
-    from orchestrator.results.store import Store
-    from orchestrator.runtime.row_log import RowLog
     from orchestrator.runtime.status import RunStatus
+    from orchestrator.store.remote import Mirror
+    from orchestrator.store.store import Store
+    from orchestrator.trackers.live import RowLog
 
 _LOG = logging.getLogger("nightgrid.drive")
 
@@ -99,21 +99,20 @@ def drive(
     logs: Sequence[RowLog] = (),
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
+    from orchestrator.analysis.measurement import measurement_of
     from orchestrator.core.events import RecordRow
     from orchestrator.core.measurement import Measurement
     from orchestrator.core.plan import Action
     from orchestrator.driver.board import Board
     from orchestrator.driver.loop import Driver, PassportBook
+    from orchestrator.driver.rows import row_thread
     from orchestrator.driver.stop_signal import StopSignal
     from orchestrator.driver.watchdog import Watchdog
     from orchestrator.planning.planner import estimator_for
-    from orchestrator.results.derive import measurement_of
-    from orchestrator.results.notes import Notes
-    from orchestrator.results.stop_file import requested
     from orchestrator.runtime.clean_output import CleanView, clean_row
     from orchestrator.runtime.in_process import InProcessExecutor
-    from orchestrator.runtime.row_writer import row_thread
     from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+    from orchestrator.store.files import stop_requests
     from orchestrator.watch.live import open_view
     from orchestrator.worker.environment import provenance
     from orchestrator.worker.orphans import Owner
@@ -160,7 +159,7 @@ def drive(
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
             opening = session.executor(
-                store.run, store.path / paths.LOGS, plan.host_packages, board.label
+                store.run, store.path / run_files.LOGS, plan.host_packages, board.label
             )
             executor = stack.enter_context(opening)
         else:
@@ -192,15 +191,14 @@ def drive(
             executor=executor,
             store=store,
             to_measurement=to_measurement,
-            notes=Notes(run=store.run, invocation_id=owner.invocation_id, provenance=origin),
             board=board,
             view=CleanView(view),
             publish=publish,
             logged=logged,
             trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
-            asked_to_stop=lambda: requested(store.path),
-            write_status=lambda text: store.write_file(paths.STATUS, redact(text, os.environ)),
+            asked_to_stop=lambda: stop_requests(store.path),
+            write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
             # Where jobs run in this process, the thread would run beside what is timed.
             row_thread=None if options.in_process else stack.enter_context(row_thread()),
             passports=PassportBook(store, time.time) if options.passports else None,
@@ -311,10 +309,10 @@ def run_grid(
         StoreError: results cannot be read or written, or another driver holds the run.
     """
     from orchestrator.driver.kept_outcomes import recover_outcomes
-    from orchestrator.results.stop_file import forget_requests
-    from orchestrator.results.store import Store
-    from orchestrator.runtime.row_log import RowLog, close_all
+    from orchestrator.store.files import remove_stop_requests
+    from orchestrator.store.store import Store
     from orchestrator.trackers.base import tracker_of
+    from orchestrator.trackers.live import RowLog, close_all
     from workloads.models import encryption, loading
 
     grid = grid_of(source, options)
@@ -326,7 +324,6 @@ def run_grid(
     if options.resume and (store.exists or not options.restarted):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
-    store.adopt(*options.adopt)
     store.refuse_if_held()  # before the cluster is asked, which may be away
     change = None if options.restarted else change_of(grid, store.path)
     if change is not None:
@@ -344,7 +341,7 @@ def run_grid(
         with store, owner_of(store).marks_this_process(), _begun(session, plan, store):
             options.report(drives=True)
             if not options.restarted:
-                forget_requests(store.path)  # those for drivers that have ended
+                remove_stop_requests(store.path)  # those for drivers that have ended
             recover_outcomes(session, store, say)
             if (now := history_of(store)) != history:
                 # Another driver may just have finished the run, or left attempts without rows.
@@ -356,12 +353,12 @@ def run_grid(
             clear_up(store, say)
             mirror = _mirror(options, store, say)
             logs = [RowLog(store, *each) for each in trackers]
-            store.write_file(paths.GRID, grid.text)
+            store.write_file(run_files.GRID, grid.text)
             if grid.commits:
-                store.write_file(paths.REVISIONS, json.dumps(grid.commits, indent=1))
+                store.write_file(run_files.REVISIONS, json.dumps(grid.commits, indent=1))
             seed = seed_of(store.path)
             store.write_file(
-                paths.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
+                run_files.OPTIONS, kept_options(options, seed, cards_by_kind(session.nodes))
             )
             with contextlib.closing(mirror) if mirror else contextlib.nullcontext():
                 for log in logs:
@@ -375,7 +372,7 @@ def run_grid(
                 finally:
                     for told in close_all(logs, hurry=hurry):
                         say(told)
-            forget_requests(store.path)
+            remove_stop_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
 
@@ -388,8 +385,8 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         StoreError: there is no such run.
     """
     from orchestrator.core.errors import StoreError
-    from orchestrator.results.store import Store
-    from orchestrator.results.stored_run import runs
+    from orchestrator.store.reader import runs
+    from orchestrator.store.store import Store
 
     known = runs(options.results)
     if options.name is None and not known:
@@ -398,7 +395,7 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
         store = Store.existing(options.results, options.name or known[0])
     except StoreError as error:
         raise StoreError(f"{error} To resume one that lies elsewhere, {_ELSEWHERE}") from None
-    grid = store.path / paths.GRID
+    grid = store.path / run_files.GRID
     if not os.path.isfile(grid):
         raise StoreError(f"run {store.run!r} has no {grid.name}; name the grid file to resume it")
     return grid, store.run
@@ -411,7 +408,7 @@ def _begun(session: Session, plan: Plan, store: Store) -> contextlib.AbstractCon
     """Begin what takes longest at once, beside all else that comes before the first job."""
     if not any(planned.action is Action.RUN for planned in plan.jobs):
         return contextlib.nullcontext()
-    return session.begun(store.path / paths.LOGS, plan.host_packages)
+    return session.begun(store.path / run_files.LOGS, plan.host_packages)
 
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
@@ -475,7 +472,7 @@ def _announce(
     say: Say,
 ) -> None:
     """Say what will happen and where rows will lie, before it happens."""
-    from orchestrator.results.directory import inside_ray_job
+    from orchestrator.store.files import inside_ray_job
     from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
 
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
@@ -495,7 +492,7 @@ def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
     Raises:
         StoreError: the address cannot be written, or another run has its name there.
     """
-    from orchestrator.results.mirror import Mirror
+    from orchestrator.store.remote import Mirror
 
     if not options.results_address:
         return None

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Any
 
 from orchestrator.core.errors import INTERRUPTED
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from orchestrator.util import output
 
 #: Drivers in a row that end without having written one row. With the pauses between them these are
@@ -318,7 +318,9 @@ class Supervisor:
         """Time at which a file of rows last came or went, as the file system counts; 0 if there is
         none."""
         with contextlib.suppress(OSError, KeyError):
-            return os.stat(Path(self._facts["results"], self._facts["run"], paths.ROWS)).st_mtime_ns
+            return os.stat(
+                Path(self._facts["results"], self._facts["run"], run_files.ROWS)
+            ).st_mtime_ns
         return 0
 
     # ------------------------------------------------------------ signals
@@ -448,7 +450,7 @@ def report_death(order: Mapping[str, Any]) -> None:
     """Write the page of what a dead driver measured, and notify the hooks. What goes wrong is
     written to standard error."""
     from orchestrator.report.run_report import read_summary, write_page
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
     from orchestrator.watch.notify import Ending, hooks_of, notice_of_death, tell_all
 
     store = Store.open(Path(order["results"]), order["run"])

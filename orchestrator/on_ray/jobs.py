@@ -44,8 +44,8 @@ from orchestrator.on_ray.cluster import (
 )
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
-from orchestrator.results.directory import VARIABLE as RESULTS_VARIABLE
-from orchestrator.results.directory import is_address
+from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
+from orchestrator.store.files import is_address
 from orchestrator.util import output
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 from orchestrator.worker.redaction import redact

@@ -37,7 +37,7 @@ from orchestrator.on_ray.cluster import (
     new_token,
     ray_environment,
 )
-from orchestrator.results.directory import RAY_JOB_VARIABLE
+from orchestrator.store.files import RAY_JOB_VARIABLE
 from orchestrator.worker.environment import configured_threads
 from orchestrator.worker.orphans import (
     VARIABLE,

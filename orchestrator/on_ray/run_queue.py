@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from orchestrator.results.directory import RAY_JOB_VARIABLE
+from orchestrator.store.files import RAY_JOB_VARIABLE
 from orchestrator.worker.redaction import redact
 
 #: A driver that was killed needs this long at most until its supervisor's next one is here.

@@ -17,9 +17,10 @@ from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.svg import svg, text_at
 from orchestrator.report.wording import best_text
-from orchestrator.results import bulk, disk, paths
-from orchestrator.results.finding import existing_runs
-from orchestrator.results.store import Store
+from orchestrator.store import disk
+from orchestrator.store import files as run_files
+from orchestrator.store.reader import about_how_many
+from orchestrator.store.store import Store, existing_runs
 from orchestrator.util import format as units
 
 #: Runs among which the one before a run is looked for, and the rows of one that are read for it.
@@ -51,7 +52,7 @@ def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
     measured: list[Measurement] = []
     for run in existing_runs(results):
         try:
-            rows = bulk.read_lean(Store.existing(results, run)).measurements
+            rows = Store.existing(results, run).measurements(samples=False)
         except StoreError as error:
             damaged.append(f"{run}: {str(error).splitlines()[0]}")
             continue
@@ -66,7 +67,7 @@ def since_last(store: Store) -> RunComparison | None:
     Raises:
         StoreError: the run cannot be read.
     """
-    rows = bulk.read_lean(store).measurements
+    rows = store.measurements(samples=False)
     times: dict[str, float] = {}
     for row in rows:
         if row.metrics.throughput is not None:
@@ -91,8 +92,8 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
     for name in names[:MOST_LOOKED_AT]:
         try:
             other = Store.existing(results, name)
-            if bulk.about_how_many(disk.names(other.tables_path)) <= MOST_ROWS:
-                yield name, newest_final(bulk.read_lean(other).measurements)
+            if about_how_many(disk.names(other.tables_path)) <= MOST_ROWS:
+                yield name, newest_final(other.measurements(samples=False))
         except (StoreError, OSError):
             continue  # what cannot be read cannot be compared with
 
@@ -203,7 +204,7 @@ def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
         label = labels_of(newest)[best.fastest.job_id]
         fastest = best_text(best, label.choices or str(label))
     ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
-    page = f"{run}/{paths.REPORT}"
+    page = f"{run}/{run_files.REPORT}"
     return RunLine(
         run=run,
         at=max(ends, default=None),

@@ -505,7 +505,7 @@ def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequen
         lines += [f"- {count:,} of {table.num_rows:,} rows {words}"] if count else []
     lines += [f"- not read: `{_code(text)}`" for text in damaged]
     lines += ["", "## Columns of `rows`", "", "| column | unit | meaning |", "|---|---|---|"]
-    from orchestrator.results.schema_docs import COLUMN_DOCS
+    from orchestrator.store.column_docs import COLUMN_DOCS
 
     for name in table.column_names:
         if name not in ("samples", "items"):

@@ -37,7 +37,7 @@ from orchestrator.report.interactive import (
 )
 from orchestrator.report.sections import sections
 from orchestrator.report.svg import precision_style
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from orchestrator.util import format as units
 from orchestrator.util.format import finite, one_line, script_json, tail, visible
 
@@ -528,8 +528,8 @@ def profiles_of(rows: Sequence[Measurement]) -> tuple[Profiled, ...]:
 
 
 def _profiled(row: Measurement) -> Profiled:
-    details, name = row.details, paths.trace_of(row.attempt_id)
-    has_trace = details.get("profile_trace_bytes", "").isdigit() and paths.is_trace(name)
+    details, name = row.details, run_files.trace_of(row.attempt_id)
+    has_trace = details.get("profile_trace_bytes", "").isdigit() and run_files.is_trace(name)
     return Profiled(
         row=row,
         operators=tuple(filter(None, details.get("profile_operators", "").split("; "))),

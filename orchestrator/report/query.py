@@ -110,20 +110,19 @@ def read_runs(
     """
     import pyarrow as pa
 
-    from orchestrator.results.finding import existing_runs, find_run
-    from orchestrator.results.scan import scan_rows
-    from orchestrator.results.schema import column_names, undocumented_schema
+    from orchestrator.store.reader import read_rows
+    from orchestrator.store.schema import column_names, undocumented_schema
+    from orchestrator.store.store import existing_runs, find_run
 
     names = list(runs) or sorted(existing_runs(results))
     schema = undocumented_schema()
     tables = [schema.empty_table()]
     damaged: list[str] = []
     for name in names:
-        scan = scan_rows(find_run(name, results).tables_path, column_names(raw=raw))
-        damaged += [f"{damage.path}: {damage.reason}" for damage in scan.damaged]
-        if scan.tables:
-            tables.append(_in_order(scan.joined(), schema))
-    return pa.concat_tables(tables), tuple(damaged)
+        look = read_rows(find_run(name, results).tables_path, column_names(raw=raw))
+        damaged += [f"{damage.path}: {damage.reason}" for damage in look.damaged]
+        tables.append(look.table())
+    return pa.concat_tables(tables, promote_options="default"), tuple(damaged)
 
 
 def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -148,7 +147,7 @@ def _with_flags(table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     from orchestrator.analysis.flags import raised_on_each
-    from orchestrator.results.bulk import measurements_of
+    from orchestrator.store.reader import measurements_of
 
     texts: list[str | None] = []
     for start in range(0, table.num_rows, _TOGETHER):
@@ -168,21 +167,6 @@ def _naive(table: pa.Table) -> pa.Table:
             kind = pa.timestamp(field.type.unit)
             table = table.set_column(index, field.name, table.column(index).cast(kind))
     return table
-
-
-def _in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with exactly the schema's columns; those it lacks are null."""
-    import pyarrow as pa
-
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema.remove_metadata()).replace_schema_metadata(
-        schema.metadata
-    )
 
 
 def plain_value(value: Any) -> Any:

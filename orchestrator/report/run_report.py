@@ -23,12 +23,13 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import html
-from orchestrator.results import bulk, disk, paths
-from orchestrator.results.lock import driver_lives
-from orchestrator.results.passports import slow_cards_of, spread_between_runs
-from orchestrator.results.store import Store
-from orchestrator.results.stored_run import Contents
 from orchestrator.runtime.status import RunStatus
+from orchestrator.store import disk, reader
+from orchestrator.store import files as run_files
+from orchestrator.store.card_checks import slow_cards_of, spread_between_runs
+from orchestrator.store.lock import driver_lives
+from orchestrator.store.reader import Contents
+from orchestrator.store.store import Store
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
 
@@ -41,7 +42,7 @@ def write_page(store: Store, summary: Summary, measurements: Sequence[Measuremen
     Raises:
         StoreError: the page cannot be written.
     """
-    return write_aside(store.path / paths.REPORT, page_text(store, summary, measurements))
+    return write_aside(store.path / run_files.REPORT, page_text(store, summary, measurements))
 
 
 def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
@@ -54,7 +55,9 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
     def with_items(rows: Sequence[Measurement]) -> Sequence[Measurement]:
         if any(row.items or row.image for row in rows):
             return rows
-        filled = {row.job_id: row for row in bulk.with_raw(store, rows, "items", "image")}
+        filled = {
+            row.job_id: row for row in reader.with_raw(store.tables_path, rows, "items", "image")
+        }
         return [filled.get(row.job_id, row) for row in rows]
 
     with _without_garbage_collection():
@@ -76,7 +79,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
     if lean:
         with contextlib.suppress(OSError):  # then there are no rows, or the reader says why
             names = disk.names(store.tables_path)
-    if bulk.about_how_many(names) <= html.ORDINARY_ROWS:
+    if reader.about_how_many(names) <= html.ORDINARY_ROWS:
         return _summarized(store, store.read)
     with _without_garbage_collection():
         return _read_large(store)
@@ -86,9 +89,11 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
     def raised(measurements: Sequence[Measurement]) -> dict[str, tuple[Raised, ...]]:
         rows = newest_final(measurements)
         measured = [row for row in rows if row.state is State.SUCCEEDED]
-        return raised_by_job(rows, bulk.raw_batches(store, measured, "samples", "items"))
+        return raised_by_job(
+            rows, reader.raw_batches(store.tables_path, measured, "samples", "items")
+        )
 
-    summary, measurements = _summarized(store, lambda: bulk.read_lean(store), raised)
+    summary, measurements = _summarized(store, lambda: store.read(samples=False), raised)
     if len(measurements) <= html.ORDINARY_ROWS:
         return _summarized(store, store.read)
     trained = {
@@ -96,7 +101,9 @@ def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
         for row in summary.rows
         if row.state is State.SUCCEEDED and row.metrics.loss_first is not None
     }
-    with_samples = bulk.with_raw(store, trained.values(), "samples") if trained else ()
+    with_samples = (
+        reader.with_raw(store.tables_path, trained.values(), "samples") if trained else ()
+    )
     steps = {
         row.job_id: replace(step, row=trained[row.job_id])
         for row in with_samples
@@ -142,7 +149,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def read_status(store: Store) -> RunStatus | None:
     """Last status of the run's driver; None where there is none, or none that can be read."""
     try:
-        status = RunStatus.from_json(disk.read(store.path / paths.STATUS, SMALL_BYTES).decode())
+        status = RunStatus.from_json(disk.read(store.path / run_files.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
         return None
     return current_status(status, store.path)

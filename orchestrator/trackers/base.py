@@ -2,7 +2,7 @@
 
 Each file here declares one in its ``SPEC``, under the file's name; another installed package can
 declare one under the entry points ``nightgrid.trackers``. ``nightgrid export --to NAME`` writes
-what was measured, ``nightgrid run --log-to NAME`` every row as it comes (``runtime/row_log.py``).
+what was measured, ``nightgrid run --log-to NAME`` every row as it comes (``trackers/live.py``).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.summary import Summary
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 # Notification about a run that has ended: one JSON object for programs, with a text for people.
 #
@@ -381,7 +381,7 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
 
 def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
     """Notice of a run that could not go on, with its rows if they can be read."""
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
     if isinstance(error, KeyboardInterrupt):

@@ -23,11 +23,11 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from workloads.util import files
 
 if TYPE_CHECKING:
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
     from orchestrator.watch.state import RunFeed
 
 # Access to the page: decisions on the headers of a request, without any I/O.
@@ -205,14 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
         followed, a pipe not waited for; only this version's own scripts run, and in an origin of
         their own, without our cookie.
         """
-        path = self.server.store.path / paths.REPORT
+        path = self.server.store.path / run_files.REPORT
         try:
             body = files.read_bytes(path, limit_bytes=_REPORT_BYTES, follow=False)
         except FileNotFoundError:
             self._answer(404, "text/plain", b"This run has no report yet.\n")
             return
         except OSError as error:
-            why = f"This run's {paths.REPORT} cannot be shown: {error.strerror}.\n"
+            why = f"This run's {run_files.REPORT} cannot be shown: {error.strerror}.\n"
             self._answer(404, "text/plain", why.encode())
             return
         self._answer(200, "text/html", body, {"Content-Security-Policy": report_policy()})

@@ -29,11 +29,11 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.report.run_report import current_status
-from orchestrator.results import disk, paths
-from orchestrator.results.finding import existing_runs
-from orchestrator.results.scan import scan_rows
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
+from orchestrator.store import disk
+from orchestrator.store import files as run_files
+from orchestrator.store.reader import read_rows
+from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import number, one_line, plural, seconds
 from workloads.util.files import SMALL_BYTES
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.on_ray.jobs import JobInfo
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
 Row = dict[str, Any]
 
@@ -90,6 +90,7 @@ class RunFeed:
         self._status_trouble = ""
         self._changed_at: float | None = None  # by the steady clock; None: not seen to change
         self._tables: Mapping[str, pa.Table] = {}
+        self._counts: dict[str, int] = {}  # of rows, by file
         self._of_file: dict[str, list[Row]] = {}
         self._rows: list[Row] = []
         self._labels: Mapping[str, Label] = {}  # by job id
@@ -124,12 +125,12 @@ class RunFeed:
             # The driver counts this invocation alone; rows may be of earlier ones, too.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
-            "report": _is_file(self._store.path / paths.REPORT),
+            "report": _is_file(self._store.path / run_files.REPORT),
         }
 
     def _read_status(self) -> None:
         try:
-            text = disk.read(self._store.path / paths.STATUS, SMALL_BYTES).decode()
+            text = disk.read(self._store.path / run_files.STATUS, SMALL_BYTES).decode()
         except FileNotFoundError:
             self._status_trouble = ""
             return
@@ -157,19 +158,19 @@ class RunFeed:
 
     def _read_rows(self) -> None:
         try:
-            scan = scan_rows(self._store.tables_path, _COLUMNS, self._tables)
+            look = read_rows(self._store.tables_path, _COLUMNS, self._tables)
         except (StoreError, OSError) as error:
             self._rows_trouble = str(error)
             return
         self._rows_trouble = ""
-        self._damaged = len(scan.damaged)
-        if scan.tables.keys() == self._tables.keys():
+        self._damaged = len(look.damaged)
+        if look.counts() == self._counts:
             return
-        self._tables = scan.tables
-        # Rows that are known stay as they are: a night has ten thousand files.
+        self._tables, self._counts = look.tables, look.counts()
+        # Rows that are known stay as they are: a night has thousands of files. A log grows.
         self._of_file = {
-            name: self._of_file.get(name) or _with_all_columns(table.to_pylist())
-            for name, table in scan.tables.items()
+            name: (name.endswith(".parquet") and self._of_file.get(name)) or table.to_pylist()
+            for name, table in look.tables.items()
         }
         every = itertools.chain.from_iterable(self._of_file.values())
         rows = sorted(every, key=_recorded_at, reverse=True)
@@ -196,11 +197,6 @@ class RunFeed:
             status.stopping
         )
         return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
-
-
-def _with_all_columns(rows: list[Row]) -> list[Row]:
-    """Rows of an older version lack columns, which are null then."""
-    return [dict.fromkeys(_COLUMNS) | row for row in rows]
 
 
 def _is_file(path: Path) -> bool:

@@ -19,11 +19,11 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from orchestrator.analysis.measurement import Provenance
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.results.derive import Provenance
 from orchestrator.util.host import usable_cores
 from orchestrator.worker.protocol import HostFacts, Launch, WorkerConfig
 from workloads.devices import CardProcess, all_devices, device_spec, environment_for

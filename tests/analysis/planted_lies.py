@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.schema import OUT_OF_RANGE
-from orchestrator.results.tables import from_table
+from orchestrator.store.codec import from_table
+from orchestrator.store.schema import OUT_OF_RANGE
 from workloads import registry
 from workloads.base import Item, Sample
 

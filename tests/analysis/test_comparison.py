@@ -24,11 +24,11 @@ from orchestrator.analysis.ratio import (
     ratio_of,
     significant,
 )
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.cli.main import main
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.html import render
 from orchestrator.report.query import query
 from orchestrator.report.text import print_summary, to_markdown
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 

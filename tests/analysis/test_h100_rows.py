@@ -12,7 +12,7 @@ from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.html import render
-from orchestrator.results.tables import from_table
+from orchestrator.store.codec import from_table
 from orchestrator.util.format import times
 
 ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"

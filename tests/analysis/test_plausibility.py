@@ -28,7 +28,7 @@ from orchestrator.analysis.hardware import reference, roofline_of
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
 from orchestrator.analysis.raw import Raw
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.results.tables import from_table, to_table
+from orchestrator.store.codec import from_table, to_table
 
 NAMES = [name for name, *_ in LIES]
 

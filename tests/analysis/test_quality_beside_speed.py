@@ -12,7 +12,7 @@ from orchestrator.analysis.summary import at_equal_quality, summarize
 from orchestrator.cli.main import main
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.wording import cell_text
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 AGREEMENT = {"fp32": 1.0, "bf16": 0.97, "int4": 0.6}
 

@@ -15,7 +15,7 @@ from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.all_runs import since_last, since_text
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.watch.notify import Ending, Notice
 
 DAY_S = 86_400.0

@@ -27,9 +27,8 @@ from chaos_plan import KINDS, ROT
 from small_disks import disk_of, fill
 
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.bulk import about_how_many
-from orchestrator.results.scan import row_files
-from orchestrator.results.store import Store
+from orchestrator.store.reader import about_how_many, row_files
+from orchestrator.store.store import Store
 
 sys.path.insert(0, str(ROOT / "tests" / "ray"))  # whose fake worker the chaos worker extends
 

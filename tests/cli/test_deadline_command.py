@@ -17,7 +17,7 @@ from orchestrator.cli.remote import deadline_words
 from orchestrator.core.deadline import parse_deadline
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import State
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 GRIDS = Path(__file__).parents[2] / "grids"
 

@@ -14,7 +14,7 @@ import tiny_workload
 from measurements import row
 
 from orchestrator.cli.main import main
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.trackers.base import TRACKERS, tracked
 
 duckdb = pytest.importorskip("duckdb")

@@ -15,8 +15,8 @@ from example_grids import GRID
 from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import RunStatus
+from orchestrator.store.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from orchestrator.cli.main import build_parser, main
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.jobs import JobInfo, Submission
-from orchestrator.results import paths
-from orchestrator.results.stop_file import forget_requests, requested
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
+from orchestrator.store import files as run_files
+from orchestrator.store.files import remove_stop_requests, stop_requests
+from orchestrator.store.store import Store
 
 GRID = (
     "name: {name}\ndefaults: {{workload: text-generation, accelerator: HPU}}\n"
@@ -51,7 +51,7 @@ def run_with(results: Path, run: str, **changes: Any) -> Store:
     """A run that a driver, now gone without a word, has begun."""
     store = Store.open(results, run)
     with store:
-        store.write_file(paths.STATUS, status_of(run, **changes).to_json())
+        store.write_file(run_files.STATUS, status_of(run, **changes).to_json())
     return store
 
 
@@ -204,13 +204,13 @@ def test_a_run_is_asked_to_stop_and_asked_again(there: Path, say: Callable[..., 
     assert "no driver works on run 'night'" in say("stop", "night", *results, code=4)
     with store:
         assert "asked to stop; what runs may end" in say("stop", "night", *results)
-        assert requested(store.path)[0] == 1
+        assert stop_requests(store.path)[0] == 1
         assert "asked to stop at once" in say("stop", "night", *THERE)
-        assert requested(store.path)[0] == 2
-        forget_requests(store.path)
+        assert stop_requests(store.path)[0] == 2
+        remove_stop_requests(store.path)
         assert json.loads(say("stop", "night", *THERE, "--now", "--json"))["requests"] == 2
-        (store.path / paths.STOP).write_text('{"requests": "many"}')
-        assert requested(store.path) == (0, "")
+        (store.path / run_files.STOP).write_text('{"requests": "many"}')
+        assert stop_requests(store.path) == (0, "")
     assert STOPPED == []
 
 

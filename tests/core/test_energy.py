@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from measurements import attempt, job, rank, recorded, sample
 from patience import until
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.readings import Energy, Reading, energy_between
-from orchestrator.results.derive import measurement_of
 from orchestrator.worker import card_sampler
 from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.base import Result

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import attempt, job, rank, recorded, sample, worker
 
+from orchestrator.analysis.measurement import Provenance, measurement_of, to_microseconds
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
-from orchestrator.results.derive import Provenance, measurement_of, to_microseconds
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.tables import from_table, to_table
+from orchestrator.store.codec import from_table, to_table
 from workloads.base import SAMPLES, Item, Result, Sample
 
 NODE = Node(

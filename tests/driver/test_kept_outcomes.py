@@ -14,7 +14,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.driver.kept_outcomes import recover_outcomes, recovered_records
 from orchestrator.on_ray.outcomes import KeptOutcome
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended
 

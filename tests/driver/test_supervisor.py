@@ -29,7 +29,7 @@ from orchestrator.driver.supervisor import (
     Restart,
     decide,
 )
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent

@@ -24,7 +24,7 @@ from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.plan import Action
 from orchestrator.driver.options import RunOptions
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 VALUES = {
     "name": "tiny-run",

@@ -53,7 +53,7 @@ for typed in (["report", "after", "--json"], compare):
 from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.core.labels import labels_of
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from workloads.training.techniques import all_techniques
 rows = Store.existing(Path("results"), "after").measurements()
 labels = {job_id: str(label) for job_id, label in labels_of(rows).items()}

@@ -41,7 +41,7 @@ def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
 def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
     """The final rows of a run, with parameters and details as dictionaries."""
     from orchestrator.report.run_report import read_summary
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     _, measurements = read_summary(Store.open(results, run))
     return [measurement for measurement in measurements if measurement.final]

@@ -121,7 +121,7 @@ def test_the_command_prints_the_schema_and_the_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`nightgrid schema` is for grids, `nightgrid schema results` for result tables."""
-    from orchestrator.results.schema import column_names
+    from orchestrator.store.schema import column_names
 
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == grid_schema()

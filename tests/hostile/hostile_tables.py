@@ -22,9 +22,8 @@ from hostile_values import (
     value_of,
 )
 
-from orchestrator.results import fragments
-from orchestrator.results.scan import COVERS_KEY
-from orchestrator.results.schema_docs import COLUMN_DOCS
+from orchestrator.store import disk
+from orchestrator.store.column_docs import COLUMN_DOCS
 
 _VERSION = b"nightgrid.schema_version"
 
@@ -55,9 +54,9 @@ def _name(random: Random, data: bytes) -> tuple[str, str]:
     if choice < 0.6:
         job = random.choice(["0123456789abcdef", "rows", "x", "_"])
         number = random.choice([0, 1, 7, 999_999_999])
-        return fragments.fragment_name(job, number, data), "fitting name"
+        return f"{job}-{number}-{disk.digest(data)}.parquet", "fitting name"
     if choice < 0.9:
-        return fragments.compacted_name(random.choice([0, 1, 10**12]), data), "compacted"
+        return f"compacted-{random.choice([0, 1, 10**12])}-{disk.digest(data)}.parquet", "compacted"
     names = ["x.parquet", "a b.parquet", "a\nb.parquet", "\x1b[31m.parquet", "裤.parquet"]
     names += [b"\xff\xfe.parquet".decode("utf-8", "surrogateescape"), "[bold].parquet"]
     return random.choice(names), "odd name"
@@ -200,7 +199,7 @@ def metadata(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
         meta[_VERSION] = random.choice(versions).encode()
         return table.replace_schema_metadata(meta), f"version {meta[_VERSION]!r:.20}"
     if action == "covers":
-        meta[COVERS_KEY] = json_text(random).encode("utf-8", "surrogatepass")
+        meta[b"nightgrid.covers"] = json_text(random).encode("utf-8", "surrogatepass")
     else:
         meta[text(random)[:30].encode() or b"x"] = random.randbytes(100)
     return table.replace_schema_metadata(meta), f"metadata {action}"

@@ -211,7 +211,7 @@ def _perform(line: list[str], base: Path) -> int:
 def _write(results: Path) -> int:
     """Become the writer, as the run's next driver does."""
     from orchestrator.core.errors import NightgridError
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     try:
         with Store.open(results, "night") as store:
@@ -229,7 +229,7 @@ def _write(results: Path) -> int:
 def _feed(results: Path) -> int:
     """Serve the live view, and look at every address of it twice."""
     from orchestrator.core.errors import NightgridError
-    from orchestrator.results.finding import find_run
+    from orchestrator.store.store import find_run
     from orchestrator.watch.state import RunFeed
 
     logging.getLogger("nightgrid.store").setLevel(logging.ERROR)

@@ -23,7 +23,7 @@ import yaml
 from hostile_commands import command_line, commands, reads_results
 from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
-from measurements import note, row
+from measurements import journal_row, row
 from odd_files import (
     a_directory,
     a_link_to_a_device,
@@ -32,9 +32,9 @@ from odd_files import (
     a_sparse_file,
 )
 
-from orchestrator.results import fragments
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.store import disk
+from orchestrator.store.store import Store
 
 #: Probes of what is no command: see ``hostile_worker.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"
@@ -132,7 +132,7 @@ class Worlds:
                 store.write_file("options.json", '{"emulate": "1x2:HPU", "address": null}')
                 store.write_file("report.html", "<html></html>")
                 lock = (store.path / "driver.lock").read_bytes()
-                store.begin(note(9))
+                store.begin(journal_row(9))
                 begun = (store.path / "begun.log").read_bytes()
             (self.sound / "driver.lock").write_bytes(lock)
             (self.sound / "begun.log").write_bytes(begun)
@@ -353,14 +353,14 @@ def _status(run: str) -> RunStatus:
 
 
 def _begun(random: Random, content: bytes) -> bytes:
-    """Notes with a fitting checksum, and something wrong in them."""
+    """A journal's lines with a fitting checksum, and something wrong in them."""
     _, _, note_text = content.split(b"\n")[0].partition(b" ")
     changed = json.dumps(mutated(random, json.loads(note_text)))
     data = (json_text(random) if random.random() < 0.2 else changed).encode(
         "utf-8", "surrogatepass"
     )
     data = data.replace(b"\n", b" ")
-    return fragments.digest(data).encode() + b" " + data + b"\n" + content * random.choice([0, 1])
+    return disk.digest(data).encode() + b" " + data + b"\n" + content * random.choice([0, 1])
 
 
 def _grid(random: Random) -> bytes:

@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,14 +31,10 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.driver import loop as driver_module
+from orchestrator.driver.rows import DelayedCommands, RowWriter
 from orchestrator.driver.stop_signal import Patience
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.on_ray import channel
-from orchestrator.results import begun, fragments
-from orchestrator.results.spilled import SpilledRows
-from orchestrator.results.store import Store
-from orchestrator.runtime.held import Held
-from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.scheduler import outcomes, retry, state
 from orchestrator.scheduler import scheduler as schedule_module
 from orchestrator.scheduler.invariants import InvariantViolated
@@ -50,6 +47,9 @@ from orchestrator.scheduler.queues import Dependencies
 from orchestrator.scheduler.retry import Breaker
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.scheduler.state import JobState
+from orchestrator.store import disk, log, reader
+from orchestrator.store import store as store_module
+from orchestrator.store.store import Store
 from orchestrator.worker import protocol
 
 
@@ -111,12 +111,12 @@ def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
 
 
 def _start_while_full() -> contextlib.AbstractContextManager[Any]:
-    take = Held.take
+    take = DelayedCommands.take
 
-    def at_once(held: Held, command: Any, at: float) -> tuple[list[Event], bool]:
+    def at_once(held: DelayedCommands, command: Any, at: float) -> tuple[list[Event], bool]:
         return ([], True) if hasattr(command, "worker_id") else take(held, command, at)
 
-    return patch.object(Held, "take", at_once)
+    return patch.object(DelayedCommands, "take", at_once)
 
 
 def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
@@ -264,9 +264,7 @@ def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
 
 def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
     """An attempt that waits for room is started, though its node went meanwhile."""
-    return patch.object(
-        Held, "add_row", lambda held, command, row: held.rows.append((command, row))
-    )
+    return patch.object(DelayedCommands, "forget_attempt", _nothing)
 
 
 def _as_they_come() -> contextlib.AbstractContextManager[Any]:
@@ -277,6 +275,16 @@ def _as_they_come() -> contextlib.AbstractContextManager[Any]:
         return [batch]
 
     return patch.object(protocol.Resequencer, "add", add)
+
+
+@contextlib.contextmanager
+def _no_checksums() -> Iterator[None]:
+    """Neither of files nor of lines."""
+    with (
+        patch.object(reader, "damage_of", _nothing),
+        patch.object(log, "disk", SimpleNamespace(**{**vars(disk), "digest": lambda _: "0" * 16})),
+    ):
+        yield
 
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
@@ -411,21 +419,7 @@ DEFENCES = (
         name="checksums of rows",
         first=44,
         without="",
-        take_away=_of(fragments, "damage_of", lambda *_: None),
-        on_disk=True,
-    ),
-    Defence(
-        name="a copy of each row that waits for room",
-        first=1,
-        without="without a copy",
-        take_away=_of(Store, "spill"),
-        on_disk=True,
-    ),
-    Defence(
-        name="spilled rows brought home",
-        first=15,
-        without="is lost",
-        take_away=_of(SpilledRows, "bring_home", lambda *_: 0),
+        take_away=_no_checksums,
         on_disk=True,
     ),
     Defence(
@@ -437,9 +431,9 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=92,
+        first=136,
         without="left no row",
-        take_away=_of(begun, "read_begun", lambda _: ([], "")),
+        take_away=_of(store_module, "read_journal", lambda _: []),
         on_disk=True,
     ),
     Defence(
@@ -513,7 +507,7 @@ DEFENCES = (
     ),
     Defence(
         name="a breaker that counts who has failed already",
-        first=100_443,
+        first=100_083,
         without="others are tried",
         take_away=_watch_the_first_only,
     ),

@@ -1,4 +1,4 @@
-"""A disk in memory, put in the place of ``orchestrator.results.disk``.
+"""A disk in memory, put in the place of ``orchestrator.store.disk``.
 
 It remembers what a power failure would leave: of a file, the content that was last synced, or some
 beginning of what came after; of a directory, the names that were last synced and some of the
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from orchestrator.results.scan import has_rows
+from orchestrator.store.reader import has_rows
 
 NOWHERE = Path("/nowhere")
 
@@ -50,7 +50,7 @@ def apply(names: dict[str, Inode], source: str, target: str, inode: Inode | None
 
 
 class SimulatedDisk:
-    """The functions of ``results.disk``; ``step`` is called before each that changes something."""
+    """The functions of ``store.disk``; ``step`` is called before each that changes something."""
 
     def __init__(self, random: Random, step: Callable[[], None]) -> None:
         self.random, self.step = random, step
@@ -109,14 +109,6 @@ class SimulatedDisk:
         inode.content += part
         return len(part)
 
-    def truncate(self, handle: int, length: int) -> None:
-        """Cut."""
-        self.step()
-        inode, path = self._open[handle]
-        if self.room is not None and path.is_relative_to(NOWHERE):
-            self.room += max(0, len(inode.content) - length)
-        del inode.content[length:]
-
     def sync(self, handle: int) -> None:
         """Make the content last."""
         self.step()
@@ -155,17 +147,6 @@ class SimulatedDisk:
         for each in (*reversed(path.parents), path):
             self.directories.setdefault(each, Directory())
 
-    def make_private_directory(self, path: Path) -> None:
-        """All are this user's."""
-        self.make_directory(path)
-
-    def remove_empty_directory(self, path: Path) -> None:
-        """Directories stay, as ``make_directory`` says."""
-
-    def is_ours(self, path: Path) -> bool:
-        """All are this user's."""
-        return path in self.directories
-
     def sync_directory(self, directory: Path) -> None:
         """Make the names last."""
         self.step()
@@ -196,11 +177,6 @@ class SimulatedDisk:
     def may_be_ordinary(self, path: Path) -> bool:
         """All files are."""
         return path not in self.directories
-
-    def numbers(self, directory: Path) -> tuple[int, int, int]:
-        """One file system; a directory keeps its place, which is its number."""
-        self._directory(directory)
-        return 1, 1 + list(self.directories).index(directory), 1
 
     def _directory(self, path: Path) -> Directory:
         try:

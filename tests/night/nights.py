@@ -13,7 +13,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
-from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -23,9 +22,10 @@ from driver_cases import Later
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
 from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
-from stores import DiskStore, MemoryStore, Promises, row_of
+from stores import DiskStore, MemoryStore, Promises
 
 from clusters import NightCluster, NightExecutor
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreFull, StoreLocked
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Job, State
@@ -37,16 +37,12 @@ from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.results import disk as real_disk
-from orchestrator.results import fragments, paths
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import SimulationSettings
+from orchestrator.store import disk as real_disk
 
-ELSEWHERE = Path("/elsewhere")
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.
 POLL_S = 60.0
 _DISK_CALLS = (
@@ -56,7 +52,6 @@ _DISK_CALLS = (
         "has_name",
         "open_to_append",
         "write",
-        "truncate",
         "sync",
         "close",
         "rename",
@@ -65,8 +60,7 @@ _DISK_CALLS = (
         "names",
         "is_there",
     ),
-    *("make_directory", "make_private_directory", "is_ours", "sync_directory"),
-    "numbers",
+    *("make_directory", "sync_directory", "may_be_ordinary"),
 )
 
 
@@ -87,19 +81,18 @@ class Night:
         self.unsafe: set[str] = set()  # ended attempts whose row is not safe
         self.row_thread: Later | None = None  # of the last driver
         self.waiting: set[str] = set()  # attempts whose rows found no room
+        self.no_room = False  # as the driver was told last
         self.begun: set[str] = set()
         self.handed: list[Measurement] = []
         self.promised: dict[tuple[str, str], Measurement] = {}
         self.files: dict[tuple[str, str], str] = {}  # of promised rows, by the same keys
-        self.notes: dict[str, Note] = {}  # in the store
-        self.noted: dict[str, list[Note]] = {}  # all that it ever got
+        self.journal: dict[str, Measurement] = {}  # in the store
+        self.journalled: dict[str, list[Measurement]] = {}  # all that it ever got
         self.rowed: set[str] = set()  # attempts of which this driver has handed over a row
-        self.copied: set[str] = set()  # attempts that wait for room, with a copy elsewhere
         self.flakiness = Random(f"flaky {shape.seed}")
         self.began = 0.0  # the driver of now
         self.clock_set_at = 0.0  # the last time, as it was
         self.kept: dict[str, Measurement] = {}
-        self.elsewhere: list[Measurement] = []  # on the other disk
         self.power_failed = False
         self.most_bad = 0  # cards, of one driver's
         self.steps = 0
@@ -204,24 +197,14 @@ class Night:
                     self.disk.lose_power()
                 if self.shape.flips and self.disk.is_there(NOWHERE / "night" / "rows"):
                     self.disk.flip_bits(NOWHERE / "night" / "rows", self.shape.flips)
-            while self.elsewhere or self._spilled():
-                assert self.shape.full is not None
-                must(self.tally.drivers < 30, "spilled rows do not come home")
-                self.now = max(self.now, self.shape.full[1])
-                self._drive(len(self.shape.deaths) + self.tally.drivers, "", None)
             self._check_end(self._check_rows())
         return self.tally
-
-    def _spilled(self) -> bool:
-        """Return whether the real store has put rows on the other disk."""
-        return self.disk.is_there(ELSEWHERE) and bool(self.disk.names(ELSEWHERE))
 
     @contextlib.contextmanager
     def _in_place(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name in _DISK_CALLS:
                 stack.enter_context(patch.object(real_disk, name, getattr(self.disk, name)))
-            stack.enter_context(patch.object(paths, "spill_directories", lambda _: [ELSEWHERE]))
             stack.enter_context(
                 patch.object(driver_module, "STATUS_INTERVAL_S", self.status_interval_s)
             )
@@ -253,6 +236,7 @@ class Night:
         store: Any = self.open_store(number)
         self.unsafe.clear()
         self.waiting.clear()
+        self.no_room = False
         self.rowed.clear()
         late: list[Measurement] = []
         try:
@@ -339,7 +323,6 @@ class Night:
             executor=executor,
             store=Promises(self, store),
             to_measurement=to_measurement,
-            notes=Notes(run="night", invocation_id=f"i{number}"),
             board=board,
             view=_View(self),
             watchdog=self.watchdog(),
@@ -424,7 +407,7 @@ class Night:
         for row in rows:
             key = (row.attempt_id, row.invocation_id)
             found[key] += row.attempt_number > 0 and not is_late(row)
-            known = row in handed.get(key, []) or self._is_of_note(row)
+            known = row in handed.get(key, []) or self._is_of_journal(row)
             must(known, f"a row that nobody wrote: {row.attempt_id}")
         twice = [key for key, count in found.items() if count > 1]
         must(not twice, f"attempts with two rows: {twice}")
@@ -432,7 +415,7 @@ class Night:
         for (attempt_id, invocation), row in self.promised.items():
             # In its log, set aside from there, or in Parquet, where others lie beside it.
             log = self.files.get((attempt_id, invocation), "none")
-            names = (log, f"{row.job_id}-{row.attempt_number}-", f"{fragments.TOGETHER}-")
+            names = (log, f"{row.job_id}-{row.attempt_number}-", "rows-", "line-")
             reported = any(name.startswith(names) for name in damaged) and bool(self.disk.flipped)
             there = (attempt_id, invocation) in seen
             must(there or reported, f"the row of attempt {attempt_id} is lost")
@@ -441,11 +424,9 @@ class Night:
         self.tally.rows = len(rows)
         return rows
 
-    def _is_of_note(self, row: Measurement) -> bool:
-        """Return whether a row is what an attempt's note stands for."""
-        if row.state != State.LOST or row.attempt_id not in self.noted:
-            return False
-        return any(row == row_of(note) for note in self.noted[row.attempt_id])
+    def _is_of_journal(self, row: Measurement) -> bool:
+        """Return whether a row stood in the journal for an attempt."""
+        return row in self.journalled.get(row.attempt_id, [])
 
     def _check_end(self, rows: Sequence[Measurement]) -> None:
         """Every job has ended exactly once, and every attempt that began has a row."""

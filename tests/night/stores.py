@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disk_model import NOWHERE
@@ -12,18 +10,11 @@ from shapes import is_late, must
 
 from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.append_log import AppendLog
-from orchestrator.results.notes import Note
-from orchestrator.results.store import Store
+from orchestrator.store.log import RowLog
+from orchestrator.store.store import Store
 
 if TYPE_CHECKING:
     from nights import Night
-
-
-@lru_cache(maxsize=1024)
-def row_of(note: Note) -> Measurement:
-    """The row that a note stands for, which later drivers of a night ask for again."""
-    return note.row()
 
 
 class Lock:
@@ -60,7 +51,7 @@ class DiskStore(Store):
     """The real store, on the night's disk, with the night's lock."""
 
     def __init__(self, night: Night, driver: int) -> None:
-        log = AppendLog(NOWHERE / "night" / "rows", f"{night.tally.drivers:016x}")
+        log = RowLog(NOWHERE / "night" / "rows", f"{night.tally.drivers:016x}")
         lock: Any = Lock(night, driver)
         super().__init__(NOWHERE, "night", lock=lock, log=log)
         self.night = night
@@ -75,20 +66,18 @@ class MemoryStore:
 
     def __enter__(self) -> MemoryStore:
         self._lock.acquire()
-        for row in list(self.night.elsewhere):
+        for row in list(self.night.journal.values()):
             self._keep(row)
-        for note in list(self.night.notes.values()):
-            self._keep(row_of(note))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def begin(self, *notes: Note) -> None:
-        """Note attempts."""
+    def begin(self, *rows: Measurement) -> None:
+        """Write attempts in the journal."""
         self.night.step()
         self._lock.still_mine()
-        self.night.notes |= {note.attempt_id: note for note in notes}
+        self.night.journal |= {row.attempt_id: row for row in rows}
 
     def append(self, *measurements: Measurement) -> None:
         """Keep rows."""
@@ -107,9 +96,7 @@ class MemoryStore:
             key += " late"
         must(key not in self.night.kept, f"attempt {key} has two rows")
         self.night.kept[key] = measurement
-        self.night.notes.pop(measurement.attempt_id, None)
-        if measurement in self.night.elsewhere:
-            self.night.elsewhere.remove(measurement)
+        self.night.journal.pop(measurement.attempt_id, None)
 
     def to_parquet(self) -> None:
         """Nobody else reads these."""
@@ -120,12 +107,6 @@ class MemoryStore:
         """See whether there is room."""
         if self.night.is_full:
             raise StoreFull("cannot write: no space left")
-
-    def spill(self, measurement: Measurement) -> Path:
-        """To the other disk."""
-        if measurement not in self.night.elsewhere:
-            self.night.elsewhere.append(measurement)
-        return NOWHERE / "elsewhere" / measurement.attempt_id
 
     def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
         """Nothing is damaged here."""
@@ -138,11 +119,15 @@ class Promises:
     def __init__(self, night: Night, store: DiskStore | MemoryStore) -> None:
         self.night, self.store = night, store
 
-    def begin(self, *notes: Note) -> None:
-        """Note attempts."""
-        for note in notes:  # after a power failure a number may be given away once more
-            self.night.noted.setdefault(note.attempt_id, []).append(note)
-        self.store.begin(*notes)
+    def begin(self, *rows: Measurement) -> None:
+        """Write attempts in the journal."""
+        for row in rows:  # after a power failure a number may be given away once more
+            self.night.journalled.setdefault(row.attempt_id, []).append(row)
+        try:
+            self.store.begin(*rows)
+        except StoreFull:
+            self.night.no_room = True
+            raise
 
     def append(self, *measurements: Measurement) -> None:
         """Write rows: on return they are promised."""
@@ -156,9 +141,10 @@ class Promises:
             path = self.store.append(*measurements)
         except StoreFull:
             night.waiting |= ids
+            night.no_room = True
             raise
         night.waiting -= ids
-        night.copied -= ids
+        night.no_room = False
         for measurement in measurements:
             if not is_late(measurement):
                 key = measurement.attempt_id, measurement.invocation_id
@@ -173,15 +159,4 @@ class Promises:
     def make_reserve(self) -> None:
         """Room for more."""
         self.store.make_reserve()
-
-    def spill(self, measurement: Measurement) -> Path | None:
-        """Write a row elsewhere: what is there is promised, too."""
-        self.night.handed.append(measurement)
-        self.night.waiting.add(measurement.attempt_id)
-        place = self.store.spill(measurement)
-        if place is not None:
-            self.night.copied.add(measurement.attempt_id)
-        if place is not None and not is_late(measurement):
-            key = measurement.attempt_id, measurement.invocation_id
-            self.night.promised[key] = measurement
-        return place
+        self.night.no_room = False

@@ -33,7 +33,7 @@ from orchestrator.on_ray.cluster import (
     resolve_address,
 )
 from orchestrator.on_ray.local_cluster import emulate
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.worker.environment import THREADS, configured_threads
 from workloads import devices
 from workloads.devices import device_spec, own_devices

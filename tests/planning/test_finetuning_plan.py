@@ -11,13 +11,13 @@ from grid_cases import grid, vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.errors import GridError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.planning.planner import make_plan
-from orchestrator.results.metrics_of_samples import metrics_of
 from workloads.base import Sample
 from workloads.training.parallel.layout import model_parallel_size, pipeline_size
 from workloads.util.statistics import ratio_interval

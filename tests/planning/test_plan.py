@@ -418,7 +418,7 @@ def test_rows_of_the_run_are_taken_into_account(
     """`--results` and `--run` name the rows; by default the run is called like the grid."""
     from measurements import row
 
-    from orchestrator.results.store import Store
+    from orchestrator.store.store import Store
 
     path = tmp_path / "g.yaml"
     path.write_text(HEAD + "  - name: e\n")

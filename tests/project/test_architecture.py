@@ -357,7 +357,7 @@ TIME_OF_DAY = {
     "orchestrator/report/run_report.py": {
         "_summarized": "how old a driver's last word is, which may be on another host",
     },
-    "orchestrator/results/lock.py": {
+    "orchestrator/store/lock.py": {
         "Holder.this_process": "since when a run is held, for people",
         "Holder.__str__": "since when a run is held, for people",
         "RunLock._refusal": "since when a run is held, for people",

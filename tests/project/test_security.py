@@ -14,8 +14,8 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Card, Node
-from orchestrator.results.schema import schema
-from orchestrator.results.store import Store
+from orchestrator.store.schema import schema
+from orchestrator.store.store import Store
 from orchestrator.worker.environment import launch_of
 from orchestrator.worker.protocol import HostFacts
 from workloads.models import loading

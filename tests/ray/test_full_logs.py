@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.core.job import State
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.worker import cpu_slots
 
 ROOT = Path(__file__).resolve().parents[2]

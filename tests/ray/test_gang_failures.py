@@ -16,8 +16,8 @@ from patience import patience
 
 from orchestrator.core.job import State
 from orchestrator.grid.parser import parse_grid
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
+from orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

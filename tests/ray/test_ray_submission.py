@@ -27,9 +27,9 @@ import pytest
 from patience import patience, until
 
 from orchestrator.core.job import State
-from orchestrator.results import paths
-from orchestrator.results.parcels import digests
-from orchestrator.results.store import Store
+from orchestrator.store import files as run_files
+from orchestrator.store.remote import digests
+from orchestrator.store.store import Store
 from orchestrator.worker import cpu_slots
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -451,7 +451,7 @@ def test_runs_of_a_busy_cluster_wait_for_each_other(head: Head, tmp_path: Path) 
     fetched = head.nightgrid("fetch", "long", *there, "--results", "got", cwd=tmp_path)
     assert fetched.returncode == 0, fetched.stderr
     assert digests(tmp_path / "got" / "long") == digests(results / "long")
-    assert paths.REPORT in digests(results / "long")
+    assert run_files.REPORT in digests(results / "long")
 
 
 @pytest.mark.skipif(

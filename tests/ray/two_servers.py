@@ -14,6 +14,7 @@ from typing import Any
 
 from core_cases import a_job
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.measurement import Measurement
@@ -22,11 +23,9 @@ from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Notes
-from orchestrator.results.store import Store
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.store.store import Store
 from orchestrator.watch.live import QuietView
 
 #: As long as each other: longer jobs may go before wider ones while little else is left.
@@ -80,7 +79,6 @@ def main() -> dict[str, Any]:
             executor=executor,
             store=store,
             to_measurement=row,
-            notes=Notes(run="night", invocation_id="i"),
             board=Board(
                 run="r",
                 plan=Plan(grid_name="g", jobs=tuple(jobs), nodes=tuple(nodes)),

@@ -18,7 +18,7 @@ from orchestrator.report.charts import heat_map, throughput_curve
 from orchestrator.report.html import render
 from orchestrator.report.text import print_summary, to_markdown
 from orchestrator.report.wording import answers
-from orchestrator.results.schema import OUT_OF_RANGE
+from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util import format as units
 
 

@@ -28,7 +28,7 @@ from orchestrator.report.atlas import (
     merged,
     to_json,
 )
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
 from orchestrator.report.figures import MOST_PICTURES, figure_data, pictures_of, standalone
 from orchestrator.report.html import render
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -10,8 +10,8 @@ from measurements import row
 
 from orchestrator.report.html import MOST_BYTES, images_of
 from orchestrator.report.run_report import page_text, read_summary
-from orchestrator.results.bulk import read_lean, with_raw
-from orchestrator.results.store import Store
+from orchestrator.store.reader import with_raw
+from orchestrator.store.store import Store
 
 #: A red point.
 PNG = base64.b64decode(
@@ -26,9 +26,9 @@ def test_an_image_comes_back_from_the_tables_as_it_went_in(tmp_path: Path) -> No
         store.append(row(1))
     first, second = store.measurements()
     assert first.image == PNG and second.image is None
-    lean = read_lean(store).measurements
+    lean = store.measurements(samples=False)
     assert [one.image for one in lean] == [None, None]
-    assert [one.image for one in with_raw(store, lean, "items", "image")] == [PNG, None]
+    assert [one.image for one in with_raw(store.tables_path, lean, "items", "image")] == [PNG, None]
 
 
 def test_the_page_shows_the_first_image_of_each_job(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from measurements import row
 
 from orchestrator.report.html import profiles_of
 from orchestrator.report.run_report import page_text, read_summary
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 DETAILS = {
     "profile": "2 untimed steps, 4 ms each of operators",

@@ -15,8 +15,8 @@ from orchestrator.report import svg
 from orchestrator.report.charts import clipped, throughput_curve
 from orchestrator.report.html import render
 from orchestrator.report.run_report import read_summary, write_page
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import CardStatus, RunStatus
+from orchestrator.store.store import Store
 
 
 def a_status(**changes: object) -> RunStatus:

@@ -10,7 +10,7 @@ from measurement_factory import Night, a_job, every_state
 
 from orchestrator.cli.main import main
 from orchestrator.report.run_report import read_summary, write_page
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 
 @pytest.fixture(scope="module")

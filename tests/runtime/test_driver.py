@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import (
     ClusterError,
     ControlStoreLost,
@@ -43,13 +44,11 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
+from orchestrator.driver.rows import ROWS_WAIT_S, row_thread
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Note, Notes
-from orchestrator.results.store import Store
-from orchestrator.runtime.row_writer import ROWS_WAIT_S, row_thread
 from orchestrator.runtime.status import RunStatus
+from orchestrator.store.store import Store
 from orchestrator.watch.live import summary_line
 
 
@@ -75,7 +74,7 @@ class Rows:
         self.kept: list[Measurement] = []
         self._failures = failures
         self._error = error
-        self.begun: list[Note] = []
+        self.begun: list[Measurement] = []
         self.files: dict[str, bytes] = {}
 
     def write_file(self, name: str, content: bytes) -> None:
@@ -84,11 +83,11 @@ class Rows:
             raise StoreFull("no space left")
         self.files[name] = content
 
-    def begin(self, *notes: Note) -> None:
-        """Keep the notes of attempts."""
+    def begin(self, *rows: Measurement) -> None:
+        """Keep the journal of attempts."""
         if self.lost:
             raise StoreLocked("taken over")
-        self.begun += notes
+        self.begun += rows
 
     def append(self, *measurements: Measurement) -> None:
         """Keep rows, or fail."""
@@ -104,10 +103,6 @@ class Rows:
 
     def make_reserve(self) -> None:
         """There is room for more where there was for a row."""
-
-    def spill(self, measurement: Measurement) -> None:
-        """There is no other disk."""
-        assert not self.lost, "the next driver would take it for one of the run's rows"
 
 
 class Lines:
@@ -190,7 +185,6 @@ class Case:
             to_measurement=lambda row: measurement_of(
                 row, run="case", invocation_id="i", recorded_at=self.clock()
             ),
-            notes=Notes(run="case", invocation_id="i"),
             board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
             view=self.view,
             write_status=write_status,

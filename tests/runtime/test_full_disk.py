@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,21 +12,19 @@ from measurements import row
 from small_disks import FILLER, fill, small_disk
 from test_driver import Lines, Rows
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError, StoreFull
 from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
+from orchestrator.driver.rows import RowWriter
 from orchestrator.driver.stop_signal import Patience, StopSignal
-from orchestrator.results import paths
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Note, Notes
-from orchestrator.results.spilled import SpilledRows
-from orchestrator.results.store import Store
-from orchestrator.runtime.row_writer import RowWriter
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.store.store import Store
 
 ROOM = 2 * 2**20
 
@@ -37,14 +34,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two megabytes."""
     with small_disk(tmp_path / "disk", ROOM) as directory:
         yield directory
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of rows that find no room."""
-    place = tmp_path / "elsewhere"
-    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
-    return place
 
 
 class Same:
@@ -91,7 +80,6 @@ class Night:
             to_measurement=lambda record: measurement_of(
                 record, run="night", invocation_id="i", recorded_at=self.clock()
             ),
-            notes=Notes(run="night", invocation_id="i"),
             board=board,
             view=self.view,
             write_status=self._write_status,
@@ -139,9 +127,7 @@ class Night:
 
 
 @in_or_beside_the_loop
-def test_a_run_pauses_on_a_full_disk_and_goes_on(
-    disk: Path, elsewhere: Path, looks: int | None
-) -> None:
+def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, looks: int | None) -> None:
     """A real file system fills up while attempts run and has room again two minutes later: every
     job has its row, nothing was started meanwhile, and line, status and file told why."""
     with Store.open(disk, "night") as store:
@@ -154,42 +140,13 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(
         assert sum("there is room again after" in line for line in night.view.lines) == 1
         assert any("No space left" in status.paused for status in night.statuses)
         assert not night.statuses[-1].paused
-        assert not elsewhere.exists()
-
-
-@in_or_beside_the_loop
-def test_rows_that_never_find_room_are_brought_home_later(
-    disk: Path, elsewhere: Path, looks: int | None
-) -> None:
-    """Stopped while the disk is full, the run ends; its rows lie elsewhere, the line says where,
-    and the next driver fetches them."""
-    with Store.open(disk, "night") as store:
-        night = Night(
-            store, looks=looks, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")}
-        )
-        assert night.driver.drive().finished
-        measured = sum("SUCCEEDED" in line for line in night.view.lines)
-        assert measured < 6
-        last = night.view.lines[-1]
-        assert f"rows that are not written, cannot write {store.tables_path}" in last
-        assert str(elsewhere) in last
-        ids = {
-            command.attempt.job_id for command in night.executor.log if type(command) is RunAttempt
-        }
-    (disk / FILLER).unlink()
-    with Store.open(disk, "night") as store:
-        rows = store.measurements()
-        assert store.rescued > 0 and not elsewhere.exists()
-    assert {each.job_id for each in rows if each.final} == {each.job_id for each in night.jobs}
-    assert {each.job_id for each in rows if each.state is State.SUCCEEDED} == ids
 
 
 @in_or_beside_the_loop
 def test_rows_without_any_place_are_printed(
-    disk: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str], looks: int | None
+    disk: Path, capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
-    """When no other disk takes them either, standard error does."""
-    elsewhere.write_text("a file is in the way")
+    """Standard error has them, and the next driver measures their jobs again."""
     with Store.open(disk, "night") as store:
         night = Night(
             store, looks=looks, full_from=6, at={60: lambda: night.stop.request("SIGTERM received")}
@@ -201,21 +158,16 @@ def test_rows_without_any_place_are_printed(
 
 
 @in_or_beside_the_loop
-def test_all_is_measured_and_the_disk_stays_full(
-    disk: Path, elsewhere: Path, looks: int | None
-) -> None:
-    """After two minutes of waiting for room for the last rows, the run ends with them elsewhere."""
+def test_all_is_measured_and_the_disk_stays_full(disk: Path, looks: int | None) -> None:
+    """After two minutes of waiting for room for the last row, the run ends and prints it."""
     with Store.open(disk, "night") as store:
         night = Night(store, looks=looks, full_from=6, jobs=1)
         assert night.driver.drive().finished
         assert 120 <= night.clock() - MOMENT < 140
-        assert len(list(elsewhere.glob("*.json"))) == 1
 
 
 @in_or_beside_the_loop
-def test_an_attempt_whose_note_finds_no_room_waits_for_it(
-    disk: Path, elsewhere: Path, looks: int | None
-) -> None:
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, looks: int | None) -> None:
     """Started without a note, its driver killed, its number would be given away once more."""
     with Store.open(disk, "night") as store:
         night = Night(store, looks=looks, full_from=0, full_until=60, jobs=1)
@@ -240,48 +192,6 @@ def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
         store.append(row())
 
 
-@pytest.mark.parametrize("final", [True, False])
-def test_the_final_row_of_an_attempt_that_was_given_up_is_set_aside(
-    tmp_path: Path, elsewhere: Path, final: bool
-) -> None:
-    """A driver wrote it elsewhere; the next one, on another host, took the attempt for lost and
-    measured the job again. A row that is not final stands beside the other."""
-    late = row(final=final)
-    again = f"{late.job_id}-2"
-    with Store.open(tmp_path, "night") as store:
-        assert store.spill(late) is not None
-    kept = [p.rename(tmp_path / p.name) for p in elsewhere.iterdir()]
-    with Store.open(tmp_path, "night") as store:
-        store.append(row(final=False, state=State.LOST))
-        store.append(row(attempt_id=again, attempt_number=2))
-    elsewhere.mkdir()
-    for path in kept:
-        path.rename(elsewhere / path.name)
-    with Store.open(tmp_path, "night") as store:
-        assert store.rescued == (0 if final else 1)
-        assert [each.name for each in store.quarantine_path.glob("*")] == (
-            [path.name for path in kept] if final else []
-        )
-        assert sum(each.final for each in store.measurements()) == 1
-
-
-def test_a_place_that_takes_no_row_is_left_as_it_was(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that is full too gets no empty directory for rows."""
-    place = disk / ".nightgrid-unsaved-1"
-    monkeypatch.setattr(paths, "spill_directories", lambda run_id: [place])
-    with Store.open(disk, "night") as store:
-        store.append(row())  # so that there is a run.id
-        with contextlib.suppress(StoreError):
-            store.run_id  # noqa: B018
-        fill(disk)
-        assert store.spill(row(1)) is None
-        assert not place.exists()
-        os.unlink(disk / FILLER)
-        store.append(row(1))
-
-
 @pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
 def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
     """Not a lock that nobody holds, nor the file that was to become one."""
@@ -301,65 +211,13 @@ def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path,
         store.append(row())
 
 
-def test_files_of_another_user_are_not_brought_home(
-    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The place is one that others can write to."""
-    with Store.open(tmp_path, "night") as store:
-        assert store.spill(row()) is not None
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
-        with contextlib.suppress(StoreError):
-            assert store.spill(row(1)) is None
-    with Store.open(tmp_path, "night") as store:
-        assert store.rescued == 0 and store.measurements() == []
-
-
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_spilled_row_whose_renaming_was_lost_comes_home(
-    tmp_path: Path, elsewhere: Path, torn: bool
-) -> None:
-    """A power failure can take the renaming back; what is torn goes to quarantine."""
-    with Store.open(tmp_path, "night") as store:
-        spilled = Path(str(store.spill(row())))
-    partial = spilled.with_name(f".{spilled.name}.partial")
-    spilled.rename(partial)
-    if torn:
-        partial.write_bytes(partial.read_bytes()[:-9])
-    with Store.open(tmp_path, "night") as store:
-        assert store.rescued == (not torn) == len(store.measurements())
-        assert (store.quarantine_path / spilled.name).exists() == torn
-    assert not elsewhere.exists()
-
-
-@pytest.mark.parametrize("parquet", [False, True])
-def test_rows_that_were_spilled_singly_and_written_together_come_once(
-    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, parquet: bool
-) -> None:
-    """The driver died before it removed their copies, which stay until the rows are Parquet."""
-    rows = [row(1), row(2, final=False)]
-    with monkeypatch.context() as dead, Store.open(tmp_path, "night") as store:
-        copies = [Path(str(store.spill(each))) for each in rows]
-        dead.setattr(SpilledRows, "forget", lambda *_: None)
-        store.append(*rows)
-        if not parquet:
-            dead.setattr(store, "to_parquet", lambda: None)
-    for number in range(2):
-        with Store.open(tmp_path, "night") as store:
-            assert sorted(store.measurements(), key=lambda each: each.job_id) == sorted(
-                rows, key=lambda each: each.job_id
-            )
-            assert store.rescued == 0 and not store.quarantine_path.exists()
-            assert {each.exists() for each in copies} == {not parquet and not number}
-    assert not elsewhere.exists()
-
-
 def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() -> None:
     """Their rows are being written when a note finds no room."""
     clock, view = FakeClock(), Lines()
     one, other = job(1), job(2)
 
     class FullForNotes(Rows):
-        def begin(self, *notes: Note) -> None:
+        def begin(self, *rows: Measurement) -> None:
             raise StoreFull("no space left")
 
     writer = RowWriter(
@@ -367,7 +225,6 @@ def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() ->
         to_measurement=lambda record: measurement_of(
             record, run="night", invocation_id="i", recorded_at=clock()
         ),
-        notes=Notes(run="night", invocation_id="i"),
         board=Board(run="night", plan=plan(one, other), started_at=MOMENT),
         view=view,
         patience=Patience(view=view, stop=StopSignal(), clock=clock, sleep=clock.sleep),
@@ -378,6 +235,6 @@ def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() ->
     writer.take(RecordRow(job=one, state=State.NOT_STARTED, reason="no time is left", final=True))
     writer.write_soon()
     writer.begin([RunAttempt(attempt=attempt(other, node().cards[0]), worker_ids=("w",))])
-    assert writer.writing and writer.held is not None
+    assert writer.writing and writer.delayed is not None
     writer.look_for_room()
     assert not writer.writing and any("no time is left" in line for line in view.lines)

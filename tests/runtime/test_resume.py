@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from measurements import note, row
+from measurements import journal_row, row
 
-from orchestrator.core.errors import GridError, SchemaMismatch, StoreError, StoreFull, StoreLocked
+from orchestrator.core.errors import GridError, SchemaMismatch, StoreError, StoreLocked
 from orchestrator.core.job import State
 from orchestrator.driver.options import (
     RunOptions,
@@ -25,12 +25,10 @@ from orchestrator.driver.options import (
 from orchestrator.driver.run import grid_to_resume
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.agent import owned, owner_in
-from orchestrator.results import begun, disk, paths
-from orchestrator.results.begun import read_begun
-from orchestrator.results.lock import SILENCE_S
-from orchestrator.results.notes import Note
-from orchestrator.results.schema import SCHEMA_VERSION
-from orchestrator.results.store import Store
+from orchestrator.store import files as run_files
+from orchestrator.store.lock import SILENCE_S
+from orchestrator.store.schema import SCHEMA_VERSION
+from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner, end_orphans, orphans_of
 
 #: A process that leaves its session, closes everything, and has a child: killing groups or
@@ -53,7 +51,7 @@ def dies_holding(results: Path, begun: int, ended: int) -> None:
         "import os, sys; sys.path[:0] = sys.argv[2:]\n"
         "from test_resume import *\n"
         "store = Store.open(Path(sys.argv[1]), 'night').__enter__()\n"
-        f"for number in range({begun}): store.begin(note(number))\n"
+        f"for number in range({begun}): store.begin(journal_row(number))\n"
         f"for number in range({ended}): store.append(row(number))\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -86,30 +84,30 @@ def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
     ]
 
 
-def begun_log(store: Store) -> Path:
+def journal(store: Store) -> Path:
     """The store's log of attempts that have begun."""
     return store.path / "begun.log"
 
 
-def test_attempts_that_have_their_rows_leave_no_note(tmp_path: Path) -> None:
+def test_attempts_that_have_their_rows_leave_no_journal(tmp_path: Path) -> None:
     """An orderly end leaves nothing to settle."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        store.begin(note(1))
-        assert len(begun_log(store).read_bytes().splitlines()) == 2
+        store.begin(journal_row(0))
+        store.begin(journal_row(1))
+        assert len(journal(store).read_bytes().splitlines()) == 2
         store.append(row(0), row(1))
-    assert not begun_log(store).exists()
+    assert not journal(store).exists()
 
 
 def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
     """Also where the one before ended in order, but at once."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        store.begin(note(1))
+        store.begin(journal_row(0))
+        store.begin(journal_row(1))
         store.append(row(1))
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == (row(0).attempt_id,)
-    assert not begun_log(store).exists()
+    assert not journal(store).exists()
     assert Counter(each.state for each in store.measurements()) == {
         State.LOST: 1,
         State.SUCCEEDED: 1,
@@ -119,86 +117,54 @@ def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) ->
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
     """A driver may die between writing a row and its end."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        kept = begun_log(store).read_bytes()
+        store.begin(journal_row(0))
+        kept = journal(store).read_bytes()
         store.append(row(0))
         store.append(row(1))
         store.compact()
-    begun_log(store).write_bytes(kept)
+    journal(store).write_bytes(kept)
     with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == () and not begun_log(store).exists()
+        assert store.interrupted == () and not journal(store).exists()
         assert len(store.measurements()) == 2
 
 
 def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
     """Wherever its writing was cut off: what was noted before it is settled, and nothing else."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        whole = begun_log(store).read_bytes()
-        store.begin(note(1))
-        both = begun_log(store).read_bytes()
+        store.begin(journal_row(0))
+        whole = journal(store).read_bytes()
+        store.begin(journal_row(1))
+        both = journal(store).read_bytes()
     for number, length in enumerate((len(whole), len(whole) + 1, len(whole) + 30, len(both) - 1)):
         with Store.open(tmp_path, f"cut{number}") as cut:
             pass
-        begun_log(cut).write_bytes(both[:length])
+        journal(cut).write_bytes(both[:length])
         with cut:
             assert cut.interrupted == (row(0).attempt_id,)
-        assert cut.read().damaged == () and not begun_log(cut).exists()
+        assert cut.read().damaged == () and not journal(cut).exists()
 
 
 def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
     """It is reported as every damaged file is, and the sound ones are settled."""
     with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        store.begin(note(1))
-    data = bytearray(begun_log(store).read_bytes())
+        store.begin(journal_row(0))
+        store.begin(journal_row(1))
+    data = bytearray(journal(store).read_bytes())
     data[100] ^= 1
-    begun_log(store).write_bytes(data)
+    journal(store).write_bytes(data)
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == (row(1).attempt_id,)
         assert [each.path.name for each in store.read().damaged] == ["begun.log"]
 
 
-def test_a_note_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_journal_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
     """A program that cannot read it must not go on as if nothing had run."""
-    version = f'"schema_version": {SCHEMA_VERSION}'
-    text = note(0).text.replace(version, f'"schema_version": {SCHEMA_VERSION + 1}')
-    assert text != note(0).text
     with Store.open(tmp_path, "night") as store:
-        store.begin(Note(attempt_id="newer", text=text))
+        store.begin(journal_row(0, schema_version=SCHEMA_VERSION + 1))
     for _ in range(2):  # nor is the run locked by it
-        with pytest.raises(SchemaMismatch, match="a note has schema version"):
+        with pytest.raises(SchemaMismatch, match="a row has schema version"):
             Store.open(tmp_path, "night").__enter__()
-        assert begun_log(store).exists()
-
-
-def test_a_long_log_is_replaced_by_what_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It never grows far beyond the notes of the attempts that run."""
-    monkeypatch.setattr(begun, "LONG_BYTES", 20_000)
-    with Store.open(tmp_path, "night") as store:
-        store.begin(note(1000))
-        for number in range(60):
-            store.begin(note(number))
-            store.append(row(number))
-            assert begun_log(store).stat().st_size < 24_000
-        assert note(1000).row() in read_begun(begun_log(store))[0]
-        store.append(row(1000))
-
-
-def test_a_note_without_room_is_made_up_for_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that a full disk cuts short leaves no torn line among the others."""
-    with Store.open(tmp_path, "night") as store:
-        store.begin(note(0))
-        with monkeypatch.context() as full:
-            full.setattr(disk, "write", lambda handle, data: os.write(handle, data[:50]))
-            with pytest.raises(StoreFull, match="50 of"):
-                store.begin(note(1))
-        store.begin(note(2))
-        assert read_begun(begun_log(store)) == ([note(number).row() for number in range(3)], "")
+        assert journal(store).exists()
 
 
 def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:
@@ -242,7 +208,7 @@ def test_the_mark_is_on_what_is_started_within_the_block() -> None:
 
 def silent(results: Path, seconds: float) -> None:
     """Make the lock that of another host which was last seen so long ago."""
-    lock = results / "night" / paths.LOCK
+    lock = results / "night" / run_files.LOCK
     there = {"host": "node-7", "boot_id": "another", "machine_id": "another"}
     lock.write_text(json.dumps({**json.loads(lock.read_text()), **there}))
     seen = time.time() - seconds

@@ -12,7 +12,7 @@ import pytest
 from patience import patience, until
 
 from orchestrator.core.job import State
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
     AttemptEnded,
     NodeJoined,
@@ -24,7 +25,6 @@ from orchestrator.core.measurement import Metrics
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.driver.board import KEPT_FAILURES, Board
-from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.status import Rate, RunStatus
 
 

@@ -24,8 +24,8 @@ from orchestrator.driver.options import RunOptions, kept_options
 from orchestrator.driver.run import run_grid
 from orchestrator.driver.session import Session, in_process_session
 from orchestrator.driver.supervisor import SupervisorLink
-from orchestrator.results import paths
-from orchestrator.results.store import Store
+from orchestrator.store import files as run_files
+from orchestrator.store.store import Store
 
 GRID = """\
 name: night
@@ -120,7 +120,7 @@ def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
 ) -> None:
     """It may be resumed while the head is back and its servers are not; one server less is fine."""
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
-    (tmp_path / paths.OPTIONS).write_text(kept_options(RunOptions(), 7, {"HPU": 4}))
+    (tmp_path / run_files.OPTIONS).write_text(kept_options(RunOptions(), 7, {"HPU": 4}))
     looks, said = [[], [], [node("hpu-1")]], list[str]()
     session = waiting(looks, {}, pipe, said, life=1, resume=True, run=tmp_path)
     assert [each.name for each in session.nodes] == ["hpu-1"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from driver_cases import job
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.core.topology import Card
 from orchestrator.on_ray.executor import RunningAttempt
-from orchestrator.results.derive import measurement_of
 
 CARDS = tuple(Card(node_id="n", accelerator=Accelerator.HPU, index=index) for index in range(2))
 

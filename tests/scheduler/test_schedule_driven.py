@@ -10,6 +10,7 @@ from collections import Counter
 
 from driver_cases import MOMENT, FakeClock, FakeExecutor, job, node, plan
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.job import MAX, Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt
@@ -17,8 +18,6 @@ from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.notes import Note, Notes
 from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.estimator import Estimator
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
@@ -43,7 +42,7 @@ class Rows:
     def __init__(self) -> None:
         self.kept: list[Measurement] = []
 
-    def begin(self, *notes: Note) -> None:
+    def begin(self, *rows: Measurement) -> None:
         """Nothing is lost here."""
 
     def to_parquet(self) -> None:
@@ -82,7 +81,6 @@ def drive(*jobs: Job, fits: int = 4, stop: StopSignal | None = None) -> list[Mea
         to_measurement=lambda row: measurement_of(
             row, run="case", invocation_id="i", recorded_at=clock(), nodes=nodes
         ),
-        notes=Notes(run="case", invocation_id="i"),
         board=Board(run="case", plan=the_plan, started_at=MOMENT),
         view=Quiet(),
         stop=stop or StopSignal(),

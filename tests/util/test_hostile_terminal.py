@@ -23,8 +23,8 @@ from source_tree import ROOT, modules, syntax
 from orchestrator.cli.main import main
 from orchestrator.core.errors import MEANINGS
 from orchestrator.core.job import State
-from orchestrator.results.lock import Holder
-from orchestrator.results.store import Store
+from orchestrator.store.lock import Holder
+from orchestrator.store.store import Store
 from orchestrator.util.output import visible
 
 #: A title, a cleared screen, a colour in C1, a bell, an overwritten line, bidirectional overrides,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from small_disks import fill, small_disk
 
 from orchestrator.core.job import State
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 from orchestrator.util import output
 from orchestrator.util.output import GuardedFile, OutputFailed, guarded, visible, visible_json
 from orchestrator.watch.live import PlainView

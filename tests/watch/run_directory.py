@@ -10,8 +10,8 @@ from typing import Any
 from driver_cases import STATUS
 from measurements import row
 
-from orchestrator.results.store import Store
 from orchestrator.runtime.status import FailedAttempt, Rate, RunStatus
+from orchestrator.store.store import Store
 
 
 class RunDirectory:

@@ -8,11 +8,11 @@ import re
 import pytest
 from driver_cases import MOMENT, STATUS, attempt, job, node, plan, result
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.driver.board import Board
-from orchestrator.results.derive import measurement_of
 from orchestrator.runtime.status import Rate
 from orchestrator.watch.live import (
     PlainView,

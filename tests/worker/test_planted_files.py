@@ -16,8 +16,8 @@ from odd_files import a_link_to_a_device, a_link_to_the_kernel, a_pipe, a_sparse
 from orchestrator.cli.main import main
 from orchestrator.core.errors import NightgridError, StoreError
 from orchestrator.report.run_report import write_aside
-from orchestrator.results import disk
-from orchestrator.results.store import Store
+from orchestrator.store import disk
+from orchestrator.store.store import Store
 from orchestrator.watch.notify import hook_of
 from workloads.base import DataMissing
 from workloads.data.datasets import records

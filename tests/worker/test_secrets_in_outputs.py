@@ -12,8 +12,8 @@ import tiny_workload
 
 from orchestrator.cli.main import main
 from orchestrator.core.events import RunAttempt
-from orchestrator.results.store import Store
 from orchestrator.runtime.in_process import InProcessExecutor
+from orchestrator.store.store import Store
 from orchestrator.worker.process import TAIL_BYTES, tail_of
 
 KEY_LINES = tuple(

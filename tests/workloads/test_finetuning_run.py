@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cli.main import main
 from orchestrator.core.job import State
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 TRAINING = """\
 name: training

@@ -234,8 +234,7 @@ def test_figures_are_those_of_steps() -> None:
     of a gang is as slow as its slowest rank."""
     from dataclasses import replace
 
-    from orchestrator.results.metrics_of_samples import metrics_of
-    from orchestrator.results.timed import derived_figures
+    from orchestrator.analysis.samples import derived_figures, metrics_of
     from workloads.base import SAMPLES
     from workloads.registry import metrics_of as declared
 

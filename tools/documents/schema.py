@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.results.schema import SCHEMA_VERSION, required, schema
-from orchestrator.results.schema_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
+from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Docs
+from orchestrator.store.schema import SCHEMA_VERSION, required, schema
 from workloads.base import Item, MeasureSettings, Sample
 from workloads.engines import ENGINES
 from workloads.registry import METRICS, TASKS
@@ -116,7 +116,7 @@ import pandas
 import polars
 import pyarrow.dataset
 
-from orchestrator.results.store import Store
+from orchestrator.store.store import Store
 
 pyarrow.dataset.dataset("results/smoke/rows").to_table()
 pandas.read_parquet("results/smoke/rows")
@@ -124,14 +124,14 @@ polars.read_parquet("results/smoke/rows/*.parquet")
 Store.open(Path("results"), "smoke").measurements()  # verified, typed, each row once
 ```
 
-A row is appended and synced to a log first (`rows/.appended-*.arrows`, JSON or an Arrow IPC
-stream a record, each with its checksum; plain readers skip names with a point). Every few seconds
-the log becomes a Parquet file, and a run of more than 200 files becomes one when it ends.
+A row is appended and synced to a log first (`rows/.rows-*.jsonl`, a checksum and JSON on one line a
+row; plain readers skip names with a point). Every ten seconds the log becomes a Parquet file, and a
+run of more than 200 files becomes one when it ends.
 
-Nightgrid's own reader verifies the checksum that each name holds, reads the log too, reports what
-is damaged and sees each row once, always. The others see no row twice while a log becomes a file,
-but do for the moment between the appearance of a compacted file and the removal of those it
-replaces.
+Nightgrid's own reader verifies the checksum that each name and line holds, reads the log too,
+reports what is damaged and sees each row once, always. The others see no row twice while a log
+becomes a file, but do for the moment between the appearance of a merged file and the removal of
+those it replaces.
 """
 
 

@@ -64,7 +64,7 @@ def _results() -> Path:
         if "attempt_id" in rows[0]:  # else a benchmark's own rows
             name = file.stem.removesuffix("_rows").replace("_", "-")
             tables[f"h100-{name}"] = _table(rows, tables["h100-g1-tiny"].schema)
-    (written,) = (ROOT / "tests" / "results" / "version_0_1_0").glob("*.parquet")
+    (written,) = (ROOT / "tests" / "store" / "version_0_1_0").glob("*.parquet")
     tables["version-0-1-0"] = pq.read_table(written)
     for name, table in tables.items():
         write_run(results / name, table)

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import attempt, job, rank, recorded, row, sample
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.metrics import FigureChange, figure_changes, figures_of, titled
+from orchestrator.analysis.samples import derived_figures, metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.measurement import Measurement
-from orchestrator.results.derive import measurement_of
-from orchestrator.results.metrics_of_samples import metrics_of
-from orchestrator.results.tables import from_table, to_table
-from orchestrator.results.timed import derived_figures
+from orchestrator.store.codec import from_table, to_table
 from workloads import registry
 from workloads.base import Metric, Result, Throughput, Timed, by_name, of_ranks
 from workloads.registry import METRICS, WORKLOADS

@@ -18,7 +18,7 @@ from orchestrator.core.labels import labels_of
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import grid_of
 from orchestrator.grid.parser import load_grid
-from orchestrator.results import paths
+from orchestrator.store import files as run_files
 from workloads.base import DataMissing
 from workloads.data.datasets import Reading, load_dataset
 from workloads.models import hub as client
@@ -142,15 +142,15 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
     begun = grid_of(file, RunOptions())
     run = tmp_path / "nights" / begun.name
     run.mkdir(parents=True)
-    (run / paths.REVISIONS).write_text(json.dumps(begun.commits))
-    (run / paths.GRID).write_text(begun.text)
-    (run / paths.OPTIONS).write_text("{}")
+    (run / run_files.REVISIONS).write_text(json.dumps(begun.commits))
+    (run / run_files.GRID).write_text(begun.text)
+    (run / run_files.OPTIONS).write_text("{}")
     second = hub.commit("models", "org/tiny", model_files(16))
     client.configuration_at.cache_clear()
     again = RunOptions(resume=True)
     for source, options, commit in (
         (file, again, first),
-        (run / paths.GRID, again, first),
+        (run / run_files.GRID, again, first),
         (file, replace(again, name="another"), second),
         (file, RunOptions(), second),
     ):
@@ -161,7 +161,7 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
     models.add_verify_arguments(parser)
     nights, elsewhere = (("--results", str(tmp_path / place)) for place in ("nights", "elsewhere"))
     for source, words, commit in (
-        (run / paths.GRID, elsewhere, first),
+        (run / run_files.GRID, elsewhere, first),
         (file, (), first),  # where the grid says
         (file, nights, first),
         (file, (*nights, "--run", begun.name), first),

@@ -1,0 +1,291 @@
+"""record of the schedule -> Measurement: the row of an attempt, from the words of its ranks.
+
+``samples.py`` computes the metrics. A gang of which some rank left no result has none:
+half of its tokens would be missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+from orchestrator.analysis.samples import NOTHING, derived_figures, metrics_of
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement, timed_repeats
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome
+from orchestrator.core.topology import Node
+from orchestrator.store.schema import SCHEMA_VERSION
+from workloads import registry
+from workloads.base import Result, of_ranks
+
+#: Figures that a rank reports once, and of which a gang's largest counts.
+_LARGEST = (
+    "load_s",
+    "compile_s",
+    "warmup_s",
+    "warmup_steps",
+    "shapes",
+    "shapes_unmet",
+    "timed_parts",
+    "timed_compilations",
+    "timed_cpu_fallbacks",
+    "weight_bytes",
+    "parameter_count",
+    "trainable_parameter_count",
+    "train_flops_per_token",
+    "tokenization_s",
+    "detokenization_s",
+    "baseline_host_memory_bytes",
+    "peak_host_memory_bytes",
+    "peak_device_memory_bytes",
+)
+_largest = attrgetter(*_LARGEST)
+#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
+_WORST = (
+    ("processor_wait_share", "wait_share"),
+    ("stolen_share", "stolen_share"),
+    ("host_load", "host_load"),
+)
+
+
+class _LastNodes:
+    """Nodes by their id. Those of the last row are kept: the next row has the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Node, ...], Mapping[str, Node]] = ((), {})
+
+    def by_id(self, nodes: Iterable[Node]) -> Mapping[str, Node]:
+        """Nodes by their id."""
+        known, by_id = self._last
+        if nodes is not known:
+            by_id = {node.node_id: node for node in nodes}
+            if isinstance(nodes, tuple):  # which stays as it is
+                self._last = nodes, by_id
+        return by_id
+
+
+_LAST_NODES = _LastNodes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """The driver's knowledge of the program; ``environment.provenance()`` gathers it."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+def measurement_of(
+    record: RecordRow,
+    *,
+    run: str,
+    invocation_id: str,
+    recorded_at: float,
+    provenance: Provenance | None = None,
+    nodes: Iterable[Node] = (),
+) -> Measurement:
+    """The row of one attempt, or of a job that ends without one.
+
+    Args:
+        record: what the schedule decided about the job.
+        run: name of the run; ``invocation_id`` names one ``nightgrid run`` of it.
+        recorded_at: seconds since the epoch.
+        provenance: of the driver; its versions stand in a row only where no worker left its own.
+        nodes: those of the cluster. They say where an attempt was whose workers left nothing, and
+            whether a job that never ran would have run on emulated cards.
+    """
+    provenance = provenance or Provenance()
+    attempt, job = record.attempt, record.job
+    runs = attempt.job if attempt else job
+    ranks: Sequence[RankOutcome] = record.outcome.ranks if record.outcome else ()
+    if len(ranks) > 1:
+        ranks = sorted(ranks, key=lambda rank: rank.rank)
+    results = [rank.result for rank in ranks if rank.result is not None]
+    samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
+    items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
+    whole = bool(results) and len(results) == len(ranks)
+    metrics = NOTHING
+    declared = registry.metrics_of(job.workload)
+    figures = of_ranks(declared, [result.metrics for result in results])
+    if whole:
+        complete = timed_repeats(samples)
+        figures = derived_figures(declared, samples, items, complete=complete) | figures
+        metrics = metrics_of(
+            samples,
+            items,
+            confidence=job.measure.confidence,
+            throughput=registry.throughput_of(job.workload),
+            complete=complete,
+        )
+        if energy := _energy(ranks):
+            metrics = replace(metrics, **energy)
+    failure = _failure(record)
+    by_id = _LAST_NODES.by_id(nodes)
+    return Measurement(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        invocation_id=invocation_id,
+        job_id=attempt.job_id if attempt else job.job_id,
+        attempt_id=attempt.attempt_id if attempt else f"{job.job_id}-0",
+        attempt_number=attempt.number if attempt else 0,
+        final=record.final,
+        purpose=attempt.purpose if attempt else "measure",
+        recorded_at=to_microseconds(recorded_at),
+        experiment=job.experiment,
+        workload=job.workload,
+        model=job.model,
+        dataset=job.dataset,
+        accelerator=job.accelerator,
+        cards=job.cards,
+        precision=job.precision,
+        batch_size=runs.batch_size if isinstance(runs.batch_size, int) else None,
+        batch_size_requested=str(job.batch_size),
+        engine=job.engine,
+        isolation=job.isolation,
+        parameters=dict(job.parameters),
+        measure=job.measure,
+        replicate=job.replicate,
+        state=record.state,
+        reason=record.reason,
+        failure_class=str(failure.failure_class) if failure else None,
+        failure_tail=(failure.tail or failure.message) if failure else None,
+        log=(failure.log or None) if failure else None,
+        started_at=to_microseconds(min((rank.started_at for rank in ranks), default=None)),
+        ended_at=to_microseconds(max((rank.ended_at for rank in ranks), default=None)),
+        git_commit=provenance.git_commit,
+        git_dirty=provenance.git_dirty,
+        **_where(attempt, ranks, by_id, job.accelerator),
+        **_with_what(ranks, provenance),
+        **_processors(ranks),
+        metrics=metrics,
+        **_with_ranks(_numbers(results), record, ranks),
+        workload_metrics=figures,
+        samples=samples,
+        items=items,
+        image=next((result.image for result in results if result.image), None),
+    )
+
+
+def to_microseconds(seconds: float | None) -> float | None:
+    """Seconds since the epoch as tables keep them, so that a row reads back as it was written."""
+    return None if seconds is None else round(seconds * 1_000_000) / 1_000_000
+
+
+def _failure(record: RecordRow) -> Failure | None:
+    if record.state is State.SUCCEEDED or record.outcome is None:
+        return None
+    ranks = sorted(record.outcome.ranks, key=lambda rank: rank.ended_at)
+    return record.outcome.failure or next((r.failure for r in ranks if r.failure), None)
+
+
+def _where(
+    attempt: Attempt | None,
+    ranks: Sequence[RankOutcome],
+    by_id: Mapping[str, Node],
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """Node names, card indices, device, driver and ``emulated``: the workers' word first."""
+    workers = [rank.worker for rank in ranks if rank.worker is not None]
+    cards = attempt.cards if attempt else ()
+    known = [by_id[card.node_id] for card in cards if card.node_id in by_id]
+    if not cards:
+        known = [node for node in by_id.values() if node.accelerator is accelerator]
+    names = [by_id[c.node_id].name if c.node_id in by_id else c.node_id for c in cards]
+    if workers and len(workers) == len(cards):
+        names = [worker.node_name for worker in workers]
+    device = workers[0].device_name if workers else known[0].device_name if cards and known else ""
+    emulated = [worker.emulated for worker in workers] or [node.emulated for node in known]
+    return {
+        "nodes": tuple(dict.fromkeys(names)),
+        "card_indices": tuple(card.index for card in cards),
+        "device_name": device or None,
+        "driver_version": (workers[0].driver_version or None) if workers else None,
+        # A job that never ran belongs to real cards if there are any.
+        "emulated": bool(emulated) and (any(emulated) if cards else all(emulated)),
+    }
+
+
+def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Energy and mean power of all cards; nothing where that of one is not known."""
+    known = [rank.energy for rank in ranks if rank.energy is not None]
+    if not known or len(known) < len(ranks):
+        return {}
+    return {
+        "energy_j": math.fsum(energy.energy_j for energy in known),
+        "power_w": math.fsum(energy.power_w for energy in known),
+        "energy_source": "counter" if all(e.source == "counter" for e in known) else "power",
+    }
+
+
+def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
+    """Processor time of the worst rank; null where that of one is not known."""
+    uses = [rank.processor for rank in ranks if rank.processor is not None]
+    turns = [rank.turn for rank in ranks if rank.turn is not None]
+    found: dict[str, Any] = {}
+    if turns:
+        found["queued_s"] = max(turn.waited_s for turn in turns)
+        found["oversubscribed"] = any(turn.oversubscribed for turn in turns)
+    if uses and len(uses) == len(ranks):
+        found["processor_cores"] = min(use.cores for use in uses)
+        for column, name in _WORST:
+            values = [getattr(use, name) for use in uses]
+            found[column] = None if None in values else max(values)
+    return found
+
+
+def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
+    """Versions and process, of the lowest rank that left word of itself."""
+    first = next((rank for rank in ranks if rank.worker is not None), None)
+    if first is None or first.worker is None:
+        return {"versions": dict(provenance.versions)}
+    return {
+        "versions": first.worker.versions,
+        "worker_pid": first.worker.pid,
+        "threads": first.worker.threads,
+        "niceness": first.worker.niceness,
+        "host_cores": first.worker.cores,
+        "jobs_before": max(rank.jobs_before for rank in ranks),
+        "model_was_resident": all(rank.model_was_resident for rank in ranks),
+    }
+
+
+def _with_ranks(
+    numbers: dict[str, Any], record: RecordRow, ranks: Sequence[RankOutcome]
+) -> dict[str, Any]:
+    """Add the end of each rank of a gang that failed to the details."""
+    if len(ranks) < 2 or record.state is State.SUCCEEDED:
+        return numbers
+    ends = [
+        f"rank {rank.rank} {rank.state}"
+        + (f" ({rank.failure.failure_class}: {rank.failure.message})" if rank.failure else "")
+        for rank in ranks
+    ]
+    return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
+
+
+def _numbers(results: Sequence[Result]) -> dict[str, Any]:
+    """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
+    fullest card are its limit."""
+    if not results:
+        return {}
+    first = results[0]
+    values = _largest(first)
+    if len(results) > 1:
+        values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
+    return dict(zip(_LARGEST, values, strict=True)) | {
+        "stop_reason": first.stop_reason,
+        "warmup_end": first.warmup_end,
+        "random_weights": any(result.random_weights for result in results),
+        "synthetic_data": any(result.synthetic_data for result in results),
+        "precision_detail": first.precision_detail or None,
+        "details": dict(first.details),
+    }
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,216 @@
+"""Raw samples of an attempt -> ``Metrics``: what counts, and what is computed from it. Pure.
+
+Only *complete timed repeats* count. The throughput of a repeat is the tokens of all ranks over the
+wall time of the slowest rank, since the gang is as fast as that; the row gives the mean over
+repeats with its Student-t interval. Where no repeat was completed (the time limit cut the first
+one short) the batches that there are give a rate without an interval, and ``repeats`` is 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from orchestrator.analysis.series import LEAST_SAMPLES, hump_ratio_of
+from orchestrator.core.measurement import (
+    Metrics,
+    Ranked,
+    Totals,
+    complete_of,
+    repeats_of,
+    sum_of,
+    timed_repeats,
+    totals_of,
+)
+from workloads.base import SAMPLES, TOKENS, Item, Metric, Sample, Throughput, Timed
+from workloads.bench.warmup import LEAST_STEPS, Step, drift
+from workloads.util.statistics import (
+    Interval,
+    mean_interval,
+    percentile,
+    ratio_interval,
+    tail_percentile,
+)
+
+#: Metrics of an attempt that timed nothing.
+NOTHING = Metrics()
+
+
+def metrics_of(
+    samples: Sequence[tuple[int, Sample]],
+    items: Sequence[tuple[int, Item]] = (),
+    *,
+    confidence: float = 0.95,
+    throughput: Throughput | None = None,
+    complete: Mapping[int, Sequence[Ranked]] | None = None,
+) -> Metrics:
+    """The metrics of an attempt from its raw samples, each with the rank that measured it.
+
+    ``throughput`` is what the workload declares; without it, and where no token was generated,
+    throughput is of generated tokens if there are any, else of samples.
+    ``complete`` has the timed repeats that every rank finished, where the caller has them.
+    Every rank is taken to have left samples; see the module's description for what counts.
+    ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
+    """
+    timed = [pair for pair in samples if not pair[1].warmup]
+    if not timed:
+        return NOTHING
+    complete = complete_of(repeats_of(timed)) if complete is None else complete
+    counted = [pair for repeat in complete.values() for pair in repeat] or timed
+    repeats = [totals_of(pairs) for pairs in complete.values()]
+    whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
+    totals = [total for total in repeats or [whole] if total.wall_s > 0]
+    generates = trains = False
+    steps: list[float] = []
+    first_tokens: list[float] = []
+    for _, sample in counted:
+        generates = generates or bool(sample.output_tokens)
+        trains = trains or sample.loss is not None
+        steps += sample.step_s
+        if sample.ttft_s is not None:
+            first_tokens.append(sample.ttft_s)
+    interval = None
+    if trains and complete and totals:
+        walls = [total.wall_s for total in totals]
+        interval = ratio_interval([total.items for total in totals], walls, confidence)
+        totals = [sum_of(totals)]
+    generated = [t.output_tokens / t.wall_s for t in totals] if generates else []
+    done = [t.items / t.wall_s for t in totals] if whole.items else []
+    if throughput is None or (throughput.counts == "output_tokens" and not generates):
+        throughput = TOKENS if generates else SAMPLES
+    primary = done if throughput.counts == "items" else generated
+    if complete and not trains:
+        interval = mean_interval(primary, confidence)
+    generated_per_s, items_per_s = _mean(generated), _mean(done)
+    losses = _losses(samples)
+    return Metrics(
+        generated_tokens_per_s=generated_per_s,
+        total_tokens_per_s=_mean([(t.input_tokens + t.output_tokens) / t.wall_s for t in totals]),
+        items_per_s=items_per_s,
+        throughput=items_per_s if primary is done else generated_per_s,
+        throughput_unit=throughput.unit,
+        repeats=len(complete),
+        measure_s=whole.wall_s,
+        cpu_s=math.fsum([sample.cpu_s for _, sample in timed]),
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        drift=drift(list(map(_step, repeats))) if len(repeats) >= LEAST_STEPS else None,
+        hump_ratio=(
+            hump_ratio_of(_speeds_of_equal_repeats(repeats))
+            if len(repeats) >= LEAST_SAMPLES
+            else None
+        ),
+        **(_interval(interval) if interval else {}),
+        **(_first_tokens(first_tokens, confidence) if first_tokens else {}),
+        **(_steps(steps, confidence) if steps else {}),
+        **(_latencies(items, confidence) if items else {}),
+    )
+
+
+def _interval(interval: Interval) -> dict[str, Any]:
+    return {
+        "throughput_low": interval.low,
+        "throughput_high": interval.high,
+        "relative_half_width": interval.relative_half_width,
+    }
+
+
+def _first_tokens(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
+    return {
+        "ttft_s": percentile(times_s, 50),
+        "ttft_p95_s": tail_percentile(times_s, 95, confidence),
+    }
+
+
+def _steps(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
+    return {
+        "tpot_p50_s": percentile(times_s, 50),
+        "tpot_p95_s": tail_percentile(times_s, 95, confidence),
+        "tpot_p99_s": tail_percentile(times_s, 99, confidence),
+    }
+
+
+def _latencies(items: Sequence[tuple[int, Item]], confidence: float) -> dict[str, Any]:
+    times_s = [item.latency_s for _, item in items]
+    return {
+        "latency_p50_s": percentile(times_s, 50),
+        "latency_p95_s": tail_percentile(times_s, 95, confidence),
+    }
+
+
+def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
+    """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
+    since parts of unlike size differ in time without any disturbance."""
+    sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
+    times = [total.wall_s for total in repeats]
+    return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
+
+
+def _step(total: Totals) -> Step:
+    """A repeat of all ranks as one step of a series."""
+    tokens = total.computed_tokens
+    return Step((tokens, total.items), total.wall_s, tokens or total.items)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
+    """The loss of each step in order, averaged over the ranks, which see different data."""
+    steps: dict[tuple[int, int], list[float]] = {}
+    for _, sample in samples:
+        if sample.loss is not None:
+            steps.setdefault((sample.repeat, sample.batch), []).append(sample.loss)
+    return [math.fsum(values) / len(values) for _, values in sorted(steps.items())]
+
+
+# Figures that metrics derive from the timed part of an attempt.
+#
+# Only complete timed repeats count: those that every rank finished, without warm-up.
+
+_LOG = logging.getLogger("nightgrid.metrics")
+
+
+def derived_figures(
+    metrics: Mapping[str, Metric],
+    samples: Sequence[tuple[int, Sample]],
+    items: Sequence[tuple[int, Item]] = (),
+    *,
+    complete: Mapping[int, Sequence[Ranked]] | None = None,
+) -> dict[str, float]:
+    """The figures, by name, of those metrics that derive theirs from raw samples.
+
+    One that fails, or gives no finite number, is left out: a row is worth more than its figure.
+
+    Args:
+        complete: the timed repeats that every rank finished, where the caller has them.
+    """
+    deriving = [metric for metric in metrics.values() if metric.figure is not None]
+    if not deriving:
+        return {}
+    repeats = timed_repeats(samples) if complete is None else complete
+    counted = tuple(sample for pairs in repeats.values() for _, sample in pairs)
+    if not counted:
+        return {}
+    timed = Timed(samples=counted, items=tuple(item for _, item in items))
+    found = {metric.name: _figure(metric, timed) for metric in deriving}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _figure(metric: Metric, timed: Timed) -> float | None:
+    assert metric.figure is not None
+    try:
+        value = metric.figure(timed)
+        return float(value) if value is not None and math.isfinite(value) else None
+    except Exception as error:
+        _warn(metric.name, repr(error))
+        return None
+
+
+@cache
+def _warn(name: str, error: str) -> None:
+    _LOG.warning("metric %s is left out of rows: its function failed: %s", name, error)

@@ -1,0 +1,429 @@
+"""Writes rows durably: those of a moment together, later if a disk is full.
+
+With a thread for it, rows are written beside the loop (``write_soon``), one batch after the other:
+half of a busy driver's time went into waiting for the disk. Until a batch is synced, its rows are
+pending. Every few seconds the rows that are safe become a Parquet file, which any reader opens, in
+the same thread.
+
+Nothing is started whose result could not be written. So from the first row that finds no room until
+all are written, commands that would start something wait behind the pending rows, in order. What
+runs goes on; what is stopped is stopped, and what has not been started for it never will be. The
+agent of a row's node keeps its outcome until it hears that the row is safe (``durable``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.core.events import (
+    AttemptEnded,
+    Event,
+    RecordRow,
+    RunAttempt,
+    RunFinished,
+    StartWorker,
+    StopWorker,
+    WorkerStopped,
+)
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.driver.board import Board
+from orchestrator.driver.stop_signal import Patience
+from orchestrator.store.files import trace_of
+from orchestrator.util import output
+from orchestrator.watch.live import View, row_line, unrun_lines
+
+ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
+ROWS_WAIT_S = 0.1  # for others to be written with, at most
+PARQUET_INTERVAL_S = 10.0  # between two files for readers that know nothing of our log
+MOST_TOGETHER = 1000  # rows of one batch
+
+_LOG = logging.getLogger("nightgrid.store")
+_NO_ROOM = "not started: no room was left for its results"
+
+#: The schedule's command and its row. The row is made once: written again it is the same.
+Row = tuple[RecordRow, Measurement]
+#: Commands that wait while there is no room.
+Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
+
+
+class RowStore(Protocol):
+    """``Store`` as the loop sees it."""
+
+    def begin(self, *rows: Measurement) -> object:
+        """Write down that attempts start, by the rows that they get should this process die."""
+
+    def append(self, *measurements: Measurement) -> object:
+        """Write rows; they are durable on return. Raises StoreFull, StoreLocked or StoreError."""
+
+    def to_parquet(self) -> object:
+        """Put the rows that were appended where any reader finds them."""
+
+    def make_reserve(self) -> object:
+        """See that there is room for more than a row; raises StoreFull if not."""
+
+    def write_file(self, name: str, content: bytes) -> object:
+        """Write a file beside the rows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DelayedCommands:
+    """The commands that wait while rows are pending on a full disk, oldest first."""
+
+    since: float
+    commands: deque[Delayed] = field(default_factory=deque)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether only rows are missing from the end of the run."""
+        return any(isinstance(command, RunFinished) for command in self.commands)
+
+    def forget_attempt(self, row: RecordRow) -> None:
+        """A row may say how an attempt ended that waits to be started, since its node went: that
+        attempt is not started any more."""
+        for command in list(self.commands):
+            if isinstance(command, RunAttempt) and command.attempt == row.attempt:
+                self.commands.remove(command)
+
+    def take(self, command: Delayed, at: float) -> tuple[list[Event], bool]:
+        """Delay a command, unless it stops a worker: the events that come of it, and whether it is
+        to be carried out now."""
+        if isinstance(command, StopWorker):
+            return self._stop(command, at)
+        self.commands.append(command)
+        return [], False
+
+    def give_up_starts(self, at: float) -> list[Event]:
+        """The run is to end: the events of what was to be started and now is not."""
+        return [
+            event
+            for command in list(self.commands)
+            if isinstance(command, RunAttempt | StartWorker)
+            for event in self._drop(command, at)
+        ]
+
+    def _stop(self, stop: StopWorker, at: float) -> tuple[list[Event], bool]:
+        """A worker is to be stopped: the events of what was to be started on it and is not, and
+        whether there is a worker to stop."""
+        happened: list[Event] = []
+        exists = True
+        for command in list(self.commands):
+            if isinstance(command, RunAttempt) and stop.worker_id in command.worker_ids:
+                happened += self._drop(command, at)
+            elif isinstance(command, StartWorker) and command.worker_id == stop.worker_id:
+                exists = False
+                happened += self._drop(command, at)
+        return happened, exists
+
+    def _drop(self, command: RunAttempt | StartWorker, at: float) -> list[Event]:
+        self.commands.remove(command)
+        if isinstance(command, StartWorker):
+            return [WorkerStopped(at=at, worker_id=command.worker_id)]
+        failure = Failure(failure_class=FailureClass.NODE_LOST, message=_NO_ROOM)
+        attempt_id = command.attempt.attempt_id
+        outcome = Outcome(attempt_id=attempt_id, state=State.LOST, ranks=(), failure=failure)
+        return [AttemptEnded(at=at, outcome=outcome)]
+
+
+def row_thread() -> Threads:
+    """A thread for ``RowWriter``: one, so that a batch is safe before the next is begun. It imports
+    first what writing needs, while the cluster still starts: the first row would wait."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
+    for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.store.reader"):
+        threads.submit(importlib.import_module, name)
+    return threads
+
+
+def journal_row(
+    command: RunAttempt, at: float, to_measurement: Callable[[RecordRow], Measurement]
+) -> Measurement:
+    """The row that an attempt gets if nothing more is ever heard of it: lost, not final.
+
+    Args:
+        at: when it begins, seconds since the epoch.
+    """
+    driver = f"process {os.getpid()} on {socket.gethostname()}"
+    message = f"its driver, {driver}, died while it ran"
+    failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
+    rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
+    attempt = command.attempt
+    outcome = Outcome(
+        attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
+    )
+    return to_measurement(
+        RecordRow(
+            job=attempt.job,
+            state=State.LOST,
+            reason=message,
+            final=False,
+            attempt=attempt,
+            outcome=outcome,
+        )
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class RowWriter:
+    """The rows of one run on their way to the disk.
+
+    Attributes:
+        to_measurement: makes the row of what the schedule decided.
+        durable: called with the ids of attempts whose rows are safe now.
+        logged: called with each row that is safe, for whoever follows experiments.
+        thread: one that writes files beside the loop; None: the loop does.
+        delayed: while there is no room for rows, the commands that wait behind them.
+    """
+
+    store: RowStore
+    to_measurement: Callable[[RecordRow], Measurement]
+    board: Board
+    view: View
+    patience: Patience
+    clock: Callable[[], float]
+    wall: Callable[[], float]  # the time of day, for the journal
+    durable: Callable[[Sequence[str]], object] = lambda _: None
+    logged: Callable[[Measurement], object] = lambda _: None
+    thread: Threads | None = None
+    delayed: DelayedCommands | None = None
+    _pending: deque[Row] = field(default_factory=deque)
+    _writing: Future[object] | None = None  # of a batch, or of a Parquet file
+    _in_batch: int = 0  # of the pending rows, the first ones
+    _write_by: float = 0.0  # when the oldest of the others must be written
+    _look_at: float = 0.0  # for room
+    _parquet_wanted: bool = False  # there are rows that are safe, and not in Parquet
+    _parquet_at: float = 0.0  # when they may become so, at the earliest
+    _parquet_troubles: set[str] = field(default_factory=set)  # said, since a file was made
+
+    # ------------------------------------------------------------ rows in
+
+    def take(self, command: RecordRow) -> None:
+        """Make a row that is written a moment later."""
+        if not self.waiting:
+            self._write_by = self.clock() + ROWS_WAIT_S
+        self._pending.append((command, self.to_measurement(command)))
+        if self.delayed is not None:
+            self.delayed.forget_attempt(command)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether there are rows to write, beside those that are being written."""
+        return self.delayed is None and len(self._pending) > self._in_batch
+
+    @property
+    def writing(self) -> bool:
+        """Return whether the thread is at work beside the loop."""
+        return self._writing is not None
+
+    @property
+    def due(self) -> bool:
+        """Return whether the oldest row has waited long enough for company."""
+        return self.clock() >= self._write_by
+
+    def begin(self, commands: Sequence[RunAttempt]) -> None:
+        """Write in the journal that attempts start. Where that finds no room, they wait for it; one
+        that cannot be written for another reason is missed only if we die."""
+        if not commands:
+            return
+        now = self.wall()
+        try:
+            self.store.begin(*(journal_row(each, now, self.to_measurement) for each in commands))
+        except StoreLocked:
+            raise  # another driver has the run, and perhaps these cards
+        except StoreFull as full:  # else a successor might give the same number to another attempt
+            self._pause(full)
+        except (OSError, StoreError):
+            pass
+
+    # ------------------------------------------------------------ rows out
+
+    def write(self) -> None:
+        """Make safe what is pending, unless there is no room."""
+        while self._pending and self.delayed is None:
+            self._write_batch()
+
+    def write_soon(self) -> None:
+        """Begin to write what is pending, when what is being written is safe; without a thread, do
+        all of it now. Now and then, make Parquet of what is safe."""
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            self._finish_writing()
+        if self.thread is None:
+            self.write()
+        elif self._parquet_due():
+            self._writing = self.thread.submit(self._make_parquet)
+            return
+        elif self._pending and self.delayed is None:
+            self._in_batch = min(len(self._pending), MOST_TOGETHER)
+            rows = [measurement for _, measurement in islice(self._pending, self._in_batch)]
+            self._writing = self.thread.submit(self.store.append, *rows)
+            return
+        if self.thread is None and self._parquet_due():
+            self._make_parquet()
+
+    def _finish_writing(self) -> None:
+        """Wait for the thread, and count the rows of its batch as safe."""
+        writing, count = self._writing, self._in_batch
+        if writing is None:
+            return
+        if not count:
+            self._writing = None
+            writing.result()
+        else:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        """Make the next rows safe: those that are being written, if any are. Where they find no
+        room, they stay pending."""
+        if self._writing is not None and not self._in_batch:
+            self._finish_writing()
+        count = self._in_batch or min(len(self._pending), MOST_TOGETHER)
+        rows = list(islice(self._pending, count))
+
+        def attempt() -> None:
+            begun, self._writing, self._in_batch = self._writing, None, 0
+            if begun is not None:
+                begun.result()
+            else:
+                self.store.append(*(measurement for _, measurement in rows))
+
+        try:
+            self.patience.act("the store", attempt, StoreError)
+        except StoreFull as full:
+            if self.delayed is None:
+                self._pause(full)
+            return
+        self._recorded(rows)
+
+    def _recorded(self, rows: Sequence[Row]) -> None:
+        """The first pending rows are safe."""
+        now = self.clock()
+        for _ in rows:
+            self._pending.popleft()
+        self._parquet_wanted = True
+        self.durable([row.attempt_id for command, row in rows if command.attempt is not None])
+        for command, measurement in rows:
+            self._keep_trace(command)
+            self.board.did(command, now)
+            self.board.measured(command, measurement, now)
+            self.logged(measurement)
+            if command.attempt is not None:
+                self.view.line(row_line(command, measurement, self.board))
+        for text in unrun_lines([row for row, _ in rows if row.attempt is None], self.board):
+            self.view.line(text)  # of many at a time
+
+    def _keep_trace(self, command: RecordRow) -> None:
+        """Write the trace of an attempt, if it has one; a row is worth more than its trace."""
+        ranks = command.outcome.ranks if command.outcome is not None else ()
+        for result in (rank.result for rank in ranks):
+            if result is not None and result.trace is not None and command.attempt is not None:
+                name = trace_of(command.attempt.attempt_id)
+                try:
+                    self.store.write_file(name, result.trace)
+                except (OSError, StoreError) as error:
+                    self.view.line(f"{name} is not kept: {error}")
+
+    # ------------------------------------------------------------ Parquet
+
+    def _parquet_due(self) -> bool:
+        """Return whether it is time for a file; if so, it is made now."""
+        now = self.clock()
+        if not self._parquet_wanted or now < self._parquet_at:
+            return False
+        self._parquet_wanted, self._parquet_at = False, now + PARQUET_INTERVAL_S
+        return True
+
+    def _make_parquet(self) -> None:
+        """Make a file. A convenience: whoever appends hears of a full disk, so a failure is said
+        once, and ends nothing."""
+        try:
+            self.store.to_parquet()
+            self._parquet_troubles.clear()
+        except StoreLocked:  # the run is another driver's, and so are its rows
+            pass
+        except Exception as error:
+            self._parquet_wanted = True
+            cause = error.__cause__ or error
+            number = getattr(cause, "errno", None)  # names of files differ with each try
+            key = f"{type(cause).__name__} {number if number is not None else error}"
+            if key not in self._parquet_troubles:
+                self._parquet_troubles.add(key)
+                text = str(error) or repr(error)
+                _LOG.warning("rows are safe, but not in Parquet yet: %s", text)
+
+    # ------------------------------------------------------------ a full disk
+
+    def _pause(self, full: StoreFull) -> None:
+        self.delayed = DelayedCommands(since=self.clock())
+        self._look_at = self.clock() + ROOM_INTERVAL_S
+        self.board.paused = f"no room for results: {full}"
+        self.view.line(
+            f"PAUSED: {full}. Nothing new is started; what runs goes on, its rows are kept "
+            f"until there is room"
+        )
+
+    def look_for_room(self) -> list[Delayed]:
+        """Write the pending rows; once all are safe, return the commands that waited behind them.
+
+        All that is left of a run whose end waits, too, is to end without its rows: when somebody
+        asked for the end, or room does not come for ``patience.limit_s``.
+        """
+        self._finish_writing()
+        delayed, now = self.delayed, self.clock()
+        if delayed is None or now < self._look_at:
+            return []
+        self._look_at = now + ROOM_INTERVAL_S
+        count = len(self._pending)
+        try:
+            self.patience.act("the store", lambda: self._write_pending(delayed), StoreError)
+        except StoreFull:
+            hopeless = self.patience.stop.requests or now - delayed.since >= self.patience.limit_s
+            if delayed.finished and hopeless:
+                return [each for each in delayed.commands if isinstance(each, RunFinished)]
+            return []
+        self.delayed, self.board.paused = None, ""
+        paused = now - delayed.since
+        self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
+        return list(delayed.commands)
+
+    def _write_pending(self, delayed: DelayedCommands) -> None:
+        while self._pending:
+            row = self._pending[0]
+            self.store.append(row[1])
+            self._recorded([row])
+        if not delayed.finished:
+            self.store.make_reserve()
+
+    # ------------------------------------------------------------ the end
+
+    def save(self) -> None:
+        """The loop ends: write what is pending, and have all of it in Parquet. What cannot be
+        written is printed; a run that another driver has taken gets nothing more from this one."""
+        self.patience.limit_s = 0.0  # the store has had it, or somebody has none
+        why: Exception | None = None
+        try:
+            self._finish_writing()
+            self.write()
+            if self.delayed is not None:
+                self._write_pending(self.delayed)
+        except Exception as error:
+            why = error
+        for _, measurement in self._pending:
+            output.say_aside(f"row without a place: {measurement!r}")
+        if self._pending:
+            count = len(self._pending)
+            self.view.line(f"rows that are not written, {why}: {count}; they are printed above")
+        if self._parquet_wanted:
+            self._make_parquet()

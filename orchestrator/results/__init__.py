@@ -1,1 +1,0 @@
-"""Result rows on disk: the Arrow schema, the log and files of rows, the store and its lock."""

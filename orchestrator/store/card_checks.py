@@ -1,0 +1,94 @@
+"""The table of a run's card checks, and those of all runs beside it.
+
+A run keeps its own (``CARD_CHECKS``), which its driver alone writes; a card's history is what
+the runs of one results directory say of it. The table's columns are the fields of ``CardCheck``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import typing
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
+from orchestrator.core.errors import StoreError
+from orchestrator.store import disk
+from orchestrator.store.files import CARD_CHECKS
+from orchestrator.store.reader import runs
+from workloads.util.files import SMALL_BYTES
+from workloads.util.statistics import Spread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Runs whose passports make up the history, the newest.
+_MOST_RUNS = 50
+
+
+def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
+    """The content of the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = _schema()
+    rows = [{name: getattr(each, name) for name in columns.names} for each in checks]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=columns), buffer)
+    return buffer.getvalue()
+
+
+def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
+    """The card checks of a run; none where there is no file of them that can be read: they are for
+    comparison, and no figure depends on them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with contextlib.suppress(OSError, ValueError, TypeError, pa.ArrowException):
+        data = disk.read(run / CARD_CHECKS, SMALL_BYTES, follow=False)
+        table = pq.read_table(io.BytesIO(data))
+        table = table.select([name for name in _schema().names if name in table.column_names])
+        known = pa.schema([_schema().field(name) for name in table.column_names])
+        return tuple(CardCheck(**row) for row in table.cast(known).to_pylist())
+    return ()
+
+
+def earlier_card_checks(run: Path) -> tuple[CardCheck, ...]:
+    """The card checks of the other runs beside this one, of the newest."""
+    with contextlib.suppress(StoreError):
+        others = [name for name in runs(run.parent) if name != run.name][:_MOST_RUNS]
+        return tuple(each for name in others for each in read_card_checks(run.parent / name))
+    return ()
+
+
+def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
+    """The slow cards of a run, held against their neighbours and against earlier runs."""
+    now = read_card_checks(run)
+    return slow_cards(now, earlier_card_checks(run)) if now else ()
+
+
+def spread_between_runs(run: Path) -> Spread:
+    """Spread of the speed of this run's cards over the runs of its results directory;
+    none where too few have checked them."""
+    now = read_card_checks(run)
+    cards = {each.card for each in now}
+    earlier = (each for each in earlier_card_checks(run) if each.card in cards)
+    return spread_of_runs([*now, *earlier]) if now else Spread()
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    kinds: dict[Any, pa.DataType] = {
+        str: pa.string(),
+        int: pa.int64(),
+        int | None: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        float | None: pa.float64(),
+    }
+    hints = typing.get_type_hints(CardCheck)
+    return pa.schema([(each.name, kinds[hints[each.name]]) for each in fields(CardCheck)])

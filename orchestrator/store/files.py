@@ -1,0 +1,223 @@
+"""The files of a run beside its rows: their names, and where runs lie.
+
+<results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
+<results>/<run>/rows/.rows-*      rows of the last seconds, until they are Parquet (``log.py``)
+<results>/<run>/quarantine/       what was found damaged, kept for a look
+<results>/<run>/logs/             what worker processes print
+<results>/<run>/grid.yaml         the grid file as it was read
+<results>/<run>/options.json      options that `nightgrid run --resume` takes over, and the seed
+                                  that draws the order of replicates
+<results>/<run>/revisions.json    commits that names of the hub in the grid came to at the start; a
+                                  run that is resumed keeps them, though a branch has moved
+<results>/<run>/passports.parquet card checks: how fast each card was (``card_checks.py``)
+<results>/<run>/status.json       what the run does now
+<results>/<run>/report.html       the report
+<results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
+<results>/<run>/stop.json         a request to end the run
+<results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
+<results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
+<results>/<run>/begun.log         attempt journal: the row that each running attempt gets should its
+                                  driver die (``log.py``)
+<results>/<run>/.reserve          room that is given up for status and report on a full disk
+<results>/<run>/run.id            by which a driver's processes are known (``identity.py``)
+
+``./results`` suits a checkout. Inside a Ray job the working directory is a copy that Ray throws
+away with the job, so results go to the home directory of the node that drives the run, and the run
+says so. ``NIGHTGRID_RESULTS`` settles it for a machine or a job. It may be the address of an
+object store, to which a copy goes (``remote.py``); the results themselves lie where they do
+without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.core.errors import StoreFull
+from orchestrator.store import disk
+from workloads.util import files
+
+ROWS = "rows"
+QUARANTINE = "quarantine"
+LOGS = "logs"
+GRID = "grid.yaml"
+OPTIONS = "options.json"
+REVISIONS = "revisions.json"
+CARD_CHECKS = "passports.parquet"
+STATUS = "status.json"
+REPORT = "report.html"
+STOP = "stop.json"
+FETCHED = "fetched.json"
+LOCK = "driver.lock"
+LOCK_GUARD = ".driver.lock.guard"
+JOURNAL = "begun.log"
+RESERVE = ".reserve"
+RUN_ID = "run.id"
+
+_TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
+
+
+def trace_of(attempt_id: str) -> str:
+    """Name of the file with an attempt's trace."""
+    return f"trace-{attempt_id}.json.gz"
+
+
+def is_trace(name: str) -> bool:
+    """Tell if a file of this name is a trace."""
+    return _TRACE.fullmatch(name) is not None
+
+
+# ---------------------------------------------------------------- where runs lie
+
+VARIABLE = "NIGHTGRID_RESULTS"
+#: Ray sets this for the entrypoint of a job and for nothing else.
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+#: How an address of results begins that is no directory.
+SCHEMES = ("s3://", "gs://", "gcs://")
+_RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
+
+
+def default_results_dir(
+    environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> Path:
+    """The results directory for a process with this environment in this working directory."""
+    environment = os.environ if environment is None else environment
+    chosen = environment.get(VARIABLE)
+    if chosen and not is_address(chosen):
+        return Path(chosen).expanduser()
+    if inside_ray_job(environment, directory):
+        return Path.home() / "nightgrid-results"
+    return Path("results")
+
+
+def directory_of(text: str) -> Path:
+    """The directory that a text names; ``~`` is expanded here, as no shell does in a Ray job.
+
+    Raises:
+        ValueError: it begins with the home directory of a user that this machine does not have.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        raise ValueError(f"{text}: this machine has no home directory {user}") from None
+
+
+def is_address(text: str) -> bool:
+    """Return whether this names an object store, and no directory."""
+    return text.startswith(SCHEMES)
+
+
+def default_address() -> str:
+    """The address for a copy of results that the environment names; empty without one."""
+    chosen = os.environ.get(VARIABLE, "")
+    return chosen if is_address(chosen) else ""
+
+
+def inside_ray_job(
+    environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> bool:
+    """Return whether this process is the entrypoint of a Ray job, with a temporary working
+    directory."""
+    environment = os.environ if environment is None else environment
+    directory = directory or Path.cwd()
+    return RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()
+
+
+# ---------------------------------------------------------------- side files
+
+
+class SideFiles:
+    """Reports, status and such of one run: replaced in one step, and not synced."""
+
+    RESERVE_BYTES = 64 * 2**10
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Replace a file, if need be in the room that was reserved.
+
+        Raises:
+            StoreError: the name could lead out of the directory, or writing fails.
+        """
+        disk.valid_name(name, "file name")
+        data = content.encode() if isinstance(content, str) else content
+        disk.make_directory(self._directory)
+        try:
+            return disk.replace_file(self._directory, name, data)
+        except StoreFull:
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(self._directory / RESERVE)
+            return disk.replace_file(self._directory, name, data)
+
+    def make_reserve(self) -> None:
+        """Reserve some space, so that ``status.json`` can still report a disk that gets full.
+
+        Raises:
+            StoreFull: there is none.
+            StoreError: it cannot be written.
+        """
+        if not disk.is_there(self._directory / RESERVE):
+            disk.replace_file(self._directory, RESERVE, bytes(self.RESERVE_BYTES))
+
+    def remove_reserve(self) -> None:
+        """Give the space back."""
+        with contextlib.suppress(OSError):
+            disk.remove(self._directory / RESERVE)
+
+
+# ---------------------------------------------------------------- requests to stop
+
+#: The first request lets running jobs end, the second stops them too.
+MOST_STOP_REQUESTS = 2
+
+
+def request_stop(run: Path, *, at_once: bool = False) -> int:
+    """Ask the driver of a run to end it, on whatever host it is: it looks every second. Return how
+    many requests there are now.
+
+    Raises:
+        StoreError: the request cannot be written.
+    """
+    before, _ = stop_requests(run)
+    count = MOST_STOP_REQUESTS if at_once else min(MOST_STOP_REQUESTS, before + 1)
+    by = f"{_user()} on {socket.gethostname()}"
+    SideFiles(run).write(STOP, json.dumps({"requests": count, "by": by}))
+    return count
+
+
+def stop_requests(run: Path) -> tuple[int, str]:
+    """The number of requests that lie in a run's directory, and who made them. They are for the
+    driver that is there and for those that its supervisor starts after it; one that somebody
+    starts later removes them."""
+    try:
+        values = json.loads(files.read_text(run / STOP))
+        count, by = values["requests"], str(values["by"])[:200]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0, ""
+    return (max(0, min(MOST_STOP_REQUESTS, count)), by) if type(count) is int else (0, "")
+
+
+def remove_stop_requests(run: Path) -> None:
+    """Remove the requests from a run's directory."""
+    with contextlib.suppress(OSError):
+        os.unlink(run / STOP)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        return f"user {os.getuid()}"
+
+
+#: Files of a run besides its rows that mean something elsewhere. The status comes last: what it
+#: counts is there.
+TRAVELLING = (GRID, OPTIONS, CARD_CHECKS, REPORT, STATUS)

@@ -1,0 +1,153 @@
+"""The id of a run, bound to the path of the run's directory, so that a copy is another run.
+
+By the id the next driver of a run finds the processes that a dead driver has left, and ends them
+(``worker/leftovers.py``). A copy of the directory carries the file ``run.id`` along, so the file
+also says for which path it was written: line 1 is the id, line 2 is JSON with that path, the host,
+and the ids that the directory had before. A directory that was renamed on its host keeps its id;
+at another path beside the original, or on another host, it gets a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.errors import StoreError
+from orchestrator.store import disk
+from orchestrator.store.files import RUN_ID
+
+_ID = re.compile(r"[0-9a-f]{12}")
+_MOST_BYTES = 64 * 2**10
+_MOST_FORMER = 32  # ids that a directory had before; the latest are kept
+_MOST_SHOWN = 200  # characters of a path in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The content of ``run.id``.
+
+    Attributes:
+        run_id: 12 hexadecimal digits.
+        path: for which it was written; empty in a file of version 0.1.0.
+        host: on which it was.
+        former: ids that this directory had before, or that the original of a copy had.
+        note: a sentence for the user, where the id is a new one.
+    """
+
+    run_id: str
+    path: str = ""
+    host: str = ""
+    former: tuple[str, ...] = ()
+    note: str = ""
+
+
+def identify(directory: Path, quarantine: Path) -> Identity:
+    """Read the id of a run and check that it is this directory's; make one where it is not. Only
+    the holder of the run's lock may.
+
+    Raises:
+        StoreError: the id cannot be written or, for the moment, read; or what lies in its place
+            cannot be set aside.
+    """
+    file = directory / RUN_ID
+    try:
+        known = _parse(disk.read(file, _MOST_BYTES, follow=False))
+    except FileNotFoundError:
+        return _write(directory, secrets.token_hex(6))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and disk.may_pass(error):  # a new id would lose the old
+            raise StoreError(f"{file} cannot be read now: {reason}. Try again") from error
+        try:
+            aside = disk.set_aside(file, quarantine)
+        except OSError as problem:
+            where = f"{file} holds no run id ({reason})"
+            raise StoreError(f"{where} and cannot be set aside: {problem.strerror}") from problem
+        note = f"{file} held no run id ({reason}); set aside as {aside}"
+        return _write(directory, secrets.token_hex(6), note=note)
+    here = os.path.realpath(directory)
+    if known.path == here:
+        return known
+    if _is_copy(known, here):
+        note = (
+            f"{_shown(here)} was copied from {_shown(known.path)}: it goes on as a run of its own, "
+            f"and nothing that belongs to run id {known.run_id} is touched"
+        )
+        return _write(directory, secrets.token_hex(6), (*known.former, known.run_id), note)
+    return _write(directory, known.run_id, known.former)
+
+
+def id_at(directory: Path) -> str | None:
+    """The id in a directory; None where there is none."""
+    return next(iter(ids_at(directory)), None)
+
+
+def ids_at(directory: Path) -> tuple[str, ...]:
+    """The id in a directory, then those that it had before; empty where there is none."""
+    try:
+        known = _parse(disk.read(directory / RUN_ID, _MOST_BYTES, follow=False))
+    except (OSError, ValueError):
+        return ()
+    return known.run_id, *known.former
+
+
+def _is_copy(known: Identity, here: str) -> bool:
+    """Return whether the directory ``here`` is not the one for which an id was written."""
+    if not known.path:
+        beside = Path(here).parent
+        return any(
+            name != Path(here).name and id_at(beside / name) == known.run_id
+            for name in _names(beside)
+        )
+    return known.host != socket.gethostname() or id_at(Path(known.path)) == known.run_id
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(disk.names(directory))
+    except OSError:
+        return []
+
+
+def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str = "") -> Identity:
+    path, host = os.path.realpath(directory), socket.gethostname()
+    former = former[-_MOST_FORMER:]
+    detail = json.dumps({"path": path, "host": host, "former": former})
+    # Synced: with a new id after a power failure nobody would find the processes that are left.
+    disk.write_durably(directory, RUN_ID, f"{run_id}\n{detail}\n".encode())
+    return Identity(run_id=run_id, path=path, host=host, former=former, note=note)
+
+
+def _parse(data: bytes) -> Identity:
+    """The content of a file, of this version or an earlier one.
+
+    Raises:
+        ValueError: it is none; says why.
+    """
+    head, _, rest = data.strip().partition(b"\n")
+    run_id = head.decode("ascii", "replace").strip()
+    if not _ID.fullmatch(run_id):
+        raise ValueError(f"it begins with {run_id[:40]!a}, and an id is 12 hexadecimal digits")
+    if not rest:
+        return Identity(run_id=run_id)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        detail = json.loads(rest)
+        place = detail.get("place") or detail
+        former = [each["run_id"] if isinstance(each, dict) else each for each in detail["former"]]
+        path, host = place["path"], place["host"]
+        texts = all(isinstance(text, str) and len(text) <= 4096 for text in (path, host, *former))
+        if texts and "\0" not in path and all(map(_ID.fullmatch, former)):
+            return Identity(run_id=run_id, path=path, host=host, former=tuple(former))
+    raise ValueError("its second line does not name a directory")
+
+
+def _shown(path: str) -> str:
+    """A path for a message: one that comes from a file may hold anything."""
+    text = path if path.isprintable() else ascii(path)
+    return text if len(text) <= _MOST_SHOWN else f"…{text[-_MOST_SHOWN:]}"

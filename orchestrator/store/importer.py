@@ -1,0 +1,114 @@
+"""Reads the logs of rows that versions before this one wrote (``.appended-*.arrows``).
+
+Such a log is left only by a driver that was killed within seconds of a row: a driver makes Parquet
+of it, which all versions share. A record is columns of several rows as JSON, or an Arrow stream:
+
+    \\n<job>-<attempt>-<sha256[:16]>.json <bytes>\\n  <JSON>  \\n<the same>\\n
+
+``.arrow`` in the place of ``.json`` names a stream. The checksum is of the name before it, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from orchestrator.store import disk
+from orchestrator.store.codec import from_table, row_of
+from orchestrator.store.log import Line, Row
+from orchestrator.store.schema import RAW_TYPES, refuse_newer
+
+_LOG = re.compile(r"\.appended-(?:[0-9a-f]{16}-)?\d{1,9}\.arrows")
+_MARK = re.compile(
+    rb"\n(?P<whose>[A-Za-z0-9_-]{1,100}-)(?P<digest>[0-9a-f]{16})\.(?P<kind>json|arrow) "
+    rb"(?P<bytes>\d{1,10})\n"
+)
+_MAPS = ("details", "parameters", "versions", "workload_metrics")
+
+
+def is_older_log(name: str) -> bool:
+    """Tell if a file of this name is a log of an earlier version."""
+    return _LOG.fullmatch(name) is not None
+
+
+def lines_in_older(data: bytes) -> Iterator[Line]:
+    """The rows of an older log as lines of today's; bytes that are no record are damaged lines.
+
+    Raises:
+        SchemaMismatch: a newer version wrote them.
+    """
+    at = sound_until = 0
+    while mark := _MARK.search(data, at):
+        end = mark.end() + int(mark["bytes"])
+        record = data[mark.end() : end]
+        if end > len(data) or disk.digest(mark["whose"] + record).encode() != mark["digest"]:
+            at = mark.start() + 1
+            continue
+        if mark.start() > sound_until:
+            yield Line(data=data[sound_until : mark.start()], reason=f"byte {sound_until:,}")
+        at = sound_until = min(len(data), end + len(mark[0]))
+        try:
+            rows = _rows_in_json(record) if mark["kind"] == b"json" else _rows_in_stream(record)
+            for row in rows:
+                yield Line(data=record, row=row)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            yield Line(data=record, reason=f"a record of an earlier version: {error!r:.200}")
+    rest = data[sound_until:]
+    if any(mark.start() for mark in _MARK.finditer(rest)):  # else it is torn, and was never safe
+        yield Line(data=rest, reason=f"byte {sound_until:,}")
+
+
+def _rows_in_stream(data: bytes) -> list[Row]:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        table = stream.read_all()
+    table.validate(full=True)
+    return [row_of(each) for each in from_table(table)]
+
+
+def _rows_in_json(data: bytes) -> list[Row]:
+    """The rows of a record of columns.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError, RecursionError: it is none.
+        SchemaMismatch: it is of a newer version.
+    """
+    record = json.loads(data)
+    refuse_newer(record["schema_version"], "a record")
+    columns = record["columns"]
+    rows: list[dict[str, Any]] = [{} for _ in columns["job_id"]]
+    for name, told in columns.items():
+        values = _raw_column(told) if name in RAW_TYPES else told
+        for row, value in zip(rows, values, strict=True):
+            if value is not None:
+                row[name] = dict(value) if name in _MAPS else value
+    return list(rows)
+
+
+def _raw_column(column: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """Raw values of each row: their fields stand as columns of all rows' values."""
+    fields = {
+        name: _lists(values) if isinstance(values, dict) else values
+        for name, values in column["values"].items()
+    }
+    records = zip(*fields.values(), strict=True)
+    return [
+        [
+            {name: value for name, value in zip(fields, values, strict=True) if value is not None}
+            for values in islice(records, count)
+        ]
+        for count in column["counts"]
+    ]
+
+
+def _lists(packed: Mapping[str, Any]) -> list[list[float]]:
+    """Lists of numbers that were written together as base64 of little-endian doubles."""
+    data = base64.b64decode(packed["doubles"])
+    numbers = iter(struct.unpack(f"<{len(data) // 8}d", data))
+    return [list(islice(numbers, count)) for count in packed["counts"]]

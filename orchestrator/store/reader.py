@@ -1,0 +1,535 @@
+"""The one reader of rows: a consistent look at a run's directory while its driver writes to it.
+
+Rows lie in Parquet files and in logs of the last seconds (``log.py``). The name of a Parquet file
+holds the SHA-256 of its bytes, because Parquet alone does not notice all damage: of 1,426 one-byte
+flips in a file, 52 read back as wrong values without an error.
+
+    rows-<rows>-<attempt>-<sha256[:16]>.parquet    some rows; their highest attempt number
+    <job>-<attempt>-<sha256[:16]>.parquet          one row, as earlier versions wrote it
+    rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows, by an earlier version
+    compacted-<rows>-<sha256[:16]>.parquet         many rows, by an earlier version
+
+Every file is verified before it is parsed, and its values once after (``validation.py``); what is
+not rows is named and left out, and stays where it is. A row can lie in two places for a moment,
+when the writer replaces a log or several files by one: it is known by ``ROW_KEY`` and read once.
+Readers need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.store import disk
+from orchestrator.store.codec import measurements_of, table_of, values_of
+from orchestrator.store.disk import Damage
+from orchestrator.store.importer import is_older_log, lines_in_older
+from orchestrator.store.log import Line, is_log, lines_in
+from orchestrator.store.schema import column_names, columns_schema, current, rules_of
+from orchestrator.store.validation import fault, faults
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orchestrator.core.measurement import Measurement
+
+#: The columns by which a row is known. An attempt that was given up and brings its result after all
+#: has two rows, of which the later one is never final.
+ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
+#: A file that says it holds more is refused: it would not fit into memory.
+MOST_ROWS = 10_000_000
+
+_ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
+_FILE = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.\w+")
+_COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
+_TOGETHER = re.compile(r"rows(-(?P<rows>\d+))?")
+_MOST_TOGETHER = 1000  # rows in a file of an earlier version
+
+_LOG = logging.getLogger("nightgrid.store")
+
+
+# ---------------------------------------------------------------- names
+
+
+def file_name(rows: int, attempt_number: int, data: bytes) -> str:
+    """The name of a Parquet file with so many rows, the highest attempt being this."""
+    return f"rows-{rows}-{attempt_number}-{disk.digest(data)}.parquet"
+
+
+def has_rows(name: str) -> bool:
+    """Tell if a file of this name is one of rows."""
+    return _is_any_log(name) or (name.endswith(".parquet") and not name.startswith("."))
+
+
+def about_how_many(names: Iterable[str]) -> int:
+    """The number of rows in Parquet files of these names: nearly right, and never too low."""
+    count = 0
+    for name in names:
+        if compacted := _COMPACTED.fullmatch(name):
+            count += int(compacted["rows"])
+        elif name.endswith(".parquet") and (match := _FILE.fullmatch(name)):
+            together = _TOGETHER.fullmatch(match["job"])
+            count += int(together["rows"] or _MOST_TOGETHER) if together else 1
+    return count
+
+
+def attempt_in(name: str) -> tuple[str, int] | None:
+    """The job id and the attempt number that stand in the name of a file; "" for the job and the
+    highest number where it holds several rows. None for other names."""
+    match = _FILE.match(name)
+    if match is None or _COMPACTED.fullmatch(name):
+        return None
+    return "" if _TOGETHER.fullmatch(match["job"]) else match["job"], int(match["attempt"])
+
+
+def damage_of(name: str, data: bytes) -> str | None:
+    """Reason why the bytes cannot be what was written under this name; None if they are."""
+    match = _COMPACTED.fullmatch(name) or _FILE.fullmatch(name)
+    if match is None:
+        return "the name is not one that Nightgrid gives, so its content cannot be verified"
+    if (digest := disk.digest(data)) != match["digest"]:
+        return f"its {len(data):,} bytes have SHA-256 {digest}…, its name says otherwise"
+    return None
+
+
+def _is_any_log(name: str) -> bool:
+    return is_log(name) or is_older_log(name)
+
+
+# ---------------------------------------------------------------- one look
+
+
+@dataclass(slots=True)
+class Rows:
+    """One consistent look at a directory of rows.
+
+    Attributes:
+        tables: by name of the file or log, each row once.
+        damaged: files and lines that are not rows.
+        repeated: some rows stood in several files.
+    """
+
+    directory: Path
+    columns: Sequence[str]
+    tables: dict[str, pa.Table]
+    damaged: list[Damage]
+    repeated: bool = False
+
+    def refuse_unread(self, what: str, *, logs: bool = True) -> None:
+        """Refuse a look that may lack rows which another one would find, for decisions that cannot
+        be taken back.
+
+        Args:
+            what: cannot be told by it, for people.
+            logs: those in logs matter, too.
+
+        Raises:
+            StoreError: a file cannot be read now.
+        """
+        for damage in self.damaged:
+            if damage.passing and (logs or damage.path.name.endswith(".parquet")):
+                raise StoreError(
+                    f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
+                    f"stays so, move the file to {self.directory.with_name('quarantine')}"
+                )
+
+    def counts(self) -> dict[str, int]:
+        """The number of rows in each file."""
+        return {name: table.num_rows for name, table in self.tables.items()}
+
+    def table(self) -> pa.Table:
+        """All rows as one table, in the order of recording."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self.tables:
+            return table_of([], self.columns)
+        table = pa.concat_tables(self.tables.values()).combine_chunks()
+        zero = pa.scalar(0, table["recorded_at"].type)
+        keys = pa.table(
+            {
+                "recorded_at": pc.fill_null(table["recorded_at"], zero),
+                "attempt_id": table["attempt_id"],
+                "invocation_id": table["invocation_id"],
+            }
+        )
+        order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+        arrays = table.select(self.columns).take(order).columns
+        return pa.Table.from_arrays(arrays, schema=columns_schema(self.columns))
+
+
+def read_rows(
+    directory: Path,
+    columns: Iterable[str] | None = None,
+    known: Mapping[str, pa.Table] | None = None,
+) -> Rows:
+    """Read every file and log of rows, verified, of one moment.
+
+    Parquet files never change, so who follows a run hands in the tables of the last look as
+    ``known`` and only what came since is parsed.
+
+    A writer may replace logs and files meanwhile, and a listing is not of one moment: so the names
+    are listed again afterwards, and if one has gone or a file has come, the look starts over. What
+    was parsed is not parsed again.
+
+    Args:
+        directory: of a run's rows.
+        columns: those wanted; None: all.
+
+    Raises:
+        SchemaMismatch: a row was written by a newer version.
+        StoreError: the directory cannot be read.
+    """
+    wanted = column_names() if columns is None else list(columns)
+    with_key = [*wanted, *(name for name in ROW_KEY if name not in wanted)]
+    parsed = dict(known or {})
+    for _ in range(100):
+        names = row_files(directory)
+        look = Rows(directory, wanted, {}, [])
+        try:
+            # A log first: a row that leaves it meanwhile is in a file then, and not missed.
+            logs = _read_logs(look, sorted(filter(_is_any_log, names)), with_key, parsed)
+            _read_files(look, sorted(names - logs.keys()), with_key, parsed)
+        except FileNotFoundError:
+            continue
+        look.tables |= {name: table for name, table in logs.items() if table.num_rows}
+        parsed |= look.tables
+        now = row_files(directory)
+        if names <= now and not any(name.endswith(".parquet") for name in now - names):
+            _drop_repeated(look)
+            for damage in look.damaged:
+                _LOG.warning("not read: %s: %s", damage.path, damage.reason)
+            return look
+    raise StoreError(f"{directory} does not come to rest: files keep vanishing while it is read")
+
+
+def row_files(directory: Path) -> set[str]:
+    """Names of the files and logs with rows in a run's directory of tables."""
+    try:
+        names = disk.names(directory)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be read: {error.strerror or error}") from error
+    return set(filter(has_rows, names))
+
+
+def rows_in_log(name: str, data: bytes) -> Iterator[Line]:
+    """The lines of a log, of this version or an earlier one."""
+    return lines_in_older(data) if is_older_log(name) else lines_in(data)
+
+
+def table_of_lines(
+    lines: Iterable[Line], columns: Sequence[str] | None = None
+) -> tuple[pa.Table, list[Line]]:
+    """The rows in lines as a table with these columns, or all; and the lines that hold none.
+
+    Raises:
+        MemoryError: they may be sound.
+    """
+    import pyarrow as pa
+
+    lines = list(lines)
+    sound = [line for line in lines if line.row is not None]
+    try:
+        table = _sound_table([line.row for line in sound if line.row is not None], columns)
+        return table, [line for line in lines if line.row is None]
+    except (MemoryError, SchemaMismatch):
+        raise
+    except Exception:  # values from anywhere make the library raise anything
+        if len(sound) <= 1:
+            reason = "its values are not those of a row"
+            return table_of([], columns), [
+                line if line.row is None else replace(line, row=None, reason=reason)
+                for line in lines
+            ]
+    parts = [table_of_lines([line], columns) for line in lines]
+    table = pa.concat_tables([part for part, _ in parts])
+    return table, [line for _, damaged in parts for line in damaged]
+
+
+def _sound_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None) -> pa.Table:
+    """Rows as a table of sound values.
+
+    Raises:
+        Exception: of any kind: they are not.
+    """
+    table = current(table_of(rows, columns), "a log", columns)
+    if reason := fault(table):
+        raise ValueError(reason)
+    return table
+
+
+def _read_logs(
+    look: Rows, names: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
+) -> dict[str, pa.Table]:
+    """The tables of logs; a log grows, so what is known of it is of no use."""
+    found = {}
+    for name in names:
+        path = look.directory / name
+        if (data := _content(look, path)) is None:
+            continue
+        found[name], damaged = table_of_lines(rows_in_log(name, data), columns)
+        look.damaged += [Damage(path=path, reason=line.reason) for line in damaged]
+    return found
+
+
+def _read_files(
+    look: Rows, names: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
+) -> None:
+    """Add the tables of Parquet files."""
+    new = {}
+    for name in names:
+        if name in known:
+            look.tables[name] = known[name]
+        elif not _is_any_log(name) and (table := _file_table(look, name, columns)) is not None:
+            new[name] = table
+    for name, reason in faults(new).items():
+        del new[name]
+        path = look.directory / name
+        look.damaged.append(Damage(path=path, reason=f"not a table of results: {reason}"))
+    look.tables |= new
+
+
+def _content(look: Rows, path: Path) -> bytes | None:
+    """The bytes of a file; None, and a damage in the look, if it cannot be read.
+
+    Raises:
+        FileNotFoundError: it has gone.
+    """
+    try:
+        return disk.read(path)
+    except OSError as error:
+        if not disk.is_there(path):  # a network file system has a word of its own for that
+            raise FileNotFoundError(errno.ENOENT, "it has gone", str(path)) from error
+        reason = f"cannot be read: {error.strerror or error}"
+        passing = disk.may_be_ordinary(path)
+        look.damaged.append(Damage(path=path, reason=reason, passing=passing))
+        return None
+
+
+def _file_table(look: Rows, name: str, columns: list[str]) -> pa.Table | None:
+    """The table of a Parquet file; None, and a damage in the look, if it cannot be trusted."""
+    path, passing = look.directory / name, False
+    if (data := _content(look, path)) is None:
+        return None
+    reason = damage_of(name, data)
+    if reason is None:
+        try:
+            return parquet_table(data, columns, str(path))
+        except SchemaMismatch:
+            raise  # not damage: this program is too old
+        except Exception as error:  # bytes from anywhere make the library raise anything
+            passing = not _is_of_the_bytes(error)
+            text = (str(error) or repr(error)).removeprefix(f"{path} ")
+            reason = f"not a table of results: {text.splitlines()[0]:.300}"
+    look.damaged.append(Damage(path=path, reason=reason, passing=passing))
+    return None
+
+
+def parquet_table(data: bytes, columns: Sequence[str], source: str) -> pa.Table:
+    """The columns of a Parquet file of rows, of exactly their types.
+
+    Raises:
+        SchemaMismatch: a newer version wrote it.
+        Exception: of any kind: it is not such a file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(data))
+    if (count := file.metadata.num_rows) > MOST_ROWS:
+        raise StoreError(f"{source} has {count:,} rows, more than is read of one")
+    present = set(file.schema_arrow.names)
+    table = file.read([name for name in columns if name in present], use_threads=False)
+    return current(table, source, columns)
+
+
+def _is_of_the_bytes(error: Exception) -> bool:
+    """Return whether parsing the same bytes fails so at any time: not for want of memory, of
+    descriptors, of threads, or of a module that is being replaced."""
+    import pyarrow as pa
+
+    if isinstance(error, OSError):
+        return error.errno is None  # as Arrow says it of bytes that end too early
+    kinds = (pa.ArrowException, StoreError, ValueError, TypeError, LookupError, RecursionError)
+    return isinstance(error, kinds) and not isinstance(error, MemoryError)
+
+
+def _drop_repeated(look: Rows) -> None:
+    """Leave out rows that stand in another file, too: those of a log, and of the later name."""
+    import pyarrow as pa
+
+    if not look.tables:
+        return
+    keys = pa.concat_tables([table.select(ROW_KEY) for table in look.tables.values()])
+    if len(keys.group_by(list(ROW_KEY), use_threads=False).aggregate([])) == len(keys):
+        return
+    look.repeated = True
+    seen: set[tuple[object, ...]] = set()
+    for name, table in list(look.tables.items()):
+        fresh = []
+        for key in keys_of(table):
+            fresh.append(key not in seen)
+            seen.add(key)
+        if not any(fresh):
+            del look.tables[name]
+        elif not all(fresh):
+            look.tables[name] = table.filter(pa.array(fresh))
+
+
+def keys_of(table: pa.Table) -> Iterator[tuple[object, ...]]:
+    """By what each row of a table is known."""
+    return zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True)
+
+
+# ---------------------------------------------------------------- measurements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """All that a run's directory holds: the rows in the order of recording, and what is damaged."""
+
+    measurements: tuple[Measurement, ...]
+    damaged: tuple[Damage, ...]
+
+
+def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Contents:
+    """Every sound row, with or without samples, items and images, and all that is damaged, what
+    was set aside earlier included.
+
+    Raises:
+        SchemaMismatch: a row was written by a newer version.
+    """
+    import pyarrow as pa
+
+    look = read_rows(directory, column_names(raw=raw))
+    rows: list[Measurement] = []
+    try:
+        rows = list(measurements_of(look.table(), source=str(directory)))
+    except SchemaMismatch:
+        raise
+    except StoreError:  # only now it is looked for which of them is odd
+        for name, table in look.tables.items():
+            try:
+                rows += measurements_of(table, source=str(directory / name))
+            except StoreError as error:
+                look.damaged.append(Damage(path=directory / name, reason=str(error)))
+        rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
+    pa.default_memory_pool().release_unused()
+    damaged = (*look.damaged, *set_aside_earlier(quarantine))
+    return Contents(measurements=tuple(rows), damaged=damaged)
+
+
+def set_aside_earlier(quarantine: Path) -> list[Damage]:
+    """The files set aside so far."""
+    try:
+        names = disk.names(quarantine)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        return [Damage(path=quarantine, reason=f"cannot be read: {error.strerror or error}")]
+    return [Damage(path=quarantine / name, reason="set aside: damaged") for name in sorted(names)]
+
+
+def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
+    """Rows that were read without raw values, with these of ``RAW_COLUMNS``, in no order; a row
+    whose file has gone meanwhile is left out. A few thousand rows at a time are in memory, not
+    millions of items."""
+    from orchestrator.core.measurement import Measurement
+
+    empty = {name: rules_of(Measurement)[name][0].default for name in names}
+    for found, batch in raw_batches(directory, rows, *names):
+        there = [name for name in names if name in batch.schema.names]  # older rows lack some
+        columns = [values_of(name, batch[name]) for name in there]
+        for row, *values in zip(found, *columns, strict=True):
+            raw = {name: value or empty[name] for name, value in zip(there, values, strict=True)}
+            yield replace(row, **raw)
+
+
+def raw_batches(
+    directory: Path, rows: Iterable[Measurement], *names: str
+) -> Iterator[tuple[list[Measurement], pa.RecordBatch]]:
+    """Rows that were read without raw values in batches, each with its raw columns, in no order."""
+    import pyarrow as pa
+
+    wanted = {
+        (row.invocation_id, row.attempt_id, row.recorded_at, row.state, row.final): row
+        for row in rows
+    }
+    columns = [*ROW_KEY, *names]
+    seen: set[str] = set()
+    # More than once where a log became a file meanwhile.
+    while wanted and (new := sorted(row_files(directory) - seen)):
+        seen.update(new)
+        for name in new:
+            if not wanted:
+                break
+            with contextlib.suppress(
+                OSError, ValueError, TypeError, LookupError, pa.ArrowException
+            ):
+                # ``read_contents`` has told of what is damaged.
+                for batch in _batches(name, disk.read(directory / name), columns):
+                    yield _wanted(batch, wanted)
+    pa.default_memory_pool().release_unused()
+
+
+def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file or log, a few at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if _is_any_log(name):
+        table, _ = table_of_lines(rows_in_log(name, data), columns)
+        yield from table.to_batches(max_chunksize=1024)
+    elif damage_of(name, data) is None:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        yield from file.iter_batches(1024, columns=columns, use_threads=False)
+
+
+def _wanted(
+    batch: pa.RecordBatch, wanted: dict[tuple[object, ...], Measurement]
+) -> tuple[list[Measurement], pa.RecordBatch]:
+    """The wanted rows of a batch; they are wanted no more."""
+    import pyarrow as pa
+
+    keys = zip(*(values_of(name, batch[name]) for name in ROW_KEY), strict=True)
+    found = [
+        (number, row)
+        for number, key in enumerate(keys)
+        if (row := wanted.pop(key, None)) is not None
+    ]
+    places = pa.array([number for number, _ in found], pa.int64())
+    return [row for _, row in found], batch.take(places)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def runs(results_dir: Path) -> list[str]:
+    """Names of the runs in a results directory, the one written last first.
+
+    Raises:
+        StoreError: the directory is there and cannot be read.
+    """
+    try:
+        names = disk.names(results_dir)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name
+        return []
+    except OSError as error:
+        raise StoreError(f"{results_dir} cannot be read: {error.strerror or error}") from error
+    written: dict[str, float] = {}
+    for name in names:  # os.path, since Path's own questions raise where it may not look
+        rows = results_dir / name / "rows"
+        with contextlib.suppress(OSError):
+            if os.path.isdir(rows):
+                written[name] = os.stat(rows).st_mtime
+    return sorted(written, key=lambda name: written[name], reverse=True)

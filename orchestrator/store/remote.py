@@ -1,0 +1,452 @@
+"""Copies of runs elsewhere: in an object store, and on this machine of a run on a cluster.
+
+*A copy in an object store* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run. The
+run's own directory comes first: a row is safe when it is there, and nothing waits for the copy. A
+thread brings over what has changed every few seconds, and all of it at the end. While the address
+cannot be reached the run says so and goes on; the next try, or the next driver, brings what is
+missing. ``mirror.json`` there names the run, so that another one of its name is refused. pyarrow
+speaks to both kinds of address, with the credentials that their own tools use. S3 is tested over
+HTTP; Google's is untested.
+
+*A transfer* brings a run's files through a channel that carries text alone: Ray's job interface has
+no files, but shows what a job prints. ``python -m orchestrator.store.remote RUN`` prints, on the
+machine that has the run, those of its files that the other side lacks: first a list, then each file
+in parts, every part and every file with its SHA-256. ``Receiver`` writes a file when the last of
+its parts is there and whole, so an interrupted transfer leaves whole files, and the next one brings
+the rest.
+
+A copy only grows: a row that lies in two of its files is read once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.errors import StoreError
+from orchestrator.store import disk, files
+from orchestrator.store.identity import id_at
+from orchestrator.store.log import is_log
+from orchestrator.store.reader import has_rows
+from orchestrator.store.store import Store, find_run
+from orchestrator.util import output
+from orchestrator.worker.redaction import redact
+from workloads.util.files import opened, read_text
+
+INTERVAL_S = 10.0
+MARKER = "mirror.json"
+MARK = "NIGHTGRID-TRANSFER-1"
+PART_BYTES = 48 * 1024
+
+
+def travelling_files(run: Path) -> list[str]:
+    """The names of a run's files that mean something elsewhere, beneath its directory. The status
+    comes last: what it counts is there.
+
+    Raises:
+        OSError: its rows cannot be listed.
+    """
+    names = []
+    with contextlib.suppress(FileNotFoundError):
+        names = [f"{files.ROWS}/{name}" for name in sorted(disk.names(run / files.ROWS))]
+    with contextlib.suppress(OSError):
+        names += sorted(filter(files.is_trace, disk.names(run)))
+    names += files.TRAVELLING
+    names = [name for name in names if _travels(name) and os.path.isfile(run / name)]
+    return [name for name in names if _is_plain(name)]
+
+
+def _travels(name: str) -> bool:
+    """Return whether a file of this name, beneath a run's directory, is one that travels; no other
+    is written, whatever the far side says."""
+    folder, _, last = name.rpartition("/")
+    if folder:
+        return folder == files.ROWS and has_rows(last)
+    return name in files.TRAVELLING or files.is_trace(name)
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a receiver takes a file of this name: a foreign one keeps no other from it."""
+    with contextlib.suppress(StoreError):
+        disk.valid_name(name.rpartition("/")[2].removeprefix("."), "file name")
+        return True
+    return False
+
+
+def _write_received(run: Path, name: str, data: bytes) -> None:
+    """Write a file of a copy; rows for good."""
+    if not _travels(name) or not _is_plain(name):
+        raise StoreError(f"{name!r} is not a file of a run")
+    if name.startswith(files.ROWS):
+        disk.make_directory(run / files.ROWS)
+        disk.write_durably(run / files.ROWS, name.rpartition("/")[2], data)
+    else:
+        disk.replace_file(run, name, data)
+
+
+# ---------------------------------------------------------------- the directory of a copy
+
+
+def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
+    """The directory for a copy of a run, made if it is not there. ``fetched.json`` in it says of
+    which run it is, so that a run of one's own is never mixed with one of the same name.
+
+    Args:
+        name: of the copy.
+        source: the address it is fetched from, for people.
+        run_id: of the run; "" where that has none yet.
+
+    Raises:
+        StoreError: a run of one's own, a copy of another one, or one with which a driver has gone
+            on, has this name.
+    """
+    store = Store.open(results, name)
+    elsewhere = "fetch into another directory (--results DIR) or under another name (--as NAME)"
+    known = None
+    if disk.is_there(store.path):
+        known = copied_id(store.path)
+        if known is None or (run_id and known not in ("", run_id)):
+            whose = "a run of this machine" if known is None else "a copy of another run"
+            raise StoreError(f"{store.path} is {whose}; {elsewhere}")
+        # Every driver leaves the id of its run, which never travels.
+        if any(disk.is_there(store.path / file) for file in (files.RUN_ID, files.LOCK)):
+            raise StoreError(
+                f"a driver has gone on with {store.path} here, a copy that was fetched: what comes "
+                f"now could be of the same attempts; {elsewhere}"
+            )
+    if known is None or (run_id and not known):  # a copy begun before its run had an id gets it
+        disk.make_directory(store.tables_path)
+        store.write_file(files.FETCHED, json.dumps({"run_id": run_id, "from": source}))
+    return store.path
+
+
+def copied_id(run: Path) -> str | None:
+    """The id of the run of which a directory is a copy; None of one that is none."""
+    try:
+        return str(json.loads(read_text(run / files.FETCHED))["run_id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+# ---------------------------------------------------------------- an object store
+
+
+class _UnreadError(Exception):
+    """A file of the run cannot be read now."""
+
+
+class Mirror:
+    """The copy of one run in an object store.
+
+    Args:
+        run: its directory.
+        address: where the copy lies, beneath the run's name.
+        run_id: by which the run is known.
+        again: the run has been copied there before; it goes on even if the address is away now.
+
+    Raises:
+        StoreError: the address cannot be written, or another run has its name there.
+    """
+
+    def __init__(self, run: Path, address: str, run_id: str, *, again: bool = False) -> None:
+        self._run = run
+        self.address = shown_address(address)
+        self._files, base = _file_system(address)
+        self._there = f"{base}/{run.name}"
+        self._copied: dict[str, tuple[int, int]] = {}  # by name: size and time of what was copied
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.trouble = ""
+        try:
+            self._claim(run_id)
+        except OSError as error:
+            why = f"results cannot be copied to {self.address}: {_reason(error)}"
+            if not again:
+                raise StoreError(why) from None
+            self.trouble = why
+
+    def start(self) -> None:
+        """Copy what changes, until ``close``."""
+        self._thread = threading.Thread(target=self._work, name="results", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy the rest; ``trouble`` says what could not be."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.copy()
+
+    def copy(self) -> int:
+        """Bring over what has changed, as far as that is possible; the number of files. A log, to
+        which an object store cannot append, goes at the end, if its rows are not Parquet by then.
+        """
+        count, unread = 0, ""
+        try:
+            for name in travelling_files(self._run):
+                if self._ended.is_set() or not is_log(os.path.basename(name)):
+                    try:
+                        count += self._copy_one(name)
+                    except _UnreadError as error:
+                        unread = unread or str(error)
+            self.trouble = unread
+        except OSError as error:
+            self.trouble = (
+                f"results cannot be copied to {self.address}: {_reason(error)}; they are safe in "
+                f"{self._run}"
+            )
+        return count
+
+    def _work(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self.copy()
+
+    def _copy_one(self, name: str) -> bool:
+        try:
+            there = os.stat(self._run / name)
+            stamp = (there.st_size, there.st_mtime_ns)
+            if self._copied.get(name) == stamp:
+                return False
+            # The name of a file of rows holds its digest; a log only grows.
+            if name.startswith(f"{files.ROWS}/") and self._size_there(name) == there.st_size:
+                self._copied[name] = stamp
+                return False
+            data = disk.read(self._run / name)
+        except FileNotFoundError:  # compacted meanwhile
+            return False
+        except OSError as error:
+            why = f"{self._run / name} cannot be read, and is not copied to {self.address}"
+            raise _UnreadError(f"{why}: {error.strerror or error}") from error
+        self._write(name, data)
+        self._copied[name] = stamp
+        return True
+
+    def _claim(self, run_id: str) -> None:
+        known = _run_at(self._files, self._there)
+        if known is not None and known != run_id:
+            raise StoreError(
+                f"{self.address} has another run {self._run.name!r}; choose another --run NAME, or "
+                "another address"
+            )
+        self._write(MARKER, json.dumps({"run_id": run_id}).encode())
+
+    def _size_there(self, name: str) -> int | None:
+        size: int | None = self._files.get_file_info(f"{self._there}/{name}").size
+        return size
+
+    def _write(self, name: str, data: bytes) -> None:
+        # An object store has an object whole or not at all.
+        with self._files.open_output_stream(f"{self._there}/{name}") as stream:
+            stream.write(data)
+
+
+def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list[str]:
+    """Bring a run's copy at an address to this machine: rows that are not here, and side files.
+
+    Args:
+        run: its name there.
+        directory: where it goes, given the run's id; may refuse.
+
+    Raises:
+        StoreError: there is no such run, or the address cannot be read.
+    """
+    from pyarrow.fs import FileSelector
+
+    there_files, base = _file_system(address)
+    there = f"{base}/{run}"
+    received = []
+    try:
+        run_id = _run_at(there_files, there)
+        if run_id is None:
+            raise StoreError(f"there is no run {run!r} at {shown_address(address)}")
+        here = directory(run_id)
+        selector = FileSelector(there, recursive=True, allow_not_found=True)
+        for info in sorted(there_files.get_file_info(selector), key=lambda info: info.path):
+            name = info.path.removeprefix(f"{there}/")
+            is_row = name.startswith(f"{files.ROWS}/")
+            if not _travels(name) or (is_row and _size_of(here / name) == info.size):
+                continue
+            with there_files.open_input_stream(info.path) as stream:
+                _write_received(here, name, stream.read())
+            received.append(name)
+    except OSError as error:
+        raise StoreError(f"{shown_address(address)} cannot be read: {_reason(error)}") from None
+    return received
+
+
+def shown_address(address: str) -> str:
+    """The address for people: without a key in it, and without its options."""
+    return redact(address.partition("?")[0], {})
+
+
+def _run_at(there_files: Any, there: str) -> str | None:
+    """The id of the run whose copy lies there; None where there is none."""
+    try:
+        with there_files.open_input_stream(f"{there}/{MARKER}") as stream:
+            return str(json.loads(stream.read())["run_id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem
+
+    try:
+        there_files, base = FileSystem.from_uri(address)
+    except (ArrowException, OSError, ValueError) as error:
+        shown = shown_address(address)
+        raise StoreError(f"{shown} is not an address for results: {_reason(error)}") from None
+    return there_files, base.rstrip("/")
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(redact(str(error), os.environ).split())[:300]
+
+
+# ---------------------------------------------------------------- a transfer
+
+
+def digests(run: Path) -> dict[str, str]:
+    """The SHA-256 of each of a run's files that travel, by name."""
+    found = {}
+    for name in travelling_files(run):
+        whole = hashlib.sha256()
+        with contextlib.suppress(OSError):  # it has gone meanwhile, as rows do when they are merged
+            with opened(run / name) as file:
+                while piece := file.read(2**20):
+                    whole.update(piece)
+            found[name] = whole.hexdigest()
+    return found
+
+
+def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
+    """The lines that bring somebody who has these files, by their digests, what the run has."""
+    wanted = [name for name, digest in digests(run).items() if have.get(name) != digest]
+    head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted}
+    yield f"{MARK} begin {json.dumps(head)}"
+    for name in wanted:
+        try:
+            data = disk.read(run / name)
+        except OSError as error:
+            yield f"{MARK} gone {json.dumps({'name': name, 'why': error.strerror})}"
+            continue
+        for start in range(0, max(1, len(data)), PART_BYTES):
+            part = zlib.compress(data[start : start + PART_BYTES])
+            check = hashlib.sha256(part).hexdigest()[:16]
+            yield f"{MARK} part {check} {base64.b64encode(part).decode()}"
+        whole = {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
+        yield f"{MARK} file {json.dumps(whole)}"
+    yield f"{MARK} end"
+
+
+@dataclass(slots=True)
+class Receiver:
+    """Writes the files that come as lines.
+
+    Attributes:
+        begin: called with what comes before the first file; it says where the files go, or raises.
+        damaged: names of files that did not come whole.
+    """
+
+    begin: Callable[[Mapping[str, object]], Path]
+    finished: bool = False
+    received: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    _run: Path | None = None
+    _wanted: set[str] = field(default_factory=set)  # that the sender is about to send
+    _text: str = ""
+    _parts: list[bytes] = field(default_factory=list)
+    _broken: bool = False
+
+    def feed(self, text: str) -> None:
+        """Take some of the text, cut anywhere.
+
+        Raises:
+            StoreError: the sender refused, or a file cannot be written.
+        """
+        *lines, self._text = (self._text + text).split("\n")
+        for line in lines:
+            mark, _, rest = line.partition(" ")
+            if mark == MARK:
+                self._take(*rest.partition(" ")[::2])
+
+    def _take(self, kind: str, rest: str) -> None:
+        if kind == "part":
+            self._part(*rest.partition(" ")[::2])
+            return
+        try:
+            message = json.loads(rest) if rest else {}
+        except ValueError:
+            self._broken = True  # of a line that was cut; the file's digest will say so
+            return
+        if kind == "refused":
+            raise StoreError(str(message))
+        if kind == "begin":
+            self._run = self.begin(message)
+            self._wanted = set(message.get("wanted") or ())
+        elif kind == "file" and self._run is not None:
+            self._file(self._run, str(message.get("name")), str(message.get("sha256")))
+        elif kind == "end":
+            self.finished = True
+
+    def _part(self, check: str, text: str) -> None:
+        try:
+            part = base64.b64decode(text, validate=True)
+            self._broken |= hashlib.sha256(part).hexdigest()[:16] != check
+            self._parts.append(b"" if self._broken else zlib.decompress(part))
+        except (ValueError, zlib.error):
+            self._broken = True
+
+    def _file(self, run: Path, name: str, digest: str) -> None:
+        data, broken = b"".join(self._parts), self._broken
+        self._parts, self._broken = [], False
+        if (
+            broken
+            or hashlib.sha256(data).hexdigest() != digest
+            or (_travels(name) and name not in self._wanted)
+        ):
+            self.damaged.append(name)
+        else:
+            _write_received(run, name, data)
+            self.received.append(name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a run's files; the other side is a ``Receiver``."""
+    parser = argparse.ArgumentParser(prog="transfer", description=main.__doc__)
+    parser.add_argument("run")
+    parser.add_argument("--results", type=files.directory_of)
+    parser.add_argument("--have", type=Path, help="JSON: SHA-256 by name of what is there already")
+    args = parser.parse_args(arguments)
+    try:
+        store = find_run(args.run, args.results)
+        have = json.loads(read_text(args.have)) if args.have else {}
+    except StoreError as error:
+        output.say(f"{MARK} refused {json.dumps(str(error))}")
+        return StoreError.exit_code
+    for line in lines_of(store.path, have):
+        output.say(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

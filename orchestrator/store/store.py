@@ -1,0 +1,561 @@
+"""The rows of one run, to read and to write: rows go to a log first, then into Parquet.
+
+A row is durable when ``append`` returns; ``to_parquet`` shows it to any reader of Parquet, every
+few seconds. ``files.py`` names the files of a run, ``reader.py`` reads those of rows. The log is
+removed when the Parquet file that has its rows is safe, and files are merged the same way when a
+writer ends with many of them: for a moment a *plain* reader may see a row twice, and ours takes it
+once. What a crash leaves of this is mended by the next writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.errors import StoreError
+from orchestrator.store import disk, files, identity
+from orchestrator.store.lock import SILENCE_S, Holder, RunLock
+from orchestrator.store.log import AttemptJournal, RowLog, read_journal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orchestrator.core.measurement import Measurement
+    from orchestrator.core.plan import PastRow
+    from orchestrator.store.log import Line
+    from orchestrator.store.reader import Contents
+
+_LOG = logging.getLogger("nightgrid.store")
+#: A writer that ends with this many files merges them: ten thousand take a reader half a minute.
+COMPACT_FROM = 200
+#: Runs that a message lists.
+MOST_LISTED = 20
+_ATTEMPT_IN_LINE = re.compile(rb'"attempt_id":"([A-Za-z0-9_-]{1,80}-\d{1,9})"')
+
+
+class Store:
+    """The rows of one run.
+
+    Reading needs nothing; ``with store:`` makes this process the run's one writer, sets aside
+    what a crashed predecessor left damaged, and gives the lock back at the end.
+
+    Args:
+        lock: of the run; its own if left out.
+        log: to which rows are appended; one of a new name if left out.
+
+    Raises:
+        StoreError: the name cannot be that of a run, or its directory leads elsewhere.
+    """
+
+    def __init__(
+        self,
+        results_dir: Path,
+        run: str,
+        *,
+        lock: RunLock | None = None,
+        log: RowLog | None = None,
+    ) -> None:
+        self.run = disk.valid_name(run, "run name")
+        self.path = Path(results_dir) / self.run
+        self.tables_path = self.path / files.ROWS
+        self.quarantine_path = self.path / files.QUARANTINE
+        for path in (self.path, self.tables_path, self.quarantine_path, self.path / files.LOGS):
+            # os.path.realpath, since Path.resolve raises where links go round in a circle
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):
+                raise StoreError(f"{path} leads out of {results_dir}; link the latter instead")
+        self.taken_over_from: Holder | None = None
+        self.interrupted: tuple[str, ...] = ()  # attempts that a predecessor's death ended
+        self._identity: identity.Identity | None = None
+        self._lock = lock or RunLock(self.path)
+        self._log = log or RowLog(self.tables_path)
+        self._journal = AttemptJournal(self.path / files.JOURNAL)
+        self._side_files = files.SideFiles(self.path)
+        self._making = threading.Lock()  # of a Parquet file
+        self._may_repeat = False  # rows of the logs may be in Parquet, too
+        self._doubtful: set[str] = set()  # attempts whose append failed: they may come twice
+        self._logs_left: set[str] = set()  # that could not be read; said
+
+    @classmethod
+    def open(cls, results_dir: Path, run: str) -> Store:
+        """The store of a run that may not exist yet; touches nothing.
+
+        Raises:
+            StoreError: the name cannot be that of a run.
+        """
+        return cls(results_dir, run)
+
+    @classmethod
+    def existing(cls, results_dir: Path, run: str) -> Store:
+        """The store of a run that has been started.
+
+        Raises:
+            StoreError: there is none of this name; the message lists close matches.
+        """
+        from orchestrator.store.reader import runs
+
+        store = cls(results_dir, run)
+        if not store.exists:
+            known = runs(results_dir)
+            close = get_close_matches(run, known, n=3, cutoff=0.5) or known[:5]
+            hint = f"There is: {', '.join(close)}." if close else "There are no runs there."
+            raise StoreError(f"no run {run!r} in {results_dir}. {hint}")
+        return store
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def exists(self) -> bool:
+        """Return whether the run was ever started."""
+        return os.path.isdir(self.tables_path)
+
+    def read(self, *, samples: bool = True) -> Contents:
+        """Every sound row, with or without raw values, and everything that is damaged.
+
+        Raises:
+            SchemaMismatch: a row was written by a newer version.
+        """
+        from orchestrator.store.reader import read_contents
+
+        return read_contents(self.tables_path, self.quarantine_path, raw=samples)
+
+    def measurements(self, samples: bool = True) -> list[Measurement]:
+        """The rows in the order of recording; without ``samples`` it is faster."""
+        return list(self.read(samples=samples).measurements)
+
+    def history(self) -> list[PastRow]:
+        """The columns of each row that planning and estimating need, oldest first."""
+        from orchestrator.store.history import past_rows
+
+        return past_rows(self.tables_path)
+
+    def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
+        """The highest number, by job id, of an attempt at one of these jobs whose row may be among
+        the damaged ones: no other attempt may be called the same."""
+        from orchestrator.store.reader import attempt_in, set_aside_earlier
+
+        numbers: dict[str, int] = {}
+        for damage in set_aside_earlier(self.quarantine_path):
+            if attempt := attempt_in(damage.path.name):
+                numbers[attempt[0]] = max(attempt[1], numbers.get(attempt[0], 0))
+        of_any = numbers.pop("", 0)
+        return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
+
+    # ------------------------------------------------------------ the one writer
+
+    def __enter__(self) -> Store:
+        """Become the writer.
+
+        Raises:
+            StoreLocked: another driver holds the run; the message names it.
+            StoreError: it cannot be told which attempts a predecessor's death ended, or anything
+                else the file system says.
+        """
+        try:
+            disk.make_directory(self.tables_path)
+            disk.sync_directory(self.path)
+        except OSError as error:
+            raise StoreError(f"cannot create {self.tables_path}: {error.strerror}") from error
+        self.taken_over_from = self._lock.acquire()
+        try:
+            self._clear_up()
+            self._identity = identity.identify(self.path, self.quarantine_path)
+            self.interrupted = self._record_interrupted()
+            self._take_over_logs()
+            with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
+                self.make_reserve()
+        except BaseException as error:
+            self._log.close()
+            self._lock.release()
+            if isinstance(error, OSError):  # of a listing, a removal, a file that is set aside
+                where = error.filename or self.path
+                what = f"{self.path} cannot be opened for writing: {where}"
+                raise StoreError(f"{what}: {error.strerror or error}") from error
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ours = self._is_ours()
+        try:
+            if ours:
+                self.to_parquet()
+                if error is None and self._should_compact():
+                    self.compact()
+        except Exception as problem:  # a convenience; the rows are safe without it
+            _LOG.warning("the rows were not compacted: %s", str(problem) or repr(problem))
+        finally:
+            self._log.close()
+            ours = ours and self._is_ours()
+            self._journal.close(ours=ours)
+            if ours:
+                self._side_files.remove_reserve()
+            self._lock.release()
+
+    def refuse_if_held(self) -> None:
+        """Refuse as ``with store:`` would now, before anything is waited for that may be away.
+
+        Raises:
+            StoreLocked: another driver holds the run; the message names it.
+            StoreError: the lock cannot be read.
+        """
+        self._lock.refuse_if_held()
+
+    def resume(self) -> Store:
+        """Let ``with store:`` take the run from a holder on another host, whose death cannot be
+        seen from here, if it has given no sign of life for a minute."""
+        self._lock.silence_means_death_s = SILENCE_S
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """The id that all drivers of this run have, and no other run. For the writer.
+
+        Raises:
+            StoreError: this process is not the writer.
+        """
+        if self._identity is None:
+            raise StoreError(f"{self.path} is not open for writing: its run id is not known")
+        return self._identity.run_id
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user about the run's id."""
+        return (self._identity.note,) if self._identity is not None and self._identity.note else ()
+
+    def append(self, *measurements: Measurement) -> Path:
+        """Write rows; the log that has them. When this returns, they survive a power failure. Safe
+        to repeat after an error, with the same rows or some of them and others: a row that stands
+        twice is read once.
+
+        Raises:
+            StoreFull: no space is left; try again later.
+            StoreLocked: the lock was taken away.
+            StoreError: it cannot be written.
+        """
+        from orchestrator.store.codec import row_of
+
+        self._lock.still_mine()
+        rows = [row_of(measurement) for measurement in measurements]
+        attempt_ids = [measurement.attempt_id for measurement in measurements]
+        try:
+            path = self._log.append(rows)
+            self._lock.still_mine()  # else our successor may have read the log before
+        except StoreError:
+            self._doubtful.update(attempt_ids)
+            raise
+        self._journal.end(attempt_ids)
+        return path
+
+    def begin(self, *rows: Measurement) -> None:
+        """Write down that attempts start, by the row that each of them gets should this process die
+        before ``append`` has written its own. Survives the death of the process, not that of the
+        machine.
+
+        Raises:
+            StoreFull: no space is left.
+            StoreError: it cannot be written.
+        """
+        from orchestrator.store.codec import row_of
+
+        self._lock.still_mine()
+        self._journal.begin([row_of(row) for row in rows])
+
+    def write_file(self, name: str, content: str | bytes) -> Path:
+        """Replace a side file of the run (report, status, grid) in one step.
+
+        Raises:
+            StoreError: the name could lead out of the run's directory, or writing fails.
+        """
+        return self._side_files.write(name, content)
+
+    def make_reserve(self) -> None:
+        """Reserve some space for ``status.json``; raises StoreFull if there is none."""
+        self._side_files.make_reserve()
+
+    def _is_ours(self) -> bool:
+        try:
+            self._lock.still_mine()
+        except StoreError:
+            return False
+        return True
+
+    # ------------------------------------------------------------ Parquet
+
+    def to_parquet(self) -> Path | None:
+        """Put the rows of the log into a Parquet file; None if there are none. Rows may be
+        appended meanwhile, in another thread. Damaged lines are set aside. A driver that was
+        stalled meanwhile leaves the logs to its successor.
+
+        Raises:
+            StoreError, OSError: not the writer, or the file cannot be written, or a log not
+                removed; the rows are safe, in the log or in both.
+        """
+        from orchestrator.store.reader import rows_in_log, table_of_lines
+
+        with self._making:
+            self._lock.still_mine()
+            contents = self._contents_of_logs()
+            if not contents:
+                return None
+            lines = [line for name, data in contents.items() for line in rows_in_log(name, data)]
+            table, damaged = table_of_lines(lines)
+            table = self._without_repeated(table)
+            repeat, self._may_repeat = self._may_repeat, True
+            path = self._write_parquet(table) if table.num_rows else None
+            for line in damaged:
+                self._set_line_aside(line)
+            self._lock.still_mine()
+            self._remove(contents)
+            for name in contents:
+                self._log.forget(name)
+            self._may_repeat = repeat and self._log.has_ended
+            return path
+
+    def compact(self) -> Path | None:
+        """Put all sound files into one; None when there is nothing to gain. A file that holds
+        something else than rows stays where it is.
+
+        Raises:
+            StoreError, OSError: not the writer, or the new file does not read back, or one that it
+                replaces cannot be removed.
+        """
+        from orchestrator.store.reader import read_rows, row_files
+
+        self.to_parquet()
+        with self._making:
+            look = read_rows(self.tables_path)
+            look.refuse_unread("what is to be compacted")
+            bad = {damage.path.name for damage in look.damaged}
+            old = [name for name in row_files(self.tables_path) if name.endswith(".parquet")]
+            old = [name for name in old if name not in bad]
+            if len(old) < 2:
+                return None
+            look.tables = {n: table for n, table in look.tables.items() if n.endswith(".parquet")}
+            path = self._write_parquet(look.table())
+            self._remove(name for name in old if name != path.name)
+            return path
+
+    def _should_compact(self) -> bool:
+        """Return whether there are many files, or some that repeat others' rows: a compaction was
+        cut short."""
+        from orchestrator.store.reader import ROW_KEY, read_rows
+
+        many = len(disk.names(self.tables_path)) >= COMPACT_FROM
+        return many or read_rows(self.tables_path, ROW_KEY).repeated
+
+    def _write_parquet(self, table: pa.Table) -> Path:
+        """Write a file of rows that are safe elsewhere.
+
+        Raises:
+            StoreError: not the writer, or it cannot be written, or does not read back.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        from orchestrator.store.reader import file_name
+        from orchestrator.store.schema import schema
+
+        sink = pa.BufferOutputStream()
+        documented = pa.Table.from_arrays(table.columns, schema=schema())
+        pq.write_table(documented, sink, compression="zstd", write_statistics=False)
+        data = sink.getvalue().to_pybytes()
+        highest = pc.max(table["attempt_number"]).as_py()
+        name = file_name(table.num_rows, highest, data)
+        # A driver that was stalled while it wrote may have a successor that did the same.
+        path = disk.write_durably(self.tables_path, name, data, self._lock.still_mine)
+        if disk.read(path) != data:
+            disk.remove(path)
+            # Without its name: each try has another, and a cause is said once.
+            what = f"a new file in {self.tables_path} does not read back as written"
+            raise StoreError(f"{what}; what it replaces was kept")
+        return path
+
+    def _contents_of_logs(self) -> dict[str, bytes]:
+        """The contents of our logs, by name; they are ended. One that cannot be read now is left as
+        it is, and said once: the others wait for none."""
+        found = {}
+        for log in self._log.rotate():
+            path = self.tables_path / log
+            try:
+                found[log] = disk.read(path)
+            except FileNotFoundError:
+                self._log.forget(log)
+                _LOG.error("%s was removed by somebody else, with its rows", path)
+            except OSError as error:
+                if log not in self._logs_left:
+                    why = error.strerror or error
+                    _LOG.warning("%s cannot be read, its rows are not in Parquet: %s", path, why)
+                self._logs_left.add(log)
+        return found
+
+    def _without_repeated(self, table: pa.Table) -> pa.Table:
+        """Rows of logs, each once, without those that are in Parquet after a crash or a failure."""
+        import pyarrow as pa
+
+        from orchestrator.store.reader import ROW_KEY, keys_of, read_rows
+
+        seen: set[tuple[object, ...]] = set()
+        if self._may_repeat or not self._doubtful.isdisjoint(table["attempt_id"].to_pylist()):
+            disk.sync_directory(self.tables_path)  # a file may stand whose name is not safe yet
+            look = read_rows(self.tables_path, ROW_KEY)
+            look.refuse_unread("which rows of a log are in a file", logs=False)
+            for name, known in look.tables.items():
+                if name.endswith(".parquet"):
+                    seen.update(keys_of(known))
+        fresh = []
+        for key in keys_of(table):
+            fresh.append(key not in seen)
+            seen.add(key)
+        return table if all(fresh) else table.filter(pa.array(fresh, pa.bool_()))
+
+    def _set_line_aside(self, line: Line) -> None:
+        """Keep a damaged line, under the name of its attempt where it tells that."""
+        attempt = _ATTEMPT_IN_LINE.search(line.data)
+        name = f"{attempt[1].decode() if attempt else 'line'}-{disk.digest(line.data)}.jsonl"
+        disk.make_directory(self.quarantine_path)
+        path = disk.write_durably(self.quarantine_path, name, line.data)
+        _LOG.warning("set aside as %s: %s", path, line.reason)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(self.tables_path / name)
+        disk.sync_directory(self.tables_path)
+
+    # ------------------------------------------------------------ after a crash
+
+    def _clear_up(self) -> None:
+        """Set aside files of rows that are damaged, and remove those that were never finished:
+        their rows are in a log or in other files. What cannot be read for now stays."""
+        from orchestrator.store.reader import damage_of
+
+        for name in sorted(disk.names(self.tables_path)):
+            path = self.tables_path / name
+            if name.startswith(".") and name.endswith(".parquet.partial"):
+                with contextlib.suppress(OSError):
+                    disk.remove(path)
+            if name.startswith(".") or not name.endswith(".parquet"):
+                continue
+            try:
+                reason = damage_of(name, disk.read(path))
+            except OSError as error:  # a directory or a dangling link of this name, or a bad sector
+                if disk.may_pass(error):
+                    _LOG.warning("%s cannot be read now, and stays: %s", path, error.strerror)
+                    continue
+                reason = str(error)
+            if reason is not None:
+                with contextlib.suppress(OSError):  # another user's directory: it stays there
+                    aside = disk.set_aside(path, self.quarantine_path)
+                    _LOG.warning("set aside as %s: %s", aside, reason)
+
+    def _take_over_logs(self) -> None:
+        """Put what a dead driver left in logs into Parquet, if that is possible now."""
+        from orchestrator.store.reader import has_rows
+
+        names = [name for name in disk.names(self.tables_path) if has_rows(name)]
+        logs = [name for name in names if not name.endswith(".parquet")]
+        self._log.take_over(logs)
+        self._may_repeat = bool(logs)
+        try:
+            self.to_parquet()
+        except Exception as problem:  # our reader finds them where they are
+            _LOG.warning("rows of a log are not in Parquet: %s", str(problem) or repr(problem))
+
+    def _record_interrupted(self) -> tuple[str, ...]:
+        """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        path, what = self._journal.path, "which attempts were interrupted"
+        if not disk.is_there(path):
+            return ()
+        reason, lines = "", []
+        try:
+            lines = read_journal(path)
+        except OSError as error:
+            if disk.may_pass(error):
+                raise StoreError(f"{what} cannot be told now: {path}: {error.strerror}") from error
+            reason = str(error)
+        interrupted, damaged = self._without_row(lines, what) if lines else ([], [])
+        if interrupted:
+            self._log.append(interrupted)
+        if damaged or reason:
+            aside = disk.set_aside(path, self.quarantine_path)
+            _LOG.warning("set aside as %s: %s", aside, reason or damaged[0].reason)
+        else:
+            disk.remove(path)
+        return tuple(sorted(str(row["attempt_id"]) for row in interrupted))
+
+    def _without_row(
+        self, lines: list[Line], what: str
+    ) -> tuple[list[Mapping[str, Any]], list[Line]]:
+        """The rows in the lines of a journal whose attempts have none in the run; and the lines
+        that are damaged."""
+        from orchestrator.store.reader import read_rows, table_of_lines
+
+        table, damaged = table_of_lines(lines)
+        sound = set(table["attempt_id"].to_pylist())
+        look = read_rows(self.tables_path, ("attempt_id",))
+        look.refuse_unread(what)
+        recorded = set(look.table()["attempt_id"].to_pylist())
+        rows = {
+            str(line.row["attempt_id"]): line.row
+            for line in lines
+            if line.row is not None and line.row.get("attempt_id") in sound
+        }
+        return [row for attempt_id, row in rows.items() if attempt_id not in recorded], damaged
+
+
+# ---------------------------------------------------------------- finding a run
+
+
+def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = None) -> Store:
+    """The store of a run that has been started, for reading.
+
+    Args:
+        run: name of a run in ``results``, or the path of a run's directory; None: the newest run.
+        results: where runs lie; None: where they go by default.
+
+    Raises:
+        StoreError: there is no such run, or none at all; the message lists those that exist.
+    """
+    if run is not None and os.path.isdir(os.path.join(run, files.ROWS)):
+        path = Path(os.path.realpath(run))
+        return Store.existing(path.parent, path.name)
+    results = results or files.default_results_dir()
+    known = existing_runs(results)
+    name = known[0] if run is None else os.fspath(run)
+    if name not in known:
+        listed = "\n".join(f"    {one}" for one in known[:MOST_LISTED])
+        more = len(known) - MOST_LISTED
+        rest = f"\n    and {more} more" if more > 0 else ""
+        raise StoreError(f"there is no run {name!r} in {results}. Newest first:\n{listed}{rest}")
+    return Store.existing(results, name)
+
+
+def existing_runs(results: Path) -> list[str]:
+    """Names of the runs in a results directory, the one written last first.
+
+    Raises:
+        StoreError: there is none; the message says how to come by one.
+    """
+    from orchestrator.store.reader import runs
+
+    known = runs(results)
+    if not known:
+        what = "there are no runs in" if os.path.isdir(results) else "there is no directory"
+        raise StoreError(
+            f"{what} {results}. Start a run with `nightgrid run GRID`, or say where runs are with "
+            "--results DIR or NIGHTGRID_RESULTS."
+        )
+    return known

@@ -1,0 +1,89 @@
+"""Figures that metrics derive from raw samples: in rows, and of rows that lack them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from measurements import row, sample
+
+from orchestrator.analysis.metrics import figure_of, figures_of
+from orchestrator.analysis.samples import derived_figures
+from workloads.base import Metric, Timed, with_others
+
+
+def slowest(timed: Timed) -> float:
+    """Seconds of the slowest batch."""
+    return max(each.wall_s for each in timed.samples)
+
+
+def metric(figure: object, name: str = "slowest_s") -> Metric:
+    return Metric(
+        name=name,
+        title="slowest",
+        description="Slowest.",
+        figure=figure,
+        better="lower",  # type: ignore[arg-type]
+    )
+
+
+def test_only_complete_timed_repeats_count() -> None:
+    """Neither warm-up, nor a repeat that some rank did not finish."""
+    samples = [
+        (0, sample(repeat=0, warmup=True, wall_s=9.0)),
+        (0, sample(repeat=1, wall_s=2.0)),
+        (1, sample(repeat=1, wall_s=3.0)),
+        (0, sample(repeat=2, wall_s=7.0)),
+        (1, sample(repeat=2, wall_s=7.0, complete=False)),
+    ]
+    assert derived_figures({"slowest_s": metric(slowest)}, samples) == {"slowest_s": 3.0}
+    assert derived_figures({"slowest_s": metric(slowest)}, samples[:1]) == {}
+
+
+def fails(timed: Timed) -> float:
+    raise ZeroDivisionError
+
+
+def test_a_function_that_fails_costs_its_figure_and_no_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told once; what is not a finite number is left out, too."""
+    metrics = {
+        "fails": metric(fails, "fails"),
+        "none": metric(lambda timed: None, "none"),
+        "nan": metric(lambda timed: math.nan, "nan"),
+        "slowest_s": metric(slowest),
+    }
+    for _ in range(2):
+        assert derived_figures(metrics, [(0, sample(wall_s=2.0))]) == {"slowest_s": 2.0}
+    (told,) = caplog.messages
+    assert "metric fails is left out" in told and "ZeroDivisionError" in told
+
+
+def test_a_row_from_before_the_metric_has_its_figure_all_the_same() -> None:
+    """Raw samples are kept; one that was stored is not computed again."""
+    old = replace(row(1), workload="text-generation", workload_metrics={})
+    declared = {"slowest_s": metric(slowest)}
+    assert figure_of(old, "slowest_s", declared) == max(s.wall_s for _, s in old.samples)
+    stored = replace(old, workload_metrics={"slowest_s": 42.0})
+    assert figure_of(stored, "slowest_s", declared) == 42.0
+    assert figure_of(replace(old, samples=()), "slowest_s", declared) is None
+    assert "padding_share" in {each.name for each, _ in figures_of(old)}
+
+
+def test_metrics_of_other_packages_join_those_of_a_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where they say so, or everywhere; a name that a workload has already stays that one's."""
+    own = {"loss": metric(None, "loss")}
+    others = [
+        replace(metric(slowest, "tuned_only"), of=("finetuning",)),
+        replace(metric(slowest, "of_models"), of=("causal-lm",)),
+        metric(slowest, "everywhere"),
+        metric(slowest, "loss"),
+    ]
+    found = with_others(own, others, {"text-generation", "causal-lm"})
+    assert found.keys() == {"loss", "of_models", "everywhere"}
+    assert found["loss"] is own["loss"]
+    assert "left out: a second metric loss" in caplog.text

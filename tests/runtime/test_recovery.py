@@ -1,0 +1,180 @@
+"""Remains of a run's earlier drivers that still count."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grid_cases import grid
+from measurements import journal_row, row
+
+from orchestrator.core.errors import StoreError
+from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt
+from orchestrator.core.plan import TOOK, Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.plan import history_of, plan_grid
+from orchestrator.driver.recovery import cards_before, clear_up, owner_of
+from orchestrator.planning.planner import make_plan
+from orchestrator.store import disk
+from orchestrator.store.store import Store
+from orchestrator.worker.worker import request_of
+from workloads.models.products import ORIGIN, origin_by, write_origin
+
+
+def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
+    """Of rows that succeeded, of all replicates of the cells that have several; a set of cards on
+    two servers does not say which card was where."""
+    cell = {"name": "twice", "replicates": 3, "axes": {"batch_size": [1, 2]}}
+    once = {"name": "once", "batch_size": 4}
+    defaults = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
+    text = json.dumps({"name": "night", "defaults": defaults, "experiments": [cell, once]})
+    plan = make_plan(grid(text), parse_emulation("1x8:HPU", []), [])
+    store = Store.open(tmp_path, "night")
+    assert cards_before(plan, store) == {}
+    (one, two, *_), single = [p.job for p in plan.jobs if p.job.batch_size < 3], plan.jobs[-1].job
+    others = [p.job for p in plan.jobs if p.job.cell_id == one.cell_id][1:]
+    ended = [
+        (one, {"card_indices": (5,)}),
+        (others[0], {"card_indices": (6, 7)}),
+        (others[1], {"card_indices": (4,), "state": State.LOST, "final": False}),
+        (two, {"card_indices": (0, 1), "nodes": ("hpu-1", "hpu-2")}),
+        (single, {"card_indices": (3,)}),
+    ]
+    with store:
+        for number, (job, changes) in enumerate(ended):
+            attempt = {"job_id": job.job_id, "attempt_id": f"{job.job_id}-1", "run": "night"}
+            store.append(replace(row(number), **attempt, **changes))
+    assert one.cell_id != two.cell_id
+    assert cards_before(plan, store) == {one.cell_id: {("hpu-1", n) for n in (5, 6, 7)}}
+
+
+def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
+    """And is LOST: its job is tried again."""
+    store = Store.open(tmp_path, "night")
+    with store:
+        store.begin(journal_row(1))
+    said: list[str] = []
+    with store, owner_of(store).marks_this_process():
+        clear_up(store, said.append)
+    assert said == [
+        f"attempt {row(1).attempt_id} was running then: LOST, its job is tried again",
+    ]
+
+
+def test_no_run_is_planned_by_some_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a file cannot be read its jobs would seem to be new. A foreign directory has none."""
+    store = Store.open(tmp_path, "night")
+    assert history_of(store) == []
+    with store:
+        store.append(row(1))
+    (store.tables_path / "a.parquet").mkdir()
+    assert len(history_of(store)) == 1
+    read = disk.read
+
+    def fail(path: Path, *arguments: Any) -> bytes:
+        if path.name.startswith("rows-"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path, *arguments)
+
+    monkeypatch.setattr(disk, "read", fail)
+    with pytest.raises(StoreError, match=r"what was measured cannot be told now: .*Too many open"):
+        history_of(store)
+
+
+def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the saving that its row names and the one that the model's note names, whatever the times
+    of files are. A note that does not say, as those of earlier versions, has nothing run again."""
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "config.json").write_text('{"architectures": ["GlmForCausalLM"]}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tuned / name).write_text("{}")
+    job = {"name": "x", "workload": "text-generation", "model": "tuned", "accelerator": "HPU"}
+    (tmp_path / "g.yaml").write_text(json.dumps({"name": "night", "experiments": [job]}))
+    options = RunOptions(results=tmp_path, results_named=True, emulate="1x1:HPU")
+    (planned,) = plan_grid(tmp_path / "g.yaml", options)[0].jobs
+    one = Attempt(attempt_id="x-1", job_id="x", number=1, job=planned.job, cards=())
+
+    def save(number: int, **changes: object) -> None:
+        write_origin(tuned, origin_by(request_of(replace(one, number=number))) | changes)
+        os.utime(tuned / ORIGIN, (9e9 / number, 9e9 / number))
+
+    def action() -> Action:
+        return plan_grid(tmp_path / "g.yaml", options)[0].jobs[0].action
+
+    with Store.open(tmp_path, "night") as store, owner_of(store).marks_this_process():
+        save(1)
+        request = request_of(one)
+        assert request.took == f"model {store.run_id}-x-1" in request.residency_key
+        details = {TOOK: request.took}
+        store.append(replace(row(), job_id=planned.job.job_id, details=details))
+        assert action() is Action.REUSE
+        save(2)
+        assert action() is Action.RUN and request_of(one).residency_key != request.residency_key
+        save(2, attempt=None)
+        assert action() is Action.REUSE
+        store.append(replace(row(1), job_id=planned.job.job_id))  # of an earlier version
+        assert action() is Action.REUSE
+        save(1)
+        assert action() is Action.RUN
+
+
+def test_a_measured_training_is_run_again_only_where_another_took_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the saved adapter's note says, which a worker has written: a clock that is wrong, a
+    copy of the results and an older version's note change nothing."""
+    monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path / "adapters"))
+    common = {"model": "tiny-chatglm3", "accelerator": "HPU"}
+    saver = common | {
+        "name": "a",
+        "workload": "finetuning",
+        "save_adapter": "advert",
+        "batch_size": "max",
+    }
+    user = common | {"name": "b", "workload": "text-generation", "adapter": "advert"}
+    file = tmp_path / "g.yaml"
+    file.write_text(json.dumps({"name": "night", "experiments": [saver, user]}))
+    options = RunOptions(results=tmp_path / "results", results_named=True, emulate="1x1:HPU")
+    first, _ = plan_grid(file, options)[0].jobs
+    attempt = Attempt(
+        attempt_id=f"{first.job.job_id}-1",
+        job_id=first.job.job_id,
+        number=1,
+        job=replace(first.job, batch_size=4),  # as a search has found it
+        cards=(),
+    )
+    adapter = tmp_path / "adapters" / "advert"
+    adapter.mkdir(parents=True)
+
+    def action(place: RunOptions = options) -> Action:
+        return plan_grid(file, place)[0].jobs[0].action
+
+    store = Store.open(tmp_path / "results", "night")
+    with store, owner_of(store).marks_this_process():
+        write_origin(adapter, origin_by(request_of(attempt)))
+        store.append(replace(row(), job_id=first.job.job_id))
+    assert action() is Action.REUSE
+    shutil.copytree(tmp_path / "results", tmp_path / "copy")
+    copied = replace(options, results=tmp_path / "copy")
+    with Store.open(tmp_path / "copy", "night") as other:
+        assert other.run_id != store.run_id
+        assert action(copied) is Action.REUSE
+        with owner_of(other).marks_this_process():
+            write_origin(adapter, origin_by(request_of(attempt)))
+    assert (action(), action(copied)) == (Action.RUN, Action.REUSE)
+    write_origin(adapter, {"model": "tiny-chatglm3"})
+    assert action() is Action.REUSE

@@ -1,0 +1,445 @@
+"""Result directories that rotted, were mixed up or were made by somebody else.
+
+Every command that reads results is asked as a user asks it. It ends with one of its own exit codes
+and without a traceback; what is sound is still read, and a file of rows that cannot be trusted is
+named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurements import row
+from odd_files import a_directory, a_link_to_a_device, a_pipe
+
+from orchestrator.cli.main import main
+from orchestrator.core.errors import MEANINGS
+from orchestrator.store.disk import digest
+from orchestrator.store.store import Store
+
+pytestmark = pytest.mark.timeout(300)
+
+GRID = """\
+name: night
+experiments:
+  - {name: tiny, workload: text-generation, model: tiny-chatglm3, accelerator: HPU}
+"""
+STATUS = """\
+{"version": 1, "run": "night", "at": 1.0, "started_at": 0.0, "total": 3, "done": 1, "counts": {},
+ "attempts": 1, "emulated": true, "cards": [{"card": "hpu-1/HPU0", "job": "x"}], "eta_s": null}
+"""
+ROWS = 3
+JSON_TRAPS = [
+    b"",
+    b"null",
+    b"[]",
+    b"0",
+    b'"x"',
+    b"{",
+    b"\xff\xfe",
+    b"\0" * 100,
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b'{"version": 1}',
+    b'{"version": 1, "cards": null}',
+    STATUS.replace('"at": 1.0', '"at": "now"').encode(),
+    STATUS.replace('"counts": {}', '"counts": {"SUCCEEDED": "many"}').encode(),
+    STATUS.replace('"total": 3', '"total": null').encode(),
+    STATUS.replace('"at": 1.0', '"at": 1e400').encode(),
+    STATUS.replace('"at": 1.0', '"at": NaN').encode(),
+    STATUS.replace('"cards": [', '"cards": [[], 5, null, ').encode(),
+    b'{"version": 1, "at": ' + b"9" * 5000 + b"}",
+    STATUS.replace('"total": 3', f'"total": {"9" * 400}').encode(),
+    STATUS.replace('"at": 1.0', f'"at": {"9" * 400}').encode(),
+    STATUS.replace('"at": 1.0', '"at": -1e300').encode(),
+]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with two sound runs."""
+    results = tmp_path_factory.mktemp("sound")
+    for run in ("night", "other"):
+        with Store.open(results, run) as store:
+            for number in range(ROWS):
+                store.append(row(number))
+                store.to_parquet()
+            store.write_file("grid.yaml", GRID)
+            store.write_file("status.json", STATUS)
+            store.write_file("options.json", '{"emulate": "1x2:HPU"}')
+    return results
+
+
+@pytest.fixture
+def results(sound: Path, tmp_path: Path) -> Path:
+    """A copy of them that may be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "results"))
+
+
+#: Every command that reads results, cheap ones first.
+COMMANDS: dict[str, list[str]] = {
+    "status": ["status", "night"],
+    "plan": ["plan", "GRID", "--emulate", "1x2:HPU"],
+    "report": ["report", "night", "--format", "json"],
+    "compare": ["compare", "other", "night"],
+    "query": ["query", "select count(*) from rows", "--csv"],
+}
+SLOW = {
+    "page": ["report", "night"],
+    "status of the newest": ["status"],
+    "compare with damage before": ["compare", "night", "other", "--json"],
+    "export": ["export", "DEST", "--to", "datasets"],
+}
+
+
+def ask(results: Path, words: list[str]) -> tuple[int, str]:
+    """The exit code of a command, and all that it said."""
+    said = io.StringIO()
+    grid = results.parent / "grid.yaml"
+    grid.write_text(GRID)
+    given_words = {"GRID": str(grid), "DEST": str(results.parent / "export")}
+    words = [given_words.get(word, word) for word in words]
+    shutil.rmtree(results.parent / "export", ignore_errors=True)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main([*words, "--results", str(results)])
+    return code, said.getvalue()
+
+
+def check_all(results: Path, commands: dict[str, list[str]]) -> str:
+    """Ask all of them; everything they said."""
+    everything = ""
+    for name, words in commands.items():
+        code, said = ask(results, words)
+        assert code in MEANINGS, (name, code, said)
+        assert "Traceback" not in said, (name, said)
+        if code not in (0, 10):
+            assert said.strip(), f"{name} ends with {code} and says nothing"
+        everything += said
+    return everything
+
+
+def rows_of(results: Path, run: str = "night") -> list[Path]:
+    """The files of rows of a run."""
+    return sorted((results / run / "rows").glob("*.parquet"))
+
+
+# ---------------------------------------------------------------- rows
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    which=st.integers(0, ROWS - 1),
+    position=st.integers(0, 10**6),
+    bit=st.integers(0, 7),
+    cut=st.none() | st.integers(0, 10**6),
+    junk=st.binary(max_size=20),
+)
+def test_a_rotten_row_is_left_out_and_named(
+    sound: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    which: int,
+    position: int,
+    bit: int,
+    cut: int | None,
+    junk: bytes,
+) -> None:
+    """One flipped bit, a lost end, something appended: the other rows are there, the file is
+    named, and no command falls over it."""
+    results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("rot") / "results"))
+    victim = rows_of(results)[which]
+    data = bytearray(victim.read_bytes())
+    data[position % len(data)] ^= 1 << bit
+    if cut is not None:
+        del data[cut % len(data) :]
+    victim.write_bytes(bytes(data) + junk)
+    said = check_all(results, COMMANDS)
+    assert victim.name in said
+    contents = Store.existing(results, "night").read()
+    assert len(contents.measurements) == ROWS - 1
+    assert [damage.path for damage in contents.damaged] == [victim]
+
+
+def foreign(table: pa.Table, metadata: dict[bytes, bytes] | None = None) -> bytes:
+    """Parquet bytes of a table."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def real_table(results: Path) -> pa.Table:
+    """A sound row as it lies on the disk."""
+    return pq.read_table(rows_of(results)[0])
+
+
+def _with(results: Path, name: str, values: pa.Array) -> bytes:
+    table = real_table(results)
+    at = table.schema.get_field_index(name)
+    return foreign(table.set_column(at, name, values), table.schema.metadata)
+
+
+def _parameter(text: str) -> pa.Array:
+    return pa.array([[("prompts", text)]], pa.map_(pa.string(), pa.string()))
+
+
+def _names_of_all(results: Path) -> bytes:
+    names = [path.name for path in rows_of(results)]
+    return json.dumps([*names, *(f"another-{number}.parquet" for number in range(9))]).encode()
+
+
+FOREIGN: dict[str, Callable[[Path], bytes]] = {
+    "another table": lambda _: foreign(pa.table({"x": [1, 2]})),
+    "no columns": lambda _: foreign(pa.table({})),
+    "no rows": lambda r: foreign(real_table(r).slice(0, 0), real_table(r).schema.metadata),
+    "no metadata": lambda r: foreign(real_table(r)),
+    "a version that is no number": lambda r: foreign(
+        real_table(r), {b"nightgrid.schema_version": b"one"}
+    ),
+    "a version below any": lambda r: foreign(real_table(r), {b"nightgrid.schema_version": b"-1"}),
+    "a state that is none": lambda r: _with(r, "state", pa.array(["SUCEEDED"])),
+    "a state of bytes": lambda r: _with(r, "state", pa.array([b"\xff"])),
+    "numbers for text": lambda r: _with(r, "reason", pa.array([5])),
+    "text for numbers": lambda r: _with(r, "batch_size", pa.array(["many"])),
+    "a batch size of 0": lambda r: _with(r, "batch_size", pa.array([0])),
+    "a negative batch size": lambda r: _with(r, "batch_size", pa.array([-1])),
+    "no cards": lambda r: _with(r, "cards", pa.array([None], pa.int64())),
+    "parameters 5,000 deep": lambda r: _with(r, "parameters", _parameter("[" * 5000 + "]" * 5000)),
+    "parameters of numbers": lambda r: _with(
+        r, "parameters", pa.array([[("prompts", 1)]], pa.map_(pa.string(), pa.int64()))
+    ),
+    "nodes that are numbers": lambda r: _with(r, "nodes", pa.array([[1]])),
+    "samples of something else": lambda r: _with(r, "samples", pa.array([[{"x": 1}]])),
+    "an infinite time": lambda r: _with(r, "load_s", pa.array([float("inf")])),
+    "a throughput that is no number": lambda r: _with(r, "throughput", pa.array([float("nan")])),
+    "text that is not UTF-8": lambda r: _with(
+        r, "reason", pa.array([b"\xff"], pa.binary()).view(pa.string())
+    ),
+    "more files than rows": lambda r: foreign(
+        real_table(r),
+        {**real_table(r).schema.metadata, b"nightgrid.covers": _names_of_all(r)},
+    ),
+    "no job": lambda r: _with(r, "job_id", pa.array([None], pa.string())),
+    "no state": lambda r: _with(r, "state", pa.array([None], pa.string())),
+    "a kind of card that is none": lambda r: _with(r, "accelerator", pa.array(["TPU"])),
+    "parameters that are no JSON": lambda r: _with(r, "parameters", pa.array(["{"])),
+    "a time beyond all": lambda r: _with(
+        r, "started_at", pa.array([2**62], pa.timestamp("us", "UTC"))
+    ),
+    "covers that are no list": lambda r: foreign(
+        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b"5"}
+    ),
+    "covers that are no JSON": lambda r: foreign(
+        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b"[[["}
+    ),
+    "covers that lead elsewhere": lambda r: foreign(
+        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b'["../../x", 5]'}
+    ),
+    "columns twice": lambda r: foreign(
+        pa.Table.from_arrays(
+            [*real_table(r).columns, real_table(r)["state"]],
+            names=[*real_table(r).column_names, "state"],
+        ),
+        real_table(r).schema.metadata,
+    ),
+    "not Parquet": lambda _: b"PAR1" + os.urandom(100) + b"PAR1",
+    "a spreadsheet's text": lambda _: b"job_id;state\nx;SUCCEEDED\n",
+}
+
+
+def as_arrow(_: Path) -> bytes:
+    """A table in Arrow's own format."""
+    sink = pa.BufferOutputStream()
+    feather.write_feather(pa.table({"job_id": ["x"]}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+FOREIGN["Arrow"] = as_arrow
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_with_a_fitting_name_is_survived(
+    results: Path, make: Callable[[Path], bytes]
+) -> None:
+    """Its checksum fits, as if somebody had written it on purpose, whether as a row or as many:
+    the sound rows are there."""
+    data = make(results)
+    names = f"compacted-1-{digest(data)}.parquet", f"x-1-{digest(data)}.parquet"
+    paths = [results / "night" / "rows" / name for name in names]
+    for path in paths:
+        path.write_bytes(data)
+    said = check_all(results, COMMANDS)
+    assert all(path.name in said for path in paths)
+    contents = Store.existing(results, "night").read()
+    assert list(contents.measurements) == [row(n) for n in range(ROWS)]
+    assert sorted(damage.path for damage in contents.damaged) == sorted(paths)
+    with Store.open(results, "night") as store:
+        store.compact()
+        store.append(row(ROWS))
+    assert all(path.read_bytes() == data for path in paths), "foreign files stay as they are"
+    assert len(Store.existing(results, "night").measurements()) == ROWS + 1
+    check_all(results, {"report": COMMANDS["report"]})
+
+
+# ---------------------------------------------------------------- things in the place of files
+
+
+PLACES: dict[str, Callable[[Path], None]] = {
+    "a directory": a_directory,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": a_link_to_a_device,
+    "a pipe": a_pipe,
+    "an empty file": lambda path: path.write_bytes(b""),
+}
+
+
+def _damage(path: Path, put: Callable[[Path], None]) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    put(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("name", ["ROW", "status.json", "rows", "quarantine", "grid.yaml"])
+def test_other_things_in_the_place_of_files(
+    results: Path, name: str, put: Callable[[Path], None]
+) -> None:
+    """Whatever lies where a file or directory should be, nobody hangs on it or falls over it."""
+    path = rows_of(results)[0] if name == "ROW" else results / "night" / name
+    _damage(path, put)
+    said = check_all(results, COMMANDS)
+    if name == "ROW":
+        assert path.name in said
+        assert len(Store.existing(results, "night").measurements()) == ROWS - 1
+
+
+@pytest.mark.parametrize("content", JSON_TRAPS, ids=range(len(JSON_TRAPS)))
+@pytest.mark.parametrize("name", ["status.json", "options.json"])
+def test_side_files_may_hold_anything(results: Path, name: str, content: bytes) -> None:
+    """They are for the eyes only; the rows say what is."""
+    (results / "night" / name).write_bytes(content)
+    commands = {"status": COMMANDS["status"], "newest": SLOW["status of the newest"]}
+    check_all(results, commands)
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
+def test_a_lock_that_cannot_be_understood_refuses_the_run(
+    sound: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """It may be a living driver's, so nobody takes it over; exit code 4 says which file it is."""
+    results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("lock") / "results"))
+    (results / "night" / "driver.lock").write_bytes(content)
+    run = ["run", "GRID", "--emulate", "1x2:HPU", "--run", "night"]
+    code, said = ask(results, run)
+    assert code == 4 and "driver.lock" in said, said
+    check_all(results, {"status": COMMANDS["status"], "report": COMMANDS["report"]})
+
+
+@pytest.fixture
+def ruined(results: Path) -> Iterator[Path]:
+    """Everything at once."""
+    rows = rows_of(results)
+    rows[0].write_bytes(rows[0].read_bytes()[:-7])
+    (results / "night" / "rows" / "stranger.parquet").mkdir()
+    (results / "night" / "rows" / f".{rows[1].name}.partial").write_bytes(b"half a row")
+    (results / "night" / "status.json").write_bytes(b"[" * 100_000)
+    (results / "night" / "quarantine").mkdir()
+    (results / "night" / "quarantine" / "old.parquet").write_bytes(b"old")
+    (results / "not a run").mkdir()
+    (results / "..hidden").mkdir()
+    (results / "stray").write_text("file")
+    (results / "loop").symlink_to("loop")
+    yield results
+
+
+def test_every_command_survives_a_ruin(ruined: Path) -> None:
+    """The two sound rows are there for all of them, the page is written, the bad one is named."""
+    victim = rows_of(ruined)[0].name
+    said = check_all(ruined, COMMANDS | SLOW)
+    assert victim in said
+    page = (ruined / "night" / "report.html").read_text()
+    assert victim in page
+    assert len(Store.existing(ruined, "night").measurements()) >= 1
+
+
+@pytest.mark.parametrize("name", ["locked_at", "process_started", "pid"])
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "9" * 400, "-1"])
+def test_a_lock_with_numbers_that_cannot_be_is_not_understood(
+    results: Path, name: str, value: str
+) -> None:
+    """The next driver is refused with the file's name, and does not fall over the calendar."""
+    with Store.open(results, "night") as store:
+        lock = json.loads((store.path / "driver.lock").read_text())
+    path = results / "night" / "driver.lock"
+    lock[name] = "PLACE"
+    path.write_text(json.dumps(lock).replace('"PLACE"', value))
+    code, said = ask(results, ["run", "GRID", "--emulate", "1x2:HPU", "--run", "night"])
+    assert code == 4 and "driver.lock" in said, said
+
+
+@pytest.mark.parametrize("sql", ["", " ", ";", "-- nothing"])
+def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None:
+    """It says so."""
+    code, said = ask(results, ["query", sql])
+    assert code == 2 and "no statement" in said
+
+
+@pytest.mark.parametrize("output", ["/", "", "DEVICE", ".", "a\0b"])
+def test_a_report_is_not_written_over_what_is_no_file(
+    results: Path, tmp_path: Path, output: str
+) -> None:
+    """A directory or a device is not replaced, also where the user could."""
+    pipe = tmp_path / "device"
+    os.mkfifo(pipe)
+    words = ["report", "night", "--output", str(pipe) if output == "DEVICE" else output]
+    code, said = ask(results, words)
+    assert code == 4 and "write" in said
+    assert pipe.is_fifo()
+
+
+# ---------------------------------------------------------------- a run that goes on
+
+
+@pytest.mark.parametrize("kind", ["another table", "a state that is none", "Arrow"])
+def test_a_run_goes_on_beside_a_foreign_file(results: Path, kind: str) -> None:
+    """Everything is measured, so `nightgrid run` starts nothing, reuses all and reports."""
+    from orchestrator.grid.parser import parse_grid
+
+    (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
+    assert isinstance(job.batch_size, int)
+    with Store.open(results, "again") as store:
+        store.append(
+            row(
+                0,
+                job_id=job.job_id,
+                attempt_id=f"{job.job_id}-1",
+                precision=job.precision,
+                batch_size=job.batch_size,
+                parameters=dict(job.parameters),
+            )
+        )
+    data = FOREIGN[kind](results)
+    name = f"x-1-{digest(data)}.parquet"
+    (results / "again" / "rows" / name).write_bytes(data)
+    code, said = ask(results, ["run", "GRID", "--emulate", "1x2:HPU", "--run", "again", "--quiet"])
+    assert code == 0 and "0 run, 1 reuse" in said, said
+    assert name in said
+    assert (results / "again" / "report.html").exists()

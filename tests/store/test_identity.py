@@ -1,0 +1,139 @@
+"""The id of a run belongs to one directory: a copy is another run, a move is the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measurements import row
+from odd_files import a_pipe
+
+from orchestrator.core.errors import StoreError, StoreLocked
+from orchestrator.store import disk
+from orchestrator.store import files as run_files
+from orchestrator.store.identity import ids_at
+from orchestrator.store.store import Store
+
+
+def open_by_driver(run: Path) -> Store:
+    """Open the run as a driver does."""
+    with Store.open(run.parent, run.name) as store:
+        store.append(row())
+    return store
+
+
+def copy(run: Path, name: str) -> Path:
+    """A copy of a run's directory, of which somebody has deleted the lock."""
+    target = run.with_name(name)
+    shutil.copytree(run, target, symlinks=True)
+    (target / run_files.LOCK).unlink(missing_ok=True)
+    return target
+
+
+def test_a_copy_gets_an_id_of_its_own_and_says_so(tmp_path: Path) -> None:
+    """It knows the id of its original, which keeps it."""
+    run = tmp_path / "night"
+    old = open_by_driver(run).run_id
+    copied = open_by_driver(copy(run, "copy"))
+    assert copied.run_id != old and ids_at(copied.path) == (copied.run_id, old)
+    (note,) = copied.notes
+    assert f"was copied from {run}" in note
+    again = open_by_driver(run)
+    assert again.run_id == old and again.notes == ()
+    assert open_by_driver(copied.path).run_id == copied.run_id
+
+
+def test_a_copy_of_a_run_that_is_driven_says_whose_lock_it_has(tmp_path: Path) -> None:
+    """Copied with its lock, a run cannot be opened while the original's driver lives."""
+    with Store.open(tmp_path, "night"):
+        shutil.copytree(tmp_path / "night", tmp_path / "copy")
+        with pytest.raises(StoreLocked, match=r"copied.*delete .*copy/driver\.lock"):
+            open_by_driver(tmp_path / "copy")
+        with pytest.raises(StoreLocked) as refusal:
+            open_by_driver(tmp_path / "night")
+        assert "copied" not in str(refusal.value)
+
+
+def test_a_moved_run_keeps_its_id(tmp_path: Path) -> None:
+    """Renamed on its host; on another host it cannot be told from a copy."""
+    run = tmp_path / "night"
+    old = open_by_driver(run).run_id
+    run.rename(tmp_path / "moved")
+    assert open_by_driver(tmp_path / "moved").run_id == old
+    file = tmp_path / "moved" / run_files.RUN_ID
+    run_id, detail = file.read_text().splitlines()
+    there = {**json.loads(detail), "host": "node-7"}
+    file.write_text(f"{run_id}\n{json.dumps(there)}\n")
+    assert open_by_driver(tmp_path / "moved").run_id == old  # the same path: a shared directory
+    file.write_text(f"{run_id}\n{json.dumps(there)}\n")
+    (tmp_path / "moved").rename(run)
+    assert open_by_driver(run).run_id != old
+
+
+def test_an_id_of_an_older_version_is_kept(tmp_path: Path) -> None:
+    """Alone, or with the record of its directory; of two copies of one, one gets another."""
+    for name, text in (
+        ("plain", "0123456789ab\n"),
+        ("placed", "ab0123456789\n" + json.dumps({"place": {"path": "/gone", "host": os.uname()[1]},
+                                                   "former": [{"run_id": "0" * 12, "path": "x"}]})),
+    ):  # fmt: skip
+        run = tmp_path / name
+        run.mkdir()
+        (run / run_files.RUN_ID).write_text(text)
+        assert open_by_driver(run).run_id == text[:12]
+    assert ids_at(tmp_path / "placed") == ("ab0123456789", "0" * 12)
+    (tmp_path / "plain" / run_files.RUN_ID).write_text("0123456789ab\n")
+    copied = copy(tmp_path / "plain", "copy")
+    assert open_by_driver(copied).run_id != "0123456789ab"
+    assert open_by_driver(tmp_path / "plain").run_id == "0123456789ab"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_text("../../etc"),
+        lambda path: path.write_text("0123456789ab\n{"),
+        lambda path: path.write_text(
+            '0123456789ab\n{"path": "/x\\u0000", "host": "", "former": []}'
+        ),
+        lambda path: path.write_text('0123456789ab\n{"path": 5, "host": "", "former": []}'),
+        lambda path: path.write_text("0123456789ab\n" + "[" * 50_000),
+        lambda path: path.mkdir(),
+        a_pipe,
+    ],
+    ids=["bytes", "path", "json", "nul", "number", "deep", "directory", "pipe"],
+)
+def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """The run gets an id, and says what it found."""
+    run = tmp_path / "night"
+    run.mkdir()
+    make(run / run_files.RUN_ID)
+    store = open_by_driver(run)
+    (note,) = store.notes
+    assert "held no run id" in note and len(store.run_id) == 12
+    assert (store.quarantine_path / run_files.RUN_ID).exists()
+
+
+def test_an_id_that_cannot_be_read_for_a_moment_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a new one the run would not find the processes it left."""
+    old = open_by_driver(tmp_path / "night").run_id
+    read = disk.read
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.name == run_files.RUN_ID:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path, *arguments, **options)
+
+    with monkeypatch.context() as broken, pytest.raises(StoreError, match="Try again"):
+        broken.setattr(disk, "read", fail)
+        open_by_driver(tmp_path / "night")
+    assert open_by_driver(tmp_path / "night").run_id == old

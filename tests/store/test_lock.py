@@ -1,0 +1,245 @@
+"""One driver on one run: who is refused, who takes over, and what the refusal says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import store_processes
+from driver_cases import STATUS
+from measurements import journal_row, row
+from patience import patience
+from store_processes import CONTEXT
+
+from orchestrator.analysis.summary import underway_of
+from orchestrator.cli.main import main
+from orchestrator.core.errors import StoreError, StoreLocked
+from orchestrator.report.run_report import read_status
+from orchestrator.store import files as run_files
+from orchestrator.store import lock
+from orchestrator.store.lock import driver_lives
+from orchestrator.store.store import Store
+from orchestrator.watch.state import RunFeed
+
+
+def holder(results: Path) -> BaseProcess:
+    """Another process that holds the run."""
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=store_processes.hold, args=(results, theirs), daemon=True)
+    process.start()
+    assert ours.poll(60) and ours.recv() == "held"
+    return process
+
+
+def kill(process: BaseProcess) -> None:
+    """kill -9, and wait until it is gone."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(patience(60))
+
+
+def edit_lock(results: Path, **changes: Any) -> None:
+    """Make the lock say something else of its holder."""
+    path = results / "night" / run_files.LOCK
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_second_driver_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    """The message names run, process, host and age; the first goes on unharmed."""
+    first = holder(tmp_path)
+    try:
+        with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
+            pass
+        message = str(refused.value)
+        assert f"process {first.pid} on {socket.gethostname()}" in message
+        assert "'night'" in message and " s, last seen" in message
+        assert first.is_alive()
+        assert Store.open(tmp_path, "night").measurements() == []
+    finally:
+        kill(first)
+
+
+def test_a_second_store_of_the_same_process_is_refused(tmp_path: Path) -> None:
+    """Two threads of one program are two drivers as well."""
+    with Store.open(tmp_path, "night"):
+        with pytest.raises(StoreLocked), Store.open(tmp_path, "night"):
+            pass
+        with Store.open(tmp_path, "other"):
+            pass
+
+
+def test_a_killed_holder_is_taken_over(tmp_path: Path) -> None:
+    """After kill -9 the next driver goes on at once and knows from whom."""
+    first = holder(tmp_path)
+    kill(first)
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+        assert store.taken_over_from.pid == first.pid
+        store.append(row())
+    assert not (tmp_path / "night" / run_files.LOCK).exists()
+
+
+def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
+    """Also when the block ends in an exception."""
+    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night"):
+        raise ZeroDivisionError
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is None
+
+
+def test_a_process_id_that_came_back_is_not_the_holder(tmp_path: Path) -> None:
+    """The pid runs, but started at another time: the holder is dead."""
+    first = holder(tmp_path)
+    kill(first)
+    edit_lock(tmp_path, pid=os.getpid())
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+
+
+def test_a_reboot_frees_the_run(tmp_path: Path) -> None:
+    """The same machine after another boot holds nothing; process ids mean nothing then."""
+    first = holder(tmp_path)
+    try:
+        edit_lock(tmp_path, boot_id="of yesterday", machine_id="")
+        with pytest.raises(StoreLocked, match="cannot be seen"), Store.open(tmp_path, "night"):
+            pass
+        me = json.loads((tmp_path / "night" / run_files.LOCK).read_text())
+        machine = store_machine()
+        if not machine:
+            pytest.skip("this machine has no id")
+        edit_lock(tmp_path, machine_id=machine, host=me["host"])
+        with Store.open(tmp_path, "night") as store:
+            assert store.taken_over_from is not None
+    finally:
+        kill(first)
+
+
+def store_machine() -> str:
+    """The id of this machine, empty where it has none."""
+    path = Path("/etc/machine-id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def test_a_holder_on_another_host_is_never_taken_over(tmp_path: Path) -> None:
+    """Its death cannot be seen from here: the message says what to be sure of and to delete."""
+    first = holder(tmp_path)
+    kill(first)
+    edit_lock(tmp_path, host="node-7", boot_id="another", machine_id="another")
+    lock = tmp_path / "night" / run_files.LOCK
+    with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
+        pass
+    assert "on node-7" in str(refused.value)
+    assert f"delete {lock}" in str(refused.value)
+    lock.unlink()
+    with Store.open(tmp_path, "night"):
+        pass
+
+
+def test_another_container_of_this_host_is_looked_up_by_its_file_lock(tmp_path: Path) -> None:
+    """In another process namespace a living holder is respected and a dead one is taken over."""
+    first = holder(tmp_path)
+    # Opened for writing and closed, the file keeps its inode, and its holder keeps the flock.
+    edit_lock(tmp_path, pid_namespace="pid:[1]", host="container")
+    with pytest.raises(StoreLocked), Store.open(tmp_path, "night"):
+        pass
+    kill(first)
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
+def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -> None:
+    """Nobody knows who holds it, so the user decides."""
+    (tmp_path / "night").mkdir()
+    (tmp_path / "night" / run_files.LOCK).write_text(content)
+    with pytest.raises(StoreLocked, match="delete the file"), Store.open(tmp_path, "night"):
+        pass
+
+
+def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> None:
+    """Somebody deleted the file and another driver started: no two writers."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        (tmp_path / "night" / run_files.LOCK).unlink()
+        with pytest.raises(StoreLocked, match="taken over"):
+            store.append(row(1))
+        with Store.open(tmp_path, "night") as usurper:
+            usurper.append(row(2))
+            usurper.begin(journal_row(3))
+            with pytest.raises(StoreLocked):
+                store.append(row(1))
+            store.__exit__(None, None, None)
+            for name in (run_files.LOCK, "begun.log", ".reserve"):
+                assert (tmp_path / "night" / name).exists(), "it is the usurper's"
+    assert [m.batch_size for m in store.measurements()] == [1, 3]
+
+
+def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of files that is away for a moment must not end a night."""
+
+    def stale(_: Path) -> tuple[int, int]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with Store.open(tmp_path, "night") as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(lock, "inode", stale)
+            with pytest.raises(StoreError, match="Stale file handle") as refused:
+                store.append(row(0))
+            assert not isinstance(refused.value, StoreLocked)
+        store.append(row(0))
+
+
+@pytest.mark.parametrize("dead_holder", [False, True])
+def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> None:
+    """Eight start in the same moment, on a free run or one with a dead holder: one gets it."""
+    if dead_holder:
+        kill(holder(tmp_path))
+    at = time.time() + 1.0
+    rivals = []
+    for _ in range(8):
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(
+            target=store_processes.try_to_hold, args=(tmp_path, at, theirs), daemon=True
+        )
+        process.start()
+        rivals.append((process, ours))
+    answers = [ours.recv() if ours.poll(60) else "silent" for _, ours in rivals]
+    assert answers.count("held") == 1, answers
+    assert all("held by process" in a or a == "held" or "quicker" in a for a in answers), answers
+    for process, ours in rivals:
+        ours.close()
+        process.join(patience(60))
+
+
+def test_a_driver_that_was_killed_reads_as_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last status says that cards are busy and when it will be done; neither is true now."""
+    first = holder(tmp_path)
+    directory = tmp_path / "night"
+    status = replace(STATUS, run="night", at=time.time())
+    (directory / run_files.STATUS).write_text(status.to_json())
+    assert driver_lives(directory) is True
+    store = Store.existing(tmp_path, "night")
+    assert read_status(store) == status
+    kill(first)
+    assert driver_lives(directory) is False
+    dead = read_status(store)
+    assert dead is not None and dead.driver_died and not dead.running and dead.eta_s is None
+    assert main(["status", "night", "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "it died; the same `nightgrid run` resumes it" in told and "about" not in told
+    underway = underway_of(dead, time.time())
+    assert underway is not None and "Its driver died" in underway.sentence
+    assert "Its driver died" in RunFeed(store).snapshot()["sentence"]

@@ -1,0 +1,570 @@
+"""The log of rows and the attempt journal: what rots in them takes nothing else along."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurements import journal_row, row
+from patience import patience
+from store_processes import CONTEXT, log_rows
+
+from orchestrator.core.errors import SchemaMismatch, StoreError, StoreLocked
+from orchestrator.store import disk, reader, validation
+from orchestrator.store import files as run_files
+from orchestrator.store import log as log_module
+from orchestrator.store.codec import row_of
+from orchestrator.store.lock import RunLock
+from orchestrator.store.log import AttemptJournal, RowLog, line_with, lines_in, read_journal
+from orchestrator.store.store import Store
+
+LINES = [line_with(row_of(row(number))) for number in range(3)]
+IDS = [row(number).attempt_id for number in range(3)]
+
+
+def sound(data: bytes) -> list[str]:
+    """The attempts of the sound lines."""
+    return [str(line.row["attempt_id"]) for line in lines_in(data) if line.row is not None]
+
+
+def numbers(store: Store) -> list[int]:
+    """The rows that the store shows, by their batch size."""
+    return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
+
+
+def in_files(store: Store) -> list[int]:
+    """The rows that a plain reader of Parquet sees, by their batch size."""
+    import pyarrow.parquet as pq
+
+    files = sorted(store.tables_path.glob("*.parquet"))
+    sizes = [size for file in files for size in pq.read_table(file)["batch_size"].to_pylist()]
+    return sorted(size - 1 for size in sizes)
+
+
+class Killed(BaseException):
+    """The end of a driver of which nothing more happens."""
+
+
+def killed() -> None:
+    raise Killed
+
+
+def away(*_: object) -> None:
+    raise OSError(errno.EIO, "away for a moment")
+
+
+# ---------------------------------------------------------------- lines
+
+
+def test_a_log_torn_at_any_byte_keeps_every_line_before_it() -> None:
+    """A torn line is no damage: nobody was told that it is safe."""
+    data = b"".join(LINES)
+    ends = [0, *itertools.accumulate(map(len, LINES))]
+    for length in range(0, len(data) + 1, 7):
+        whole = sum(length >= end for end in ends) - 1
+        assert sound(data[:length]) == IDS[:whole]
+        assert all(line.row is not None for line in lines_in(data[:length]))
+
+
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+@settings(max_examples=100, deadline=None)
+def test_a_flipped_bit_costs_its_line(at: int, bit: int) -> None:
+    """Or two, where it takes the end of one away; the others are sound."""
+    data = bytearray(b"".join(LINES))
+    data[at % len(data)] ^= 1 << bit
+    found = sound(bytes(data))
+    assert set(found) <= set(IDS) and len(found) >= 1
+    torn = not bytes(data).endswith(b"\n")  # the end of the last line went
+    assert torn or any(line.row is None for line in lines_in(bytes(data)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"5", b"[]", b"{}", b"null", b"{", b"[" * 100_000, b'{"schema_version": "1"}', b"\xff"],
+    ids=lambda text: text[:12].decode("ascii", "replace"),
+)
+def test_json_that_is_no_row_is_a_damaged_line(text: bytes) -> None:
+    """Though its checksum fits."""
+    planted = b"%s %s\n" % (disk.digest(text).encode(), text)
+    (first, odd, last) = lines_in(LINES[0] + planted + LINES[1])
+    assert first.row is not None and last.row is not None
+    assert odd.row is None and "line 2" in odd.reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"cards": 10**30}, {"cards": "a"}, {"cards": 0}, {"state": "DONE"}, {"job_id": None}),
+        *({"parameters": 5}, {"parameters": {"a": "{"}}, {"measure": 5}, {"image": "no base64"}),
+        *({"samples": [5]}, {"samples": [{"rank": -1}]}, {"items": {"a": 1}}, {"reason": ["x"]}),
+    ],
+    ids=str,
+)
+def test_a_planted_line_costs_no_other(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Values that are none of a row: it is named as damaged, and set aside by the next writer."""
+    store = Store.open(tmp_path, "night")
+    store.tables_path.mkdir(parents=True)
+    odd = line_with(row_of(row(1)) | changes)
+    (store.tables_path / f".rows-{0:016x}-1.jsonl").write_bytes(LINES[0] + odd + LINES[2])
+    contents = store.read()
+    assert list(contents.measurements) == [row(0), row(2)]
+    (damage,) = contents.damaged
+    assert not damage.passing
+    with store:
+        assert store.measurements() == [row(0), row(2)]
+    (aside,) = store.quarantine_path.iterdir()
+    assert aside.name.startswith(row(1).attempt_id)
+    assert store.attempts_set_aside([row(1).job_id]) == {row(1).job_id: 1}
+
+
+def test_a_line_of_an_older_program_has_defaults(tmp_path: Path) -> None:
+    """For columns and nested fields that came later; columns that nobody here knows are left."""
+    older = row_of(row(1))
+    for name in ("replicate", "items", "load_s"):
+        older.pop(name, None)
+    older["later"] = "unknown"
+    del older["samples"][0]["step_s"]
+    table, damaged = reader.table_of_lines(lines_in(line_with(older)))
+    assert not damaged
+    assert table["replicate"].to_pylist() == [1] and table["items"].to_pylist() == [[]]
+    assert table["samples"][0].as_py()[0]["step_s"] == []
+
+
+def test_a_line_of_a_newer_program_is_refused() -> None:
+    """It is no damage."""
+    with pytest.raises(SchemaMismatch, match="schema version 99"):
+        list(lines_in(line_with(row_of(row(1)) | {"schema_version": 99})))
+
+
+# ---------------------------------------------------------------- appending
+
+
+@pytest.mark.parametrize("call", ["create_new", "write", "sync", "sync_directory"])
+def test_rows_whose_append_failed_may_come_again_in_any_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """None is lost, and none is two, in our reader and in Parquet."""
+    with Store.open(tmp_path, "night") as store:
+        for first in ((), (9,)):
+            for number in first:
+                store.append(row(number))
+            with monkeypatch.context() as broken, pytest.raises(StoreError):
+                broken.setattr(disk, call, away)
+                broken.setattr(disk, "remove", away)
+                if call in ("create_new", "sync_directory"):
+                    store._log.close()
+                store.append(row(0), row(1), row(2))
+            store.append(row(1))
+            store.append(row(2), row(3))
+            store.append(row(0))
+            assert numbers(store) == sorted([0, 1, 2, 3, *first])
+            store.to_parquet()
+    assert in_files(store) == numbers(store) == [0, 1, 2, 3, 9]
+
+
+def test_a_full_disk_gets_no_log_at_each_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without any safe row is removed again."""
+    with Store.open(tmp_path, "night") as store:
+        with monkeypatch.context() as broken:
+            broken.setattr(disk, "write", away)
+            for _ in range(5):
+                with pytest.raises(StoreError):
+                    store.append(row(0))
+        assert os.listdir(store.tables_path) == []
+
+
+def test_a_writer_whose_log_was_removed_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next row, which is not called safe; or, if none comes, at the end."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0)).unlink()
+        with pytest.raises(StoreError, match="removed by somebody else"):
+            store.append(row(1))
+        store.append(row(1))
+    assert numbers(store) == [1] and "removed by somebody else" in caplog.text
+
+
+def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
+    """Neither in one driver, nor in the next; and a name that is taken is not taken away."""
+    names = set()
+    for _ in range(2):
+        with Store.open(tmp_path, "night") as store:
+            for number in range(2):
+                names.add(store.append(row(number)).name)
+                store.to_parquet()
+    assert len(names) == 4
+    one, two = (RowLog(tmp_path, "0" * 16) for _ in range(2))
+    path = one.append([row_of(row(0))])
+    with pytest.raises(StoreError, match="File exists"):
+        two.append([row_of(row(1))])
+    assert sound(path.read_bytes()) == IDS[:1]
+
+
+def test_a_writer_whose_lock_went_while_it_wrote_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may have read the log before: the row is not safe, and is not told to be."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        sync = disk.sync
+
+        def taken_over(handle: int) -> None:
+            sync(handle)
+            (store.path / "driver.lock").unlink()
+
+        monkeypatch.setattr(disk, "sync", taken_over)
+        with pytest.raises(StoreLocked):
+            store.append(row(1))
+        monkeypatch.undo()
+
+
+def test_a_stalled_writer_leaves_its_successors_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it removes its own log; a driver on another host takes over meanwhile."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    remove = disk.remove
+
+    def stalled(path: Path) -> None:
+        monkeypatch.undo()
+        (first.path / run_files.LOCK).unlink()
+        second.__enter__()
+        second.append(row(2))
+        second.append(row(3))
+        remove(path)
+
+    monkeypatch.setattr(disk, "remove", stalled)
+    with contextlib.suppress(OSError):
+        first.to_parquet()
+    assert numbers(first) == [1, 2, 3]
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    second.append(row(4))
+    second.__exit__(None, None, None)
+    first.__exit__(None, None, None)
+    assert numbers(first) == [1, 2, 3, 4] == in_files(first)
+
+
+def test_a_stalled_writer_makes_no_file_after_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away while it writes its file; meanwhile the other driver made one, of more rows."""
+    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first.__enter__()
+    first.append(row(1))
+    first.begin(journal_row(2))  # its row is in the other one's file, too
+    create = disk.create
+
+    def stalled(path: Path) -> int:
+        monkeypatch.undo()
+        (first.path / run_files.LOCK).unlink()
+        with second:
+            assert len(second.interrupted) == 1
+        return create(path)
+
+    monkeypatch.setattr(disk, "create", stalled)
+    with pytest.raises(StoreLocked):
+        first.to_parquet()
+    first.__exit__(None, None, None)
+    assert in_files(first) == numbers(first) == [1, 2]
+
+
+def test_rows_after_which_the_lock_could_not_be_looked_at_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is seen to be ours."""
+    still_mine: Callable[[RunLock], None] = RunLock.still_mine
+    looks = iter([True, False])
+
+    def look(lock: RunLock) -> None:
+        if not next(looks, True):
+            raise StoreError("cannot look")
+        still_mine(lock)
+
+    with Store.open(tmp_path, "night") as store:
+        with monkeypatch.context() as broken, pytest.raises(StoreError, match="cannot look"):
+            broken.setattr(RunLock, "still_mine", look)
+            store.append(row(0), row(1))
+        store.append(row(0))
+        store.append(row(1), row(2))
+    assert in_files(store) == numbers(store) == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (disk, "read", OSError(errno.EMFILE, "Too many open files")),
+        (reader, "table_of", pa.ArrowMemoryError("malloc failed")),
+        (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
+    ],
+    ids=["read", "table", "validate"],
+)
+def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
+) -> None:
+    """At one of the first calls, or all, while a log becomes a file."""
+    for number, failing in enumerate(([0], [1], [2], range(99))):
+        calls, real = itertools.count(), getattr(place, name)
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            if next(calls) in failing:  # noqa: B023
+                raise error
+            return real(*arguments, **options)  # noqa: B023
+
+        with Store.open(tmp_path, f"night{number}") as store:
+            store.append(row(0), row(1))
+            store.append(row(2))
+            with monkeypatch.context() as broken, contextlib.suppress(Exception):
+                broken.setattr(place, name, fail)
+                store.to_parquet()
+            assert numbers(store) == [0, 1, 2]
+            store.append(row(3))
+        assert numbers(store) == [0, 1, 2, 3] == in_files(store)
+        assert not store.quarantine_path.exists()
+
+
+@pytest.mark.parametrize("fail", ["rename", "remove", "sync_directory", "sync", "read"])
+@pytest.mark.parametrize("then", ["again", "killed"])
+def test_a_log_that_stays_behind_its_file_makes_no_row_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str, then: str
+) -> None:
+    """Something fails while a file is made; this driver goes on, or its successor does."""
+    with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
+        for number in range(2):
+            store.append(row(number))
+        for failing in range(4):
+            calls, real = itertools.count(), getattr(disk, fail)
+
+            def broken_call(*arguments: Any, **more: Any) -> Any:
+                if next(calls) == failing:  # noqa: B023
+                    raise OSError(errno.EIO, "away")
+                return real(*arguments, **more)  # noqa: B023
+
+            with monkeypatch.context() as broken, contextlib.suppress(OSError, StoreError):
+                broken.setattr(disk, fail, broken_call)
+                store.to_parquet()
+            store.append(row(2 + failing))
+            assert numbers(store) == list(range(3 + failing))
+        if then == "killed":
+            monkeypatch.setattr(store, "to_parquet", killed)
+    monkeypatch.undo()
+    with Store.open(tmp_path, "night") as store:
+        pass
+    assert numbers(store) == list(range(6)) == in_files(store)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bool
+) -> None:
+    """It is said once; its rows come when it can be read again. ``left``: by a dead driver."""
+    caplog.set_level(logging.WARNING, logger="nightgrid.store")  # a command may have raised it
+    read, bad = disk.read, ""
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> bytes:
+        if path.name == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(disk, "read", fail)
+    if left:
+        with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
+            bad = store.append(row(0)).name
+            monkeypatch.setattr(store, "to_parquet", killed)
+    with Store.open(tmp_path, "night") as store:
+        if not left:
+            bad = store.append(row(0)).name
+            assert store.to_parquet() is None
+        for number in range(1, 4):
+            store.append(row(number))
+            assert store.to_parquet() is not None
+        assert caplog.text.count("rows are not in Parquet") == 1
+        bad = ""
+        store.compact()
+    assert numbers(store) == [0, 1, 2, 3] == in_files(store)
+
+
+def test_files_that_do_not_read_back_are_one_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is the same though each has another name; no row is lost."""
+    read, messages = disk.read, set[str]()
+
+    def rotten(path: Path, *arguments: Any, **options: Any) -> bytes:
+        return read(path, *arguments, **options) + b"x" * (path.suffix == ".parquet")
+
+    with Store.open(tmp_path, "night") as store:
+        for number in range(2):
+            store.append(row(number))
+            with monkeypatch.context() as broken, pytest.raises(StoreError) as failure:
+                broken.setattr(disk, "read", rotten)
+                store.to_parquet()
+            messages.add(str(failure.value))
+        assert numbers(store) == [0, 1]
+    (message,) = messages
+    assert "does not read back as written" in message
+
+
+def test_two_threads_append_and_make_parquet(tmp_path: Path) -> None:
+    """Rows appended while a file is made are in the next one; none is lost or two."""
+    with Store.open(tmp_path, "night") as store:
+        going = threading.Event()
+
+        def make() -> None:
+            while not going.is_set():
+                store.to_parquet()
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        for number in range(40):
+            store.append(row(number))
+        going.set()
+        thread.join()
+    assert numbers(store) == list(range(40)) == in_files(store)
+
+
+def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:
+    """Copied while the run writes and after it was compacted, by something that removes nothing."""
+    copy = Store.open(tmp_path / "copy", "night")
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            shutil.copytree(store.path, copy.path, dirs_exist_ok=True)
+            store.to_parquet()
+            if number == 1:
+                store.compact()
+    shutil.copytree(store.path, copy.path, dirs_exist_ok=True)
+    assert numbers(copy) == [0, 1, 2] and len(copy.history()) == 3
+    (copy.path / run_files.LOCK).unlink(missing_ok=True)
+    with Store.open(tmp_path / "copy", "night"):
+        pass
+    assert in_files(copy) == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_plain_readers_follow_a_live_writer(tmp_path: Path) -> None:
+    """The query of README, in DuckDB and Polars, beside another process that appends and makes
+    Parquet: rows come and never go, each once."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    process = CONTEXT.Process(target=log_rows, args=(tmp_path, 60, 6))
+    process.start()
+    rows = tmp_path / "night" / "rows"
+    deadline, seen, looks = time.monotonic() + patience(60), 0, 0
+    while seen < 60 and time.monotonic() < deadline:
+        if not list(rows.glob("*.parquet")):
+            time.sleep(0.01)
+            continue
+        query = f"select batch_size from '{rows}/*.parquet' where final and state = 'SUCCEEDED'"
+        with duckdb.connect() as connection:
+            by_duckdb = sorted(size for (size,) in connection.sql(query).fetchall())
+        frame = polars.read_parquet(f"{rows}/*.parquet", columns=["batch_size"])
+        for sizes in (by_duckdb, sorted(frame["batch_size"].to_list())):
+            assert sizes == list(range(1, len(sizes) + 1)) and len(sizes) >= seen
+            seen = len(sizes)
+        looks += 1
+    process.join(patience(60))
+    assert seen == 60 and looks > 1
+
+
+# ---------------------------------------------------------------- the attempt journal
+
+
+def begun(path: Path) -> list[str]:
+    return [str(line.row["attempt_id"]) for line in read_journal(path) if line.row is not None]
+
+
+def test_attempts_without_a_row_get_one_from_the_next_driver(tmp_path: Path) -> None:
+    """Those that ran when their driver died, once; those that have a row are left."""
+    with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
+        store.begin(*(journal_row(number) for number in range(3)))
+        store.append(row(1))
+        store._journal.end = lambda _: None  # type: ignore[method-assign, assignment]
+        raise Killed
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == tuple(sorted((IDS[0], IDS[2])))
+        assert store.measurements() == [journal_row(0), row(1), journal_row(2)]
+    assert not (store.path / run_files.JOURNAL).exists()
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == () and len(store.measurements()) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9] + b"!" + data[-8:], lambda _: b"\xff\n"])
+def test_a_damaged_line_of_the_journal_costs_no_other(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """The journal is set aside; attempts in sound lines have rows."""
+    path = tmp_path / "night" / run_files.JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(LINES[0] + damage(LINES[1]))
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == (IDS[0],)
+    assert not path.exists() and len(store.read().damaged) == 1
+
+
+def test_a_long_journal_is_replaced_by_one_of_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines of attempts that have ended go."""
+    monkeypatch.setattr(log_module, "LONG_BYTES", 4 * len(LINES[0]))
+    journal = AttemptJournal(tmp_path / "begun.log")
+    for number in range(50):
+        journal.begin([row_of(row(number))])
+        if number:
+            journal.end([row(number).attempt_id])
+    assert len(begun(journal.path)) < 6
+    assert begun(journal.path)[0] == IDS[0]
+    journal.close(ours=True)
+    assert journal.path.exists()
+    journal.end([IDS[0]])
+    journal.begin([])
+    journal.close(ours=True)
+    assert not journal.path.exists()
+
+
+def test_attempts_whose_lines_found_no_room_come_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing follows a torn line."""
+    journal, real = AttemptJournal(tmp_path / "begun.log"), os.write
+    journal.begin([row_of(row(0))])
+
+    def half(handle: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, "full")
+        return real(handle, bytes(data)[: len(data) // 2])
+
+    with monkeypatch.context() as full, pytest.raises(StoreError):
+        full.setattr(disk, "write", half)
+        journal.begin([row_of(row(1))])
+    journal.begin([row_of(row(2))])
+    assert begun(journal.path) == IDS
+
+
+def test_a_journal_that_is_another_writers_is_left(tmp_path: Path) -> None:
+    """By a driver that has lost the run."""
+    journal = AttemptJournal(tmp_path / "begun.log")
+    journal.begin([row_of(row(0))])
+    journal.end([IDS[0]])
+    journal.close(ours=False)
+    assert begun(journal.path) == IDS[:1]

@@ -1,0 +1,164 @@
+"""Readers beside a writer: a listing is of no one moment, and a file may go while it is read."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measurements import row
+
+from orchestrator.store import disk, reader
+from orchestrator.store.reader import raw_batches, with_raw
+from orchestrator.store.store import Store
+
+
+def numbers(store: Store) -> list[int]:
+    """The rows that the store shows, by their batch size."""
+    return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
+
+
+def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
+    """By every way of reading: whole, without raw values and with them, history."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0), row(1))
+        store.to_parquet()
+        store.append(row(2, image=b"\0png\xff"))
+        whole = [row(0), row(1), row(2, image=b"\0png\xff")]
+        assert store.measurements() == whole
+        lean = store.measurements(samples=False)
+        assert [each.job_id for each in lean] == [row(n).job_id for n in range(3)]
+        found = [
+            each for rows, _ in raw_batches(store.tables_path, lean, "samples") for each in rows
+        ]
+        assert sorted(each.job_id for each in found) == sorted(each.job_id for each in lean)
+        filled = with_raw(store.tables_path, lean, "samples", "items", "image")
+        assert sorted(filled, key=lambda each: each.batch_size or 0) == whole
+        assert len(store.history()) == 3
+
+
+def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of many files is listed in pieces: the file had not come when its place was
+    passed, and the log had gone when its own was."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        store.to_parquet()
+        stale = reader.row_files(store.tables_path)
+        store.append(row(1))
+        store.to_parquet()
+        real, answers = reader.row_files, [stale]
+
+        def listed(directory: Path) -> set[str]:
+            return answers.pop() if answers else real(directory)
+
+        monkeypatch.setattr(reader, "row_files", listed)
+        assert numbers(Store.open(tmp_path, "night")) == [0, 1]
+        assert not answers
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_a_file_that_went_while_it_was_read_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On a network file system that is no missing file, but a stale handle."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            if number < 2:
+                store.to_parquet()
+        read = disk.read
+
+        def stale(path: Path, *arguments: Any, **options: Any) -> bytes:
+            if path.suffix == kind:
+                monkeypatch.undo()
+                store.compact()
+                assert not path.exists()
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return read(path, *arguments, **options)
+
+        monkeypatch.setattr(disk, "read", stale)
+        assert numbers(Store.open(tmp_path, "night")) == [0, 1, 2]
+        assert disk.read is read
+
+
+def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it has read two files more, the log has become one and another is begun."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            store.to_parquet()
+        store.append(row(3))
+        read, coming, reads = disk.read, itertools.count(4), itertools.count(1)
+
+        def meanwhile(path: Path, *arguments: Any) -> bytes:
+            data = read(path, *arguments)
+            count = next(reads)
+            assert count < 30, "it reads again what it has read"
+            if path.suffix == ".parquet" and count < 20 and count % 2 == 0:
+                with monkeypatch.context() as writing:
+                    writing.setattr(disk, "read", read)
+                    store.to_parquet()
+                    store.append(row(next(coming)))
+            return data
+
+        monkeypatch.setattr(disk, "read", meanwhile)
+        found = numbers(Store.open(tmp_path, "night"))
+        monkeypatch.undo()
+        assert found == list(range(next(coming)))
+
+
+def test_who_follows_a_run_parses_only_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that it knows are not read again."""
+    with Store.open(tmp_path, "night") as store:
+        for number in range(3):
+            store.append(row(number))
+            store.to_parquet()
+        known = reader.read_rows(store.tables_path, ["job_id"]).tables
+        store.append(row(3))
+        paths: list[Path] = []
+        real = disk.read
+        monkeypatch.setattr(disk, "read", lambda path, *a: paths.append(path) or real(path, *a))
+        look = reader.read_rows(store.tables_path, ["job_id"], known)
+        assert look.table().num_rows == 4 and look.table().column_names == ["job_id"]
+        assert [path.suffix for path in paths] == [".jsonl"]
+
+
+def test_an_older_log_is_read_and_becomes_parquet(tmp_path: Path) -> None:
+    """Of the version before: columns as JSON, and an Arrow stream of many rows."""
+    (name,) = (path for path in OLDER.iterdir())
+    rows = tmp_path / "night" / "rows"
+    rows.mkdir(parents=True)
+    (rows / f".{name.name.lstrip('.')}").write_bytes(name.read_bytes())
+    parameters = {"a": 1, "b": True, "d": None}
+    odd = row(2, attempt_number=7, image=b"\0png\xff", parameters=parameters)
+    expected = [row(0), row(1), odd, *(row(number) for number in range(3, 20))]
+    store = Store.existing(tmp_path, "night")
+    assert store.measurements() == expected
+    with store:
+        assert [path.suffix for path in rows.iterdir()] == [".parquet"]
+    assert store.measurements() == expected and store.read().damaged == ()
+
+
+@pytest.mark.parametrize("at", [0, 40, 900, 5000, 20_000, 45_000])
+def test_a_damaged_record_of_an_older_log_costs_no_other(tmp_path: Path, at: int) -> None:
+    """It is named; the rows of the others are read."""
+    (path,) = OLDER.iterdir()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    rows = tmp_path / "night" / "rows"
+    rows.mkdir(parents=True)
+    (rows / f".{path.name.lstrip('.')}").write_bytes(bytes(data))
+    contents = Store.existing(tmp_path, "night").read()
+    assert len(contents.measurements) in (3, 18, 19)
+    assert len(contents.damaged) == 1
+
+
+OLDER = Path(__file__).with_name("older_log")

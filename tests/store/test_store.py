@@ -1,0 +1,490 @@
+"""Rows on disk: durable, whole, read by everybody, each exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from measurements import job, row
+
+from orchestrator.core.errors import SchemaMismatch, StoreError, StoreFull
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import PastRow
+from orchestrator.core.settings import as_declared
+from orchestrator.store import disk, reader
+from orchestrator.store import files as run_files
+from orchestrator.store import store as store_module
+from orchestrator.store.reader import runs
+from orchestrator.store.store import Store
+
+
+def filled(results: Path, count: int) -> Store:
+    """A run with ``count`` rows, each in a file of its own."""
+    with Store.open(results, "night") as store:
+        for number in range(count):
+            store.append(row(number))
+            store.to_parquet()
+    return store
+
+
+def numbers(store: Store) -> list[int]:
+    """The rows that the store shows, by their batch size."""
+    return [(measurement.batch_size or 0) - 1 for measurement in store.measurements()]
+
+
+# ---------------------------------------------------------------- writing and reading
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    """Rows come back equal, in the order of recording, with or without samples."""
+    with Store.open(tmp_path, "night") as store:
+        for number in (2, 0, 1):
+            path = store.append(row(number))
+            assert path.parent == store.tables_path
+    assert store.measurements() == [row(0), row(1), row(2)]
+    bare = [dataclasses.replace(row(n), samples=(), items=()) for n in range(3)]
+    assert store.measurements(samples=False) == bare
+
+
+def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
+    """Its name says how many and their highest attempt; they are read in the log as in it, and
+    those of later seconds make another file, then compacted as any others."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        log = store.append(row(1), row(2, attempt_number=7), row(3))
+        assert os.listdir(store.tables_path) == [log.name]
+        assert log == store.append(row(1), row(2, attempt_number=7), row(3))
+        assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
+        path = store.to_parquet()
+        assert path is not None and path.name.startswith("rows-4-7-")
+        assert os.listdir(store.tables_path) == [path.name] and store.to_parquet() is None
+        assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
+        store.append(row(4))
+        store.compact()
+    assert numbers(store) == [0, 1, 2, 3, 4] and len(os.listdir(store.tables_path)) == 1
+
+
+def test_rows_that_could_not_be_written_together_can_be_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever call failed, nothing of them is left that would make them two."""
+    for number, name in enumerate(("create_new", "write", "sync", "sync_directory")):
+        with Store.open(tmp_path, f"night{number}") as store:
+            with monkeypatch.context() as broken:
+                broken.setattr(disk, name, raising(OSError(errno.ENOSPC, "full")))
+                with pytest.raises(StoreFull):
+                    store.append(row(0), row(1))
+            store.append(row(1))
+            store.append(row(0))
+        assert numbers(store) == [0, 1], name
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """A call that always fails."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_path: Path) -> None:
+    """Nobody can tell whose rows they were."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1), row(2, attempt_number=7))
+    (path,) = store.tables_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    with Store.open(tmp_path, "night") as store:
+        ids = [row(1).job_id, row(5).job_id]
+        assert store.attempts_set_aside(ids) == dict.fromkeys(ids, 7)
+
+
+def test_a_run_that_was_never_started_is_empty(tmp_path: Path) -> None:
+    """Opening touches nothing; reading gives nothing."""
+    store = Store.open(tmp_path / "results", "night")
+    assert store.measurements() == [] and store.history() == []
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
+    """A mistyped run is refused with the names that are close."""
+    filled(tmp_path, 1)
+    assert Store.existing(tmp_path, "night").measurements()
+    assert runs(tmp_path) == ["night"]
+    with pytest.raises(StoreError, match=r"no run 'nigth'.*There is: night"):
+        Store.existing(tmp_path, "nigth")
+    with pytest.raises(StoreError, match="no runs there"):
+        Store.existing(tmp_path / "nowhere", "night")
+
+
+def test_the_same_row_twice_is_one_row(tmp_path: Path) -> None:
+    """A driver that repeats an append after an error cannot make two rows of one."""
+    with Store.open(tmp_path, "night") as store:
+        assert store.append(row()) == store.append(row())
+    assert store.measurements() == [row()]
+
+
+def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None:
+    """The same attempt number of another invocation does not overwrite the first."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row())
+        store.append(row(invocation_id="i2"))
+    assert len(store.measurements()) == 2
+
+
+def test_writing_needs_the_lock(tmp_path: Path) -> None:
+    """Outside of ``with`` nothing can be appended or compacted."""
+    store = filled(tmp_path, 1)
+    with pytest.raises(StoreError, match="only by the holder"):
+        store.append(row(1))
+    with pytest.raises(StoreError, match="only by the holder"):
+        store.compact()
+
+
+def test_history_is_what_planning_needs(tmp_path: Path) -> None:
+    """One short record per attempt, oldest first, with its busy time, and with the parameters that
+    a job of this version would have: settings that came later have their defaults."""
+    as_now = as_declared("text-generation", "transformers", dict(job().parameters))
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
+        store.append(row(0, attempt_number=2, details={"took": "adapter here-x-1", "other": "y"}))
+    assert store.history() == [
+        PastRow(
+            job_id=row(0).job_id,
+            state=State.SUCCEEDED,
+            final=True,
+            emulated=True,
+            workload="text-generation",
+            model="tiny-chatglm3",
+            precision="bf16",
+            batch_size=1,
+            accelerator=Accelerator.HPU,
+            cards=1,
+            took="adapter here-x-1",
+            busy_s=9.5,
+            load_s=1.5,
+            reason="measured",
+            attempt_number=2,
+            parameters=tuple(sorted(as_now.items())),
+        ),
+        dataclasses.replace(
+            store.history()[0],
+            job_id=row(1).job_id,
+            state=State.FAILED,
+            final=False,
+            batch_size=2,
+            took="",
+            busy_s=None,
+            reason="x",
+            attempt_number=1,
+        ),
+    ]
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/etc", ".hidden", "a\\b", "a\0b", "a\n", "x" * 200]
+)
+def test_a_run_name_cannot_leave_the_results_directory(tmp_path: Path, name: str) -> None:
+    """Names that are no plain file name are refused before anything is touched."""
+    with pytest.raises(StoreError, match="run name"):
+        Store.open(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["smoke", "2025-11-21_night.2", "a..b", "夜间", "c++"])
+def test_plain_names_are_fine(tmp_path: Path, name: str) -> None:
+    """Letters of any script, digits and a few marks."""
+    with Store.open(tmp_path, name) as store:
+        store.append(row())
+    assert runs(tmp_path) == [name]
+
+
+def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A symbolic link does not lead rows out of the results directory."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "night").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="leads out of"):
+        Store.open(tmp_path / "results", "night")
+
+
+def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
+    """A status or page is replaced whole, and only inside the run."""
+    store = Store.open(tmp_path, "night")
+    assert store.write_file("status.json", "{}") == store.path / "status.json"
+    store.write_file("status.json", b'{"done": 1}')
+    assert os.listdir(store.path) == ["status.json"]
+    assert (store.path / "status.json").read_text() == '{"done": 1}'
+    for name in ("../status.json", "a/b", "", ".x"):
+        with pytest.raises(StoreError, match="file name"):
+            store.write_file(name, "")
+
+
+# ---------------------------------------------------------------- compaction
+
+
+def test_compaction_keeps_every_row_in_one_file(tmp_path: Path) -> None:
+    """Many fragments become one file with the same rows; later fragments join them."""
+    store = filled(tmp_path, 6)
+    before = store.measurements()
+    with store:
+        path = store.compact()
+        assert path is not None and os.listdir(store.tables_path) == [path.name]
+        assert store.measurements() == before
+        assert store.compact() is None
+        store.append(row(6))
+        assert numbers(store) == list(range(7))
+        assert store.compact() is not None
+    assert numbers(store) == list(range(7))
+    assert len(os.listdir(store.tables_path)) == 1
+    assert len(store.history()) == 7
+
+
+def test_a_big_run_is_compacted_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that ends with many files leaves one; after an error it leaves all as it was."""
+    monkeypatch.setattr(store_module, "COMPACT_FROM", 4)
+    assert len(os.listdir(filled(tmp_path / "small", 3).tables_path)) == 3
+    store = filled(tmp_path / "big", 4)
+    assert len(os.listdir(store.tables_path)) == 1 and numbers(store) == [0, 1, 2, 3]
+    with pytest.raises(ZeroDivisionError), Store.open(tmp_path / "big", "night") as store:
+        for number in range(4, 9):
+            store.append(row(number))
+            store.to_parquet()
+        raise ZeroDivisionError
+    assert len(os.listdir(store.tables_path)) == 6 and numbers(store) == list(range(9))
+
+
+def test_a_full_disk_at_the_end_does_not_spoil_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction at the end is a convenience: when it fails, the run ends well all the same."""
+    monkeypatch.setattr(store_module, "COMPACT_FROM", 2)
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        store.append(row(1))
+        fail_writes(monkeypatch, 0, errno.ENOSPC)
+    assert numbers(store) == [0, 1]
+    assert not (store.path / "driver.lock").exists()
+
+
+def test_a_row_appended_again_is_not_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated append of a row that is in Parquet meanwhile changes nothing."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        with monkeypatch.context() as broken, pytest.raises(StoreError):
+            broken.setattr(disk, "sync", raising(OSError(errno.EIO, "away")))
+            store.append(row(1), row(2))
+        store.to_parquet()
+        assert numbers(store) == [0, 1, 2]
+        store.append(row(1))
+        assert numbers(store) == [0, 1, 2]
+        assert store.to_parquet() is None
+    assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 1
+
+
+def test_a_damaged_fragment_is_not_compacted_away(tmp_path: Path) -> None:
+    """Compaction leaves alone what it could not read."""
+    store = filled(tmp_path, 3)
+    with store:
+        victim = sorted(store.tables_path.iterdir())[1]
+        victim.write_bytes(victim.read_bytes()[:-9])
+        assert store.compact() is not None
+        assert victim.exists()
+    assert len(store.measurements()) == 2
+    assert [damage.path for damage in store.read().damaged] == [victim]
+
+
+def test_a_listing_that_a_compaction_made_stale_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader whose listing misses the new file and a fragment that is already deleted, or has
+    a fragment that is gone by now, looks again and sees every row once."""
+    store = filled(tmp_path, 3)
+    names = sorted(os.listdir(store.tables_path))
+    kept = {name: (store.tables_path / name).read_bytes() for name in names[1:]}
+    with store:
+        store.compact()
+    for name, data in kept.items():  # the compaction had deleted only the first when we looked
+        (store.tables_path / name).write_bytes(data)
+    real = reader.row_files
+    for stale in (set(names[1:]), set(names)):
+        answers = [stale]
+        monkeypatch.setattr(
+            reader,
+            "row_files",
+            lambda directory, answers=answers: answers.pop() if answers else real(directory),
+        )
+        assert numbers(store) == [0, 1, 2]
+        assert not answers
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """Wherever a fragment rots it is reported and left out; the other rows are read."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        victim = store.to_parquet()
+        store.append(row(1))
+    assert victim is not None
+    sound = victim.read_bytes()
+    for position in range(0, len(sound), max(1, len(sound) // 150)):
+        rotten = bytearray(sound)
+        rotten[position] ^= 1 << (position % 8)
+        victim.write_bytes(bytes(rotten))
+        contents = store.read(samples=False)
+        assert [m.job_id for m in contents.measurements] == [row(1).job_id]
+        assert [d.path for d in contents.damaged] == [victim]
+    victim.write_bytes(sound)
+    assert len(store.measurements()) == 2
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 5000, -1])
+def test_a_truncated_fragment_is_set_aside_by_the_next_writer(tmp_path: Path, length: int) -> None:
+    """Readers report a torn file; the next writer moves it away, and it stays reported."""
+    store = filled(tmp_path, 2)
+    victim = sorted(store.tables_path.iterdir())[0]
+    victim.write_bytes(victim.read_bytes()[:length])
+    assert len(store.read().damaged) == 1
+    with Store.open(tmp_path, "night") as store:
+        pass
+    assert not victim.exists()
+    (damage,) = store.read().damaged
+    assert damage.path == store.quarantine_path / victim.name and damage.path.exists()
+    assert len(store.measurements()) == 1
+
+
+def test_files_that_are_not_ours_are_reported(tmp_path: Path) -> None:
+    """A foreign table, a directory and a dangling link called ``.parquet`` crash nobody."""
+    store = filled(tmp_path, 1)
+    (store.tables_path / "stranger.parquet").write_bytes(b"PAR1")
+    (store.tables_path / "directory.parquet").mkdir()
+    (store.tables_path / "link.parquet").symlink_to(tmp_path / "nothing")
+    (store.tables_path / "README").write_text("not a table, and nobody's business")
+    contents = store.read()
+    assert len(contents.measurements) == 1
+    assert len(contents.damaged) == 3
+    with Store.open(tmp_path, "night"):
+        pass
+    assert len(store.read().damaged) == 3
+    left = os.listdir(store.tables_path)
+    assert "README" in left and len(left) == 2
+
+
+def named_for(store: Store, data: bytes) -> Path:
+    """Put bytes into the store under the name that fits them."""
+    path = store.tables_path / reader.file_name(1, 1, data)
+    path.write_bytes(data)
+    return path
+
+
+def test_sound_bytes_that_are_no_row_are_damage_too(tmp_path: Path) -> None:
+    """A file whose checksum fits but that holds something else is reported, not raised."""
+    store = filled(tmp_path, 1)
+    path = named_for(store, b"not Parquet at all")
+    contents = store.read()
+    assert len(contents.measurements) == 1
+    assert [damage.path for damage in contents.damaged] == [path]
+
+
+def test_rows_of_a_newer_version_stop_the_reader(tmp_path: Path) -> None:
+    """Half of a run is not shown as if it were all of it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    store = filled(tmp_path, 1)
+    table = pa.table({"x": [1]}).replace_schema_metadata({b"nightgrid.schema_version": b"99"})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    named_for(store, sink.getvalue().to_pybytes())
+    with pytest.raises(SchemaMismatch, match="version 99"):
+        store.measurements()
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
+    """A disk with this much room: a write is cut short, the next one fails."""
+    real, left = os.write, room
+
+    def write(handle: int, data: bytes) -> int:
+        nonlocal left
+        if left == 0:
+            raise OSError(code, os.strerror(code))
+        done = real(handle, bytes(data)[:left])
+        left -= done
+        return done
+
+    monkeypatch.setattr(os, "write", write)
+
+
+@pytest.mark.parametrize("room", [0, 1, 1000])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, code: int
+) -> None:
+    """The row is refused as a whole, earlier rows stay, and later it can be written."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        with monkeypatch.context() as patch:
+            fail_writes(patch, room, code)
+            with pytest.raises(StoreFull, match="cannot write"):
+                store.append(row(1))
+            assert len(os.listdir(store.tables_path)) == 1
+        store.append(row(1))
+    assert numbers(store) == [0, 1]
+    assert store.read().damaged == ()
+
+
+def test_a_full_disk_stops_compaction_harmlessly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the compacted file does not fit, the fragments stay."""
+    store = filled(tmp_path, 3)
+    with store:
+        fail_writes(monkeypatch, 500, errno.ENOSPC)
+        with pytest.raises(StoreFull):
+            store.compact()
+    assert numbers(store) == [0, 1, 2]
+
+
+def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
+    """A results path that is a file is refused with a message, not a traceback."""
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(StoreError, match="cannot create"), Store.open(tmp_path / "results", "n"):
+        pass
+
+
+@pytest.mark.parametrize("call", ["names", "remove"])
+def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Which names the run, and leaves its lock free."""
+    store = Store.open(tmp_path, "night")
+    with store:
+        store.append(row(0))
+    real = getattr(disk, call)
+    (store.path / run_files.JOURNAL).write_bytes(b"")
+
+    def fail(path: Path) -> object:
+        if path not in (store.tables_path, store.path / run_files.JOURNAL):
+            return real(path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, call, fail)
+        with pytest.raises(StoreError, match=r"night.*Input/output"), Store.open(tmp_path, "night"):
+            pass
+    with Store.open(tmp_path, "night") as again:
+        assert again.measurements() == [row(0)]

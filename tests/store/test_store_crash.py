@@ -1,0 +1,151 @@
+"""Other processes write, compact and are killed; readers lose nothing and see nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import store_processes
+from measurements import row
+from patience import patience
+from store_processes import CONTEXT
+
+from orchestrator.store.store import Store
+
+
+def numbers(store: Store) -> list[int]:
+    """The rows that the store shows, by their batch size."""
+    return sorted((m.batch_size or 0) - 1 for m in store.measurements(samples=False))
+
+
+def run_until_killed(number: int, torn: bool, act: Callable, results: Path) -> tuple[bool, bool]:
+    """Let a process do ``act`` and die at its ``number``-th system call. Returns whether it was
+    killed, and whether it had acknowledged its work before."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(
+        target=store_processes.die_at, args=(number, torn, act, results, theirs)
+    )
+    process.start()
+    theirs.close()
+    process.join(patience(60))
+    try:
+        acknowledged = ours.poll() and ours.recv() is not None
+    except EOFError:
+        acknowledged = False
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0, acknowledged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_writer_killed_between_any_two_system_calls(tmp_path: Path, torn: bool) -> None:
+    """For every system call of an append, dying just before it leaves no torn row, loses no
+    acknowledged one, and the next writer can go on."""
+    number, killed = 0, True
+    while killed:
+        number += 1
+        results = tmp_path / str(number)
+        with Store.open(results, "night") as store:
+            store.append(row(0))
+        killed, acknowledged = run_until_killed(number, torn, store_processes.append_one, results)
+        seen = numbers(store)
+        assert store.read().damaged == (), f"call {number}"
+        assert seen in ([0], [0, 100]), f"call {number}"
+        assert not acknowledged or seen == [0, 100], f"call {number}"
+        with Store.open(results, "night") as store:
+            store.append(row(1))
+            after = numbers(store)
+        assert set(seen) | {1} <= set(after) <= {0, 1, 100}, f"call {number}"
+        assert len(after) == len(set(after))
+        torn_away = store.read().damaged
+        assert len(torn_away) <= 1
+        assert not (100 in after and torn_away), f"call {number}"
+    assert number > 10, "the append makes more system calls than were counted"
+
+
+@pytest.mark.slow
+def test_a_compaction_killed_between_any_two_system_calls(tmp_path: Path) -> None:
+    """For every system call of a compaction, dying just before it shows each row exactly once,
+    then and after the next writer has compacted."""
+    number, killed = 0, True
+    while killed:
+        number += 1
+        results = tmp_path / str(number)
+        with Store.open(results, "night") as store:
+            for each in range(3):
+                store.append(row(each))
+            if number % 2:  # also over an older compacted file
+                store.compact()
+                store.append(row(3))
+                store.append(row(4))
+        wanted = numbers(store)
+        killed, _ = run_until_killed(number, False, store_processes.compact, results)
+        assert numbers(store) == wanted, f"call {number}"
+        with Store.open(results, "night") as store:
+            store.compact()
+            assert numbers(store) == wanted, f"call {number}"
+        assert len([n for n in os.listdir(store.tables_path) if n.endswith(".parquet")]) == 1
+    assert number > 15
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_random_moments(tmp_path: Path) -> None:
+    """kill -9, 24 times, anywhere: every acknowledged row is there, once, and none is torn."""
+    seed = int(os.environ.get("NIGHTGRID_SEED", "20261121"))
+    moments = random.Random(seed)
+    for part in range(3):  # several runs, since each look reads a whole one
+        results, acknowledged, started = tmp_path / str(part), set[int](), 0
+        for _ in range(8):
+            acknowledged |= killed_writer(results, started, moments.uniform(0.0, 0.05))
+            contents = Store.open(results, "night").read(samples=False)
+            seen = sorted((m.batch_size or 0) - 1 for m in contents.measurements)
+            assert len(seen) == len(set(seen)), f"a row twice (seed {seed})"
+            assert acknowledged <= set(seen), f"an acknowledged row lost (seed {seed})"
+            # What a killed append had begun is set aside; nothing under a row's name is damaged.
+            assert all(d.path.name.endswith(".partial") for d in contents.damaged)
+            started = max(seen) + 2  # past one that may be written but not renamed yet
+        assert len(acknowledged) >= 8
+
+
+def killed_writer(results: Path, first: int, after_s: float) -> set[int]:
+    """The rows that a writer acknowledged before kill -9, some time after its first."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=store_processes.write_rows, args=(results, first, theirs))
+    process.start()
+    theirs.close()
+    assert ours.poll(60), "the writer wrote nothing"
+    time.sleep(after_s)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(patience(60))
+    acknowledged = set()
+    try:
+        while True:
+            acknowledged.add(ours.recv())
+    except EOFError:
+        return acknowledged
+
+
+@pytest.mark.slow
+def test_reading_while_a_run_writes_and_compacts(tmp_path: Path) -> None:
+    """A reader that looks all the time sees rows come and never go, each once, none damaged."""
+    count = 60
+    process = CONTEXT.Process(target=store_processes.write_and_compact, args=(tmp_path, count, 7))
+    process.start()
+    store = Store.open(tmp_path, "night")
+    looks, before = 0, 0
+    while process.is_alive() or before < count:
+        contents = store.read(samples=looks % 2 == 0)
+        sizes = [m.batch_size for m in contents.measurements]
+        assert sizes == list(range(1, len(sizes) + 1))
+        assert len(sizes) >= before
+        assert contents.damaged == ()
+        before, looks = len(sizes), looks + 1
+        assert process.exitcode in (None, 0)
+    process.join(patience(60))
+    assert before == count and looks > 3

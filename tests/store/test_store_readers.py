@@ -1,0 +1,100 @@
+"""Plain readers open the rows as they are: pyarrow, pandas, DuckDB and Polars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from measurements import row
+
+from orchestrator.store.store import Store
+
+COUNT = 9
+
+
+@pytest.fixture(params=["fragments", "compacted", "both"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A run that is being written: rows, and a file that a crash left half written."""
+    with Store.open(tmp_path / "results", "smoke") as store:
+        for number in range(COUNT):
+            if request.param == "both" and number == 5:
+                store.compact()
+            store.append(row(number))
+            if number % 4 == 3:
+                store.to_parquet()
+        store.to_parquet()
+        if request.param == "compacted":
+            store.compact()
+        (store.tables_path / ".x-1-0000000000000000.parquet.partial").write_bytes(b"PAR1 torn")
+        yield store
+
+
+def by_pyarrow(rows: Path) -> list[dict]:
+    import pyarrow.dataset
+
+    return pyarrow.dataset.dataset(rows).to_table().to_pylist()
+
+
+def by_pandas(rows: Path) -> list[dict]:
+    import pandas
+
+    return pandas.read_parquet(rows).to_dict("records")
+
+
+def by_duckdb(rows: Path) -> list[dict]:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT * FROM read_parquet('{rows}/*.parquet')")
+        return found.to_arrow_table().to_pylist()
+
+
+def by_polars(rows: Path) -> list[dict]:
+    import polars
+
+    return polars.read_parquet(f"{rows}/*.parquet").to_dicts()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [by_pyarrow, by_pandas, by_duckdb, by_polars])
+def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list[dict]]) -> None:
+    """Scalars, text, times, nested structures and maps arrive in each of the four."""
+    pytest.importorskip(read.__name__.removeprefix("by_"))
+    found = {int(r["batch_size"]): r for r in read(store.tables_path)}
+    assert sorted(found) == list(range(1, COUNT + 1))
+    one = found[3]
+    assert (one["state"], one["accelerator"], one["emulated"]) == ("SUCCEEDED", "HPU", True)
+    assert one["throughput"] == 102.0
+    assert one["recorded_at"].timestamp() == 1002.0
+    assert one["recorded_at"].utcoffset().total_seconds() == 0
+    assert one["measure"]["confidence"] == 0.95
+    (sample,) = one["samples"]
+    assert (sample["rank"], list(sample["step_s"])) == (0, [0.01, 0.02])
+    assert sample["wall_s"] == pytest.approx(100 / 102)  # as the throughput has it
+    assert "裤 ✓" in str(one["details"])
+    assert "ignore_eos" in str(one["parameters"])
+
+
+def test_the_documented_queries_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SQL in ``docs/schema.md`` works on a real run, and says what it promises."""
+    duckdb = pytest.importorskip("duckdb")
+    text = (Path(__file__).parents[2] / "docs" / "schema.md").read_text(encoding="utf-8")
+    queries = [q for block in re.findall(r"```sql\n(.*?)```", text, re.S) for q in block.split(";")]
+    queries = [query for query in queries if query.strip()]
+    assert len(queries) == 2
+    monkeypatch.chdir(store.path.parent.parent)
+    best, samples = (duckdb.sql(query).fetchall() for query in queries)
+    assert best == [("bf16", COUNT, 100.0 + COUNT - 1)]
+    assert len(samples) == COUNT
+
+
+def test_parameters_can_be_queried(store: Store) -> None:
+    """A workload's parameter is a key of a map whose value is JSON."""
+    duckdb = pytest.importorskip("duckdb")
+    found = duckdb.sql(
+        "SELECT DISTINCT parameters['output_tokens']::INTEGER, parameters['ignore_eos']::BOOLEAN "
+        f"FROM read_parquet('{store.tables_path}/*.parquet')"
+    ).fetchall()
+    assert found == [(25, True)]

@@ -1,0 +1,279 @@
+"""Rows go to a tracker as they come; what fails there ends no run and is brought later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import tiny_workload
+from measurements import row
+from patience import patience
+
+from orchestrator.core.measurement import Measurement
+from orchestrator.driver import loop, run
+from orchestrator.driver.options import RunOptions
+from orchestrator.store.store import Store
+from orchestrator.trackers import base as trackers
+from orchestrator.trackers import live
+from orchestrator.trackers.base import TrackedRun, Tracker, tracked
+from orchestrator.trackers.live import RowLog, close_all
+
+
+@dataclass
+class Kept:
+    """A tracker in memory, which fails as often as it is told to, and with some jobs always."""
+
+    runs: list[TrackedRun] = field(default_factory=list)
+    failures: int = 0
+    refused: Collection[str] = ()  # ids of jobs
+    refusals: int = 0
+    connections: int = 0
+    came: threading.Event = field(default_factory=threading.Event)
+    stuck: threading.Event | None = None
+
+    def tracker(self) -> Tracker:
+        return Tracker(
+            name="kept",
+            title="Kept",
+            package="sys",
+            extra="",
+            destination="anything",
+            variable="KEPT",
+            connect=self.connect,
+            explain=lambda error, destination: f"it says {error}",
+        )
+
+    def connect(self, *_: object) -> Kept:
+        self.connections += 1
+        return self
+
+    def has(self, attempt: str) -> bool:
+        return attempt in {run.attempt for run in self.runs}
+
+    def write(self, tracked: TrackedRun) -> None:
+        if self.stuck is not None:
+            self.stuck.wait()
+        if tracked.tags["nightgrid.job_id"] in self.refused:
+            self.refusals += 1
+            raise ValueError("not this one")
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no")
+        self.runs.append(tracked)
+        self.came.set()
+
+
+@pytest.fixture()
+def store(tmp_path: Path) -> Store:
+    """A run whose earlier driver wrote one row."""
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0, run="night"))
+    return store
+
+
+def attempts(kept: Kept) -> list[str]:
+    """The jobs that it has, in their order."""
+    return [run.tags["nightgrid.job_id"] for run in kept.runs]
+
+
+def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Store) -> None:
+    """A row that the store has and that comes as well is one run; an attempt before the last is
+    none."""
+    kept = Kept()
+    log = RowLog(store, kept.tracker(), "there")
+    log.start()
+    for each in (row(0), row(1), replace(row(2), final=False), row(3)):
+        log.take(each)
+    assert log.close() == "every row is in Kept at there"
+    assert attempts(kept) == [row(number).job_id for number in (0, 1, 3)]
+
+
+def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
+    """The trouble is said with the destination, and no row is missed."""
+    kept = Kept(failures=2)
+    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
+    log.start()
+    log.take(row(1))
+    assert kept.came.wait(60)
+    assert log.close() == "every row is in Kept at there"
+    assert attempts(kept) == [row(0).job_id, row(1).job_id]
+
+
+@pytest.mark.parametrize("refused", [0, 2])
+def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
+    """It is tried a few times, set aside and named at the end; the others are written, those that
+    come later, too."""
+    kept = Kept(refused=[row(refused).job_id])
+    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
+    log.start()
+    for number in (1, 2, 3):
+        log.take(row(number))
+    told = log.close()
+    assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
+    assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
+    assert kept.refusals == live.MOST_FAILURES
+
+
+def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) -> None:
+    """A few rows are tried, and all are told to be missing, with the reason."""
+    kept = Kept(failures=1000)
+    rows = [row(number) for number in range(30)]
+    done = live.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    assert kept.connections == live.MOST_IN_A_ROW and done.written == 0
+    assert done.told_of_refused.startswith("30 set aside (")
+    assert done.told_of_refused.endswith(
+        "Kept at there: it says no; 5 in a row failed, so no more were tried"
+    )
+
+
+@pytest.mark.parametrize(
+    "refused", [range(12), range(3, 19), range(48, 60), [*range(9), *range(50, 58)]]
+)
+def test_neighbours_that_are_all_refused_hold_up_no_other(
+    tmp_path: Path, refused: Sequence[int]
+) -> None:
+    """An experiment's rows may have what a tracker refuses, and lie beside each other."""
+    rows = [row(number) for number in range(60)]
+    kept = Kept(refused=[rows[number].job_id for number in refused])
+    done = live.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    assert set(attempts(kept)) == {each.job_id for each in rows} - {*kept.refused}
+    assert done.told_of_refused.startswith(f"{len(refused)} set aside (")
+    assert kept.connections < len(refused)
+
+
+@pytest.mark.parametrize("failures", [1000, 5])
+def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
+    store: Store, failures: int
+) -> None:
+    """Until then nothing is tried. What is missing is told once; if it works again, nothing is."""
+    with store:
+        for number in range(1, 9):
+            store.append(row(number, run="night"))
+    kept = Kept(failures=failures)
+    log = RowLog(store, kept.tracker(), "there", again_s=0.001)
+    log.start()
+    log.take(row(9))
+    until = time.monotonic() + patience(20)
+    while kept.failures > failures - 5 and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert kept.connections == 5 and not kept.runs
+    told = log.close()
+    if failures == 5:
+        assert told == "every row is in Kept at there"
+        assert set(attempts(kept)) == {row(number).job_id for number in range(10)}
+    else:
+        assert kept.connections == 10 and told.count("it says no") == 1
+        assert "10 set aside (" in told and "5 in a row failed" in told
+
+
+def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
+    """With the reason; no row is set aside for it."""
+    tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
+    log = RowLog(store, tracker, "there", again_s=3600)
+    log.start()
+    assert log.close().startswith(
+        "some rows were not logged: Kept at there: it says division by zero; nightgrid export"
+    )
+
+
+def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
+    store: Store,
+) -> None:
+    """The reason, the destination, and `nightgrid export`."""
+    log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
+    log.start()
+    assert log.close() == (
+        f"some rows were not logged: 1 set aside ({row(0).job_id}): Kept at there: it says no; "
+        "nightgrid export there --to kept --run night brings them"
+    )
+
+
+def test_a_tracker_that_hangs_holds_up_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end waits for it as long as is said, and no longer."""
+    monkeypatch.setattr(live, "HURRIED_S", 0.05)
+    kept = Kept(stuck=threading.Event())
+    log = RowLog(store, kept.tracker(), "there")
+    log.start()
+    told = log.close(hurry=True)
+    assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
+    kept.stuck.set()
+
+
+def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
+    """The first writes its row only when the second is told the end: one after the other they would
+    take the first one's whole time."""
+    slow, quick = Kept(stuck=threading.Event()), Kept()
+
+    class Second(RowLog):
+        def end(self) -> None:
+            super().end()
+            assert slow.stuck is not None
+            slow.stuck.set()
+
+    logs = [RowLog(store, slow.tracker(), "there"), Second(store, quick.tracker(), "there")]
+    for log in logs:
+        log.start()
+    assert close_all(logs, hurry=False) == ["every row is in Kept at there"] * 2
+
+
+def test_a_run_that_fails_brings_its_rows_before_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that came before the failure are logged, in a hurry."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "name: night\nexperiments:\n"
+        "  - {name: e, workload: tiny, model: tiny-chatglm3, accelerator: HPU}\n"
+    )
+    kept = Kept()
+    said: list[str] = []
+    hurried: list[bool] = []
+
+    class Failing:
+        def __init__(self, *, logged: Callable[[Measurement], object], **_: object) -> None:
+            self.logged = logged
+
+        def drive(self) -> None:
+            self.logged(row(1))
+            raise RuntimeError("the driver fails")
+
+    def closing(logs: list[RowLog], *, hurry: bool) -> list[str]:
+        hurried.append(hurry)
+        return close_all(logs, hurry=hurry)
+
+    tiny_workload.register(monkeypatch)
+    monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
+    monkeypatch.setattr(loop, "Driver", Failing)
+    monkeypatch.setattr(live, "close_all", closing)
+    options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
+    with pytest.raises(RuntimeError, match="the driver fails"):
+        run.run_grid(grid, options, said.append)
+    assert attempts(kept) == [row(1).job_id]
+    assert said[-1] == "every row is in Kept at there" and hurried == [True]
+
+
+def test_rows_that_are_there_already_are_not_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that goes on with a large run converts only what the tracker lacks."""
+    with store:
+        store.append(row(1, run="night"))
+    converted: list[str] = []
+
+    def counting(each: Measurement) -> TrackedRun:
+        converted.append(each.job_id)
+        return tracked(each)
+
+    kept = Kept(runs=[tracked(row(0, run="night"))])
+    monkeypatch.setattr(live, "tracked", counting)
+    log = RowLog(store, kept.tracker(), "there")
+    log.start()
+    assert log.close() == "every row is in Kept at there"
+    assert converted == [row(1).job_id]
