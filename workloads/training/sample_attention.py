@@ -140,8 +140,8 @@ def _by_calls(
     """One causal call for each sample; [positions, heads, width]."""
     samples = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     attended = [
-        scaled_dot_product_attention(*sample, is_causal=True, scale=scaling, dropout_p=dropout)
-        for sample in samples
+        scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)
+        for q, k, v in samples
     ]
     return torch.cat(attended, dim=2)[0].transpose(0, 1).contiguous()
 
