@@ -5,16 +5,21 @@ Nothing raises on the way: what is wrong is noted, and what is sound is handed o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.job import Scalar
+from orchestrator.core.job import Accelerator, Scalar
+from orchestrator.core.topology import Node, legal_card_sets
+from orchestrator.grid.rules import Rules
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.yaml import Document, Path_
 from workloads.devices import own_devices
+
+if TYPE_CHECKING:
+    from orchestrator.grid.parser import Grid
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
 
@@ -188,3 +193,55 @@ def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
         elif isinstance(good.get(key), list):
             good[key] = [None if i == where[1] else entry for i, entry in enumerate(good[key])]
     return good
+
+
+def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
+    from workloads.rules import refusals_by
+
+    problems: dict[tuple[str, str, str], Problem] = {}
+    rules = Rules(refusals_by(workloads))
+    for job in grid.jobs():
+        for refusal in rules.answers(job, job.accelerator.device):
+            known = (job.experiment, refusal.setting, refusal.reason)
+            if refusal.unsupported or known in problems:
+                continue
+            value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
+            written = (job.experiment, refusal.setting, value) in grid.origins
+            named = "" if written else f"{refusal.setting} "  # else the problem's path names it
+            if not refusal.reason.startswith(str(value)):
+                named += f"{value}: "
+            message = f"{named}{refusal.reason}"
+            hint = refusal.hint
+            problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
+    return list(problems.values())
+
+
+def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
+    """A problem for each card count in the grid that no set of these nodes' cards can have.
+
+    Kinds of card that no node has are left out: such jobs become rows that say so.
+    """
+    by_kind: dict[Accelerator, list[Node]] = {}
+    for node in nodes:
+        by_kind.setdefault(node.accelerator, []).append(node)
+    asked = {(job.experiment, job.accelerator, job.cards): job for job in reversed(grid.jobs())}
+    problems = []
+    for (_, kind, count), job in asked.items():
+        of_kind = by_kind.get(kind, [])
+        if of_kind and not legal_card_sets(of_kind, kind, count):
+            cards = sum(len(node.card_indices) for node in of_kind)
+            there = (
+                f"{cards} on 1 node" if len(of_kind) == 1 else f"{cards} on {len(of_kind)} nodes"
+            )
+            message = f"no job can have {count} {kind} cards: there are {there}"
+            legal = ", ".join(map(str, legal_counts(of_kind, kind)))
+            hint = f"a job can have {legal} of them"
+            problems.append(grid.problem(job, "cards", count, message, hint))
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def legal_counts(nodes: Sequence[Node], accelerator: Accelerator) -> list[int]:
+    """Numbers of cards that one job can have on these nodes."""
+    total = sum(len(node.card_indices) for node in nodes if node.accelerator is accelerator)
+    return [n for n in range(1, total + 1) if legal_card_sets(nodes, accelerator, n)]

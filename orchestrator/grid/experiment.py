@@ -30,10 +30,10 @@ from orchestrator.grid.vocabulary import (
     Fault,
     JobFields,
     Vocabulary,
+    has_a_choice,
     shown,
 )
 from orchestrator.grid.yaml import Document, Path_
-from orchestrator.planning.engine_choice import has_a_choice
 from workloads.base import MeasureSettings, WorkloadError
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)

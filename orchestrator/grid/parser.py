@@ -26,7 +26,7 @@ from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.topology import Node
 from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.dependencies import Thing, problems_of_needs
-from orchestrator.grid.diagnostics import Findings
+from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems
 from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (
@@ -38,7 +38,6 @@ from orchestrator.grid.vocabulary import (
     shown,
 )
 from orchestrator.grid.yaml import Document, Path_, parse, read
-from orchestrator.planning.planner import card_problems, refusal_problems
 from workloads.base import MeasureSettings, WorkloadError
 from workloads.settings import declarations
 

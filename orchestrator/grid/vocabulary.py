@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -465,3 +465,9 @@ def shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return json.dumps(value)
+
+
+@cache
+def has_a_choice(device: str) -> bool:
+    """Return whether some engine is made for this device, so that its nodes are worth asking."""
+    return any(device in spec.preferred for spec in ENGINES.known())

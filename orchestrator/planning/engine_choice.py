@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.core.topology import Node
-from orchestrator.planning.rules import Rules
+from orchestrator.grid.rules import Rules
+from orchestrator.grid.vocabulary import has_a_choice
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
 from workloads.models.precision import support
@@ -47,12 +47,6 @@ def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
         nodes={node.name: dict(node.packages) for node in of_kind if node.packages is not None},
         emulated=any(node.emulated and node.computes_on_host for node in of_kind),
     )
-
-
-@cache
-def has_a_choice(device: str) -> bool:
-    """Return whether some engine is made for this device, so that its nodes are worth asking."""
-    return any(device in spec.preferred for spec in ENGINES.known())
 
 
 def with_engines(

@@ -21,7 +21,8 @@ from orchestrator.core.errors import ClusterError, GridError
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
-from orchestrator.planning.planner import card_seconds, legal_counts, make_plan
+from orchestrator.grid.diagnostics import legal_counts
+from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
 from workloads.models.precision import support
 

@@ -75,10 +75,10 @@ LAZY = {
 }
 
 #: What is still to be mended; each number may only fall.
-MOST_UPWARD = 34
-MOST_LAZY = 321
+MOST_UPWARD = 28
+MOST_LAZY = 319
 MOST_LONG_FILES = 0
-MOST_PRIVATE_NAMES = 16
+MOST_PRIVATE_NAMES = 13
 MOST_LINES = 700
 #: Words that only this project's builders understood; the words of the field replace them.
 PRIVATE_WORDS = {

@@ -14,7 +14,7 @@ from core_cases import a_job
 
 from orchestrator.core.job import Job, Scalar
 from orchestrator.grid.parser import parse_grid
-from orchestrator.planning.rules import Rule, Rules
+from orchestrator.grid.rules import Rule, Rules
 from workloads.base import JobDescription, Refusal
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals, refusals_by
