@@ -1,15 +1,20 @@
 """Quality beside speed: how far a fast path is from the plain one, on the same prompts.
 
 The *reference* is what stock transformers in fp32, one prompt at a time, writes after some prompts
-of the dataset (``quality_reference.py``), with the log-probabilities of the 64 likeliest tokens at
-each step. A job with ``quality: true`` lets its own engine, which is resident anyway, write after
-the same prompts, after its timed part. As long as both have chosen the same tokens they have read
-the same text, so their distributions can be compared, the step at which they part included.
+of the dataset (the workload quality-reference, which plans add), with the log-probabilities of the
+64 likeliest tokens at each step. A job with ``quality: true`` lets its own engine, which is
+resident anyway, write after the same prompts, after its timed part. As long as both have chosen the
+same tokens they have read the same text, so their distributions can be compared, the step at which
+they part included.
 
 What a row then has: the share of steps at which both choose the same token; the Kullback-Leibler
 divergence of its distribution from the reference's, a lower bound, since all tokens beyond the 64
 count as one; and the loss on the reference's texts beside the reference's own. Where nothing can be
 compared the row's ``details`` say ``quality: not compared`` and why.
+
+Where a dataset has answers, the loss on them needs no reference. The prompt is read as in
+generation and its tokens count for nothing; the answer's tokens and the one that ends it count
+alike. It is what transformers calls the loss of a text whose prompt has no labels.
 """
 
 from __future__ import annotations
@@ -18,30 +23,125 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.base import (
+    TOKENS,
     BadConfiguration,
     JobContext,
+    Metric,
     OutOfMemory,
     Request,
+    Result,
     Unsupported,
     WorkloadError,
 )
-from workloads.data.cache import cache_root
-from workloads.data.datasets import Reading
-from workloads.engines.base import GenerationEngine
+from workloads.data.cache import build_aside, cache_root, file_lock
+from workloads.data.datasets import DatasetParameters, Reading, load_dataset
+from workloads.data.shapes import Example
+from workloads.engines import engine_function
+from workloads.engines.base import EngineLoader, GenerationEngine
+from workloads.engines.passes import by_prompt, continued, generate_once, result_of
 from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
-from workloads.one_pass import by_prompt, generate_once
-from workloads.settings import WorkloadParameters
+from workloads.registry import WorkloadSpec
+from workloads.settings import WorkloadParameters, setting
 from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
-from workloads.workloads.quality_reference import QualityReferenceParameters
 
 if TYPE_CHECKING:
     import torch
+
+
+class QualityReferenceParameters(SourceParameters, DatasetParameters):
+    """The plain path's texts and probabilities; plans add such jobs by themselves."""
+
+    prompts: int = setting(
+        8,
+        role="work",
+        length=True,
+        ge=1,
+        le=1000,
+        description="How many prompts of the dataset are continued, from the first on.",
+    )
+    output_tokens: int = setting(
+        32,
+        role="work",
+        length=True,
+        ge=1,
+        le=4096,
+        description="How many tokens after each prompt.",
+    )
+    adapter: str | None = setting(
+        None,
+        role="work",
+        loads=True,
+        consumes="adapter",
+        min_length=1,
+        description="A trained adapter to put on the model.",
+    )
+
+
+SPEC = WorkloadSpec(
+    name="quality-reference",
+    function="workloads.quality:run",
+    parameters=QualityReferenceParameters,
+    summary="Texts and probabilities of the plain path, which `quality: true` compares with.",
+    ability="generate",
+    tasks=("causal-lm", "seq2seq-lm"),
+    throughput=TOKENS,
+    implied=True,
+)
+
+
+METRICS = (
+    Metric(
+        name="quality_top1_agreement",
+        title="same tokens",
+        description="Share of compared steps at which the plain path chooses the same token.",
+        better="higher",
+        equal_from=0.95,
+    ),
+    Metric(
+        name="quality_kl",
+        title="KL",
+        unit="nats",
+        description="Divergence of the next token's distribution from the plain path's, mean over "
+        "compared steps; tokens beyond the 64 likeliest count as one.",
+        better="lower",
+    ),
+    Metric(
+        name="quality_loss",
+        title="loss on the plain path's texts",
+        unit="nats",
+        description="Mean negative log-probability of the plain path's tokens.",
+        better="lower",
+    ),
+    Metric(
+        name="quality_reference_loss",
+        title="the plain path's own",
+        unit="nats",
+        description="The same of the plain path itself.",
+    ),
+    Metric(
+        name="quality_compared_tokens",
+        title="steps compared",
+        unit="tokens",
+        description="Steps up to the first difference of each text from the plain path's.",
+        better="higher",
+    ),
+    Metric(
+        name="answer_loss",
+        title="loss on the dataset's answers",
+        unit="nats",
+        description="Mean negative log-probability of the tokens of the dataset's first 8 answers, "
+        "each read after its prompt, whose own tokens do not count.",
+        better="lower",
+    ),
+)
+
 
 #: Log-probabilities that are kept of each step.
 KEPT = 64
@@ -167,7 +267,7 @@ def _rest(known: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     return (left * (left / mine).log()).sum()
 
 
-def beside_speed(
+def compared_figures(
     engine: GenerationEngine,
     request: Request,
     context: JobContext,
@@ -237,3 +337,90 @@ def written(
         keep_logits=True,
     )
     return by_prompt(batches)
+
+
+#: Answers that are read, the first of the dataset.
+ANSWERS = 8
+
+#: Figures by name, and what a row says beside them.
+Told = tuple[dict[str, float], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Ids of a prompt and of its answer, the token that ends it included."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answered]:
+    """The first examples that have an answer, each once, as far as the model has positions."""
+    found = (one for one in examples if one.summary.strip())
+    texts = []
+    for one in islice(found, ANSWERS):
+        prompt = engine.encode(one.content, one.earlier)
+        answer = engine.encode_answer(one.content, one.summary, one.earlier)
+        limits = [each for each in (engine.context_length, engine.window) if each is not None]
+        if room := min(limits, default=None):
+            answer = answer[: max(room - len(prompt), 0)]
+        if answer:
+            texts.append(Answered(tuple(prompt), tuple(answer)))
+    return texts
+
+
+def loss_of(engine: GenerationEngine, texts: Sequence[Answered]) -> float:
+    """Mean negative log-probability of the answers' tokens, in nats."""
+    import torch
+
+    summed = 0.0
+    for text, logits in zip(texts, engine.answer_logits(texts), strict=True):
+        labels = torch.tensor(text.answer)
+        summed += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    return summed / sum(len(text.answer) for text in texts)
+
+
+def answer_loss(engine: GenerationEngine, examples: Sequence[Example], context: JobContext) -> Told:
+    """The figure of a loaded engine, and what the row says of it. All ranks read the answers, since
+    cards that split a model have to read together."""
+    texts = answered(engine, examples)
+    if not texts:
+        return {}, {"answer_loss": "not known: no example of the dataset has an answer with room"}
+    try:
+        loss = loss_of(engine, texts)
+    except Exception as error:
+        found = context.device.classify(error)
+        if not isinstance(found, (Unsupported, OutOfMemory)):
+            raise
+        return {}, {"answer_loss": f"not known: {type(found).__name__}: {found}"}
+    tokens = sum(len(text.answer) for text in texts)
+    return {"answer_loss": loss}, {"answer_loss": f"of {tokens:,} tokens of {len(texts)} answers"}
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Write the reference into the node's cache; see ``workloads.base.Workload``."""
+    parameters = QualityReferenceParameters.model_validate(dict(request.parameters))
+    context.device.seed(0)
+    context.enter_phase("load")
+    began = context.clock()
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
+    engine = context.resident(request.residency_key, lambda: load(request, context.device))
+    load_s = context.clock() - began
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts, tokens, logits, sample = continued(
+        engine,
+        request,
+        context,
+        dataset,
+        prompts=parameters.prompts,
+        output_tokens=parameters.output_tokens,
+    )
+    context.enter_phase("finish")
+    directory = reference_directory(
+        request.model, request.dataset, parameters.reading(), parameters
+    )
+    with file_lock(directory.with_name(f".{directory.name}.lock")):
+        build_aside(directory, lambda to: save(to, prompts, tokens, logits), replace=True)
+    return result_of(
+        engine, dataset, sample, load_s=load_s, details={"quality_reference": str(directory)}
+    )

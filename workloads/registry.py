@@ -170,7 +170,7 @@ ENGINES: Declared[EngineSpec] = Declared(
         "optimum-habana": "workloads.engines.optimum_habana",
         "transformers": "workloads.engines.transformers",
         "vllm": "workloads.engines.vllm",
-        "vllm-gaudi": "workloads.engines.vllm_gaudi",
+        "vllm-gaudi": "workloads.engines.vllm",
     },
     "workloads.engines.base:EngineSpec",
     "nightgrid.engines",
@@ -212,7 +212,6 @@ def engines_for(ability: str | None) -> tuple[str, ...]:
 #     make           (source, vocabulary, **arguments) -> model with fresh weights
 #     arrange        (samples, global batch) -> positions of each batch's samples; else in order
 #     draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
-#     generator      (request, positions, parts) -> GenerationEngine of transformers' generate
 #     layer_share    (samples) -> (name of a layer -> share of the tokens that it works on)
 #
 # Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
@@ -399,15 +398,15 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
 WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
     {
         "finetuning": "workloads.finetuning",
-        "fp8-calibration": "workloads.workloads.fp8_calibration",
-        "onnx-calibration": "workloads.workloads.onnx_calibration",
+        "fp8-calibration": "workloads.engines.calibration",
+        "onnx-calibration": "workloads.engines.calibration",
         "pretraining": "workloads.pretraining",
-        "quality-reference": "workloads.workloads.quality_reference",
+        "quality-reference": "workloads.quality",
         "quantization": "workloads.quantization",
-        "text-encoding": "workloads.workloads.text_encoding",
-        "text-generation": "workloads.workloads.text_generation",
-        "text-to-image": "workloads.workloads.text_to_image",
-        "verification": "workloads.workloads.verification",
+        "text-encoding": "workloads.text_encoding",
+        "text-generation": "workloads.text_generation",
+        "text-to-image": "workloads.text_to_image",
+        "verification": "workloads.verification",
     },
     WorkloadSpec,
     "nightgrid.workloads",

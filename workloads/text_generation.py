@@ -13,39 +13,264 @@ prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import (
     END_TOKEN_IDS,
+    TOKENS,
     BadConfiguration,
-    Item,
     JobContext,
+    JobDescription,
+    Metric,
+    Refusal,
     Request,
     Result,
     reporting_phases_to,
 )
-from workloads.bench.measure import Observation, instruments_of, measure
-from workloads.bench.profiling import Profile, profiled
+from workloads.bench.measure import instruments_of, measure
+from workloads.bench.profiling import PROFILE, Profile, profiled
 from workloads.bench.warmup import WarmupPlan
-from workloads.data.datasets import load_dataset
+from workloads.data.datasets import DatasetParameters, load_dataset
+from workloads.devices import device_spec
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
-from workloads.engines import engine_function, find_engine
-from workloads.engines.base import EngineLoader, Generated, GenerationEngine, figures_of
-from workloads.generation.encoder_figures import figures
-from workloads.generation.prompts import Prompt
-from workloads.generation.texts import Texts
-from workloads.one_pass import check_length
-from workloads.training.parallel.layout import Layout
-from workloads.workloads.text_generation import TextGenerationParameters
+from workloads.engines import ENGINES, engine_function, find_engine
+from workloads.engines.base import EngineLoader, GenerationEngine, figures_of
+from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
+from workloads.models import attention
+from workloads.models.catalog import known_config, vocabulary_size
+from workloads.models.rules import quantised_refusals
+from workloads.quality import METRICS, answer_loss, compared_figures
+from workloads.registry import WorkloadSpec
+from workloads.settings import ADAPTER, setting
+from workloads.training.pairs import SourceParameters
+from workloads.training.parallel.layout import Layout, generation_refusals
 
 if TYPE_CHECKING:
+    from workloads.base import Sample
     from workloads.data.shapes import Example
     from workloads.devices.base import Device
-    from workloads.generation.continuous_generation import ContinuousGeneration
     from workloads.quality import Figures
+
+
+def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Refusals of continuous batching in this job; sorting goes with everything."""
+    if asked.parameters.get("batching") != "continuous":
+        return
+    if asked.parameters.get("profile"):
+        yield Refusal(
+            setting="profile",
+            reason="a profile watches one static batch, which batching continuous never runs",
+            hint="write batching: static, or leave profile out",
+            unsupported=True,
+        )
+    hint, device = "use batching static or sorted", device_spec(asked.device)
+    if "continuous_batching" not in find_engine(asked.engine).features:
+        reason = f"the engine {asked.engine} does not do continuous batching"
+        hint = _engines_hint(asked) or hint
+    elif not device.can("dynamic_shapes"):
+        reason = (
+            f"rows that come and go change shapes at every step, which {device.title} compiles anew"
+        )
+    else:
+        return
+    yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
+
+
+def _engines_hint(asked: JobDescription) -> str:
+    """The engines that batch continuously on this device; empty where there is none."""
+    names = [
+        spec.name
+        for spec in ENGINES.known()
+        if "continuous_batching" in spec.features and spec.runs_on(asked.device)
+    ]
+    return (
+        f"write engine: {' or '.join(names)}"
+        if names and device_spec(asked.device).can("dynamic_shapes")
+        else ""
+    )
+
+
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+    """All that speaks against a job, beside its engine and its model."""
+    return (
+        *generation_refusals(asked),
+        *batching_refusals(asked),
+        *attention.refusals(asked),
+        *quantised_refusals(asked),
+        *_quality_refusals(asked),
+    )
+
+
+def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """A reference that nothing is compared with, or whose tokens are others."""
+    of = asked.parameters.get("quality_of")
+    if of is None:
+        return
+    if not asked.parameters.get("quality"):
+        yield Refusal(
+            setting="quality_of",
+            reason="without `quality` nothing is compared",
+            hint="write quality: true, or leave quality_of out",
+        )
+    sizes = [vocabulary_size(known_config(name) or {}) for name in (str(of), asked.model)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        yield Refusal(
+            setting="quality_of",
+            reason=f"{of} has a vocabulary of {sizes[0]:,} tokens and {asked.model} one of "
+            f"{sizes[1]:,}, so their texts cannot be compared",
+            hint="name a model with the same tokenizer",
+        )
+
+
+class TextGenerationParameters(SourceParameters, DatasetParameters):
+    """Greedy text generation over the prompts of a dataset."""
+
+    output_tokens: int = setting(
+        128,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="Most tokens to generate for each prompt (max_new_tokens).",
+    )
+    input_tokens: int | None = setting(
+        None,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="Length every prompt is brought to, in tokens: a longer one is cut at its "
+        "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
+    )
+    ignore_eos: bool = setting(
+        False,
+        role="work",
+        always_in_id=True,
+        description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
+        "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
+        "them do the same amount of work.",
+    )
+    prompts: int = setting(
+        100,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        description="How many prompts of the dataset one repeat covers, all cards together, in "
+        "the dataset's order and from its start again where it is shorter. At least one full "
+        "batch on every card is used.",
+    )
+    batching: Literal["static", "sorted", "continuous"] = setting(
+        "static",
+        role="choice",
+        always_in_id=True,
+        renamed={"refill": "continuous"},
+        description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
+        "by length, so that less is padded; continuous (continuous batching) gives the place of a "
+        "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
+        "all prompts is one batch). Greedy texts are the same, up to rounding.",
+    )
+    attention: Literal["eager", "sdpa", "flash_attention_2", "xformers"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
+        "eager plain matrix products, flash_attention_2 and xformers the kernels of the packages "
+        "flash-attn and xformers (CUDA only; xformers: run by nobody).",
+    )
+    adapter: str | None = ADAPTER
+    tensor_parallel: int | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        ge=1,
+        description="Cards that split each matrix; groups of so many cards share out the prompts "
+        "(data × tensor). Left out, every card has the whole model.",
+    )
+    keep_texts: int = setting(
+        3,
+        role="neutral",
+        always_in_id=True,
+        ge=0,
+        description="How many generated texts to keep in the row, from the first prompts on.",
+    )
+    profile: bool = PROFILE
+    quality: bool = setting(
+        False,
+        role="neutral",
+        description="Compare what the model writes with the plain path (transformers in fp32), "
+        "after the timed part: share of equal tokens, KL divergence, loss; and take the loss on "
+        "the dataset's own answers. The plan adds the reference, once for a model and dataset.",
+    )
+    quality_of: str | None = setting(
+        None,
+        role="neutral",
+        consumes="model",
+        min_length=1,
+        description="The model whose texts are the reference of `quality`, of the same tokenizer: "
+        "the one that a smaller model was made from. Left out, it is the model itself.",
+    )
+
+
+#: Figures of encoder and decoder apart, of sequence-to-sequence models.
+ENCODER_METRICS = (
+    Metric(
+        name="summaries_per_s",
+        title="summaries",
+        unit="summaries/s",
+        description="Texts that were written over the time of encoder and decoder.",
+        better="higher",
+        ranks="sum",
+    ),
+    Metric(
+        name="encoder_s",
+        title="encoder",
+        unit="s",
+        description="The encoder's time for a batch, in the mean.",
+        better="lower",
+    ),
+    Metric(
+        name="decoder_s",
+        title="decoder",
+        unit="s",
+        description="The time for a batch less the encoder's, in the mean.",
+        better="lower",
+    ),
+)
+
+SPEC = WorkloadSpec(
+    name="text-generation",
+    function="workloads.text_generation:run",
+    also_called=("inference", "generate", "chat", "serving", "causal-lm"),
+    parameters=TextGenerationParameters,
+    summary="Greedy generation with a language model: tokens/s, TTFT, latency.",
+    ability="generate",
+    tasks=("causal-lm", "seq2seq-lm"),
+    throughput=TOKENS,
+    metrics=(*METRICS, *ENCODER_METRICS),
+    refuse=refuse,
+    moved={"hpu_mode": None, "packed_weights": False},
+)
+
+
+def encoder_figures(samples: Sequence[Sample]) -> Mapping[str, float]:
+    """Figures of encoder and decoder from the timed samples of one card; none where no encoder was
+    timed."""
+    timed = [s for s in samples if not s.warmup and s.complete and s.encoder_s is not None]
+    took_s = math.fsum(sample.wall_s for sample in timed)
+    if took_s <= 0:
+        return {}
+    encoder_s = math.fsum(sample.encoder_s or 0.0 for sample in timed)
+    return {
+        "summaries_per_s": sum(sample.items for sample in timed) / took_s,
+        "encoder_s": encoder_s / len(timed),
+        "decoder_s": (took_s - encoder_s) / len(timed),
+    }
 
 
 _NOT_ASKED: Figures = ({}, {})
@@ -82,27 +307,19 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.release_memory()
     context.device.reset_peak_memory()
     spec = find_engine(request.engine)
-    generation: Generation | ContinuousGeneration
+    settings: dict[str, Any] = {
+        "output_tokens": parameters.output_tokens,
+        "ignore_eos": parameters.ignore_eos,
+        "keep_texts": parameters.keep_texts,
+        "clock": context.clock,
+        "synchronize": context.device.synchronize,
+    }
+    generation: BatchedPass | ContinuousPass
     if parameters.batching == "continuous":
-        from workloads.generation.continuous_generation import ContinuousGeneration
-
-        generation = ContinuousGeneration(
-            engine,
-            prompts,
-            request.batch_size,
-            parameters,
-            context.clock,
-            context.device.synchronize,
-        )
+        generation = ContinuousPass(engine, prompts, request.batch_size, **settings)
     else:
-        generation = Generation(
-            engine,
-            batches,
-            parameters,
-            context.clock,
-            context.device.synchronize,
-            counts=_layout(parameters, context).counts,
-        )
+        counts = _layout(parameters, context).counts
+        generation = BatchedPass(engine, batches, counts=counts, **settings)
     with HostMemoryPeak() as host_memory:
         measured = measure(
             generation.run_batch,
@@ -143,7 +360,7 @@ def run(request: Request, context: JobContext) -> Result:
         precision_detail=engine.weights.detail,
         metrics={
             **figures_of(engine),
-            **figures(measured.samples),
+            **encoder_figures(measured.samples),
             **quality,
             **(engine.source.metrics() if load_s else {}),
         },
@@ -157,14 +374,6 @@ def run(request: Request, context: JobContext) -> Result:
         },
         trace=profile.trace if context.rank == 0 else None,
     )
-
-
-def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:
-    """Generated tokens up to and including the first end-of-sequence token."""
-    for position, token in enumerate(ids):
-        if token in end_token_ids:
-            return position + 1
-    return len(ids)
 
 
 def bring_to_length(ids: Sequence[int], length: int) -> list[int]:
@@ -201,14 +410,11 @@ def _quality(
     resident: _Resident, request: Request, context: JobContext, examples: Sequence[Example]
 ) -> Figures:
     """Figures of quality of a loaded engine, taken once for as long as it is loaded."""
-    from workloads import answer_loss
-    from workloads.quality import beside_speed
-
     reading = TextGenerationParameters.model_validate(dict(request.parameters)).reading()
     known = resident.quality
-    compared = beside_speed(resident.engine, request, context, reading, known=known)
+    compared = compared_figures(resident.engine, request, context, reading, known=known)
     name = f"answers of {request.dataset} {reading}"
-    found = known.get(name) or answer_loss.beside_speed(resident.engine, examples, context)
+    found = known.get(name) or answer_loss(resident.engine, examples, context)
     if found[0]:
         known[name] = found
     return {**compared[0], **found[0]}, {**compared[1], **found[1]}
@@ -285,75 +491,3 @@ def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple
         (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
         for batch in batches
     ]
-
-
-class Generation:
-    """Runs batches and keeps what came out of each, by repeat."""
-
-    def __init__(
-        self,
-        engine: GenerationEngine,
-        batches: Sequence[Sequence[Prompt]],
-        parameters: TextGenerationParameters,
-        clock: Callable[[], float],
-        synchronize: Callable[[], None],
-        *,
-        counts: bool = True,  # False where another rank counts the same prompts
-    ) -> None:
-        self._counts = counts
-        self._engine = engine
-        self._batches = batches
-        self._parameters = parameters
-        self._clock = clock
-        self._synchronize = synchronize
-        self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
-        self.texts = Texts(engine.decode, parameters.keep_texts)
-
-    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """Generate for one batch; the returned function counts, when the clock has stopped."""
-        times: list[float] = []
-
-        def on_step() -> None:
-            self._synchronize()
-            times.append(self._clock())
-
-        began = self._clock()
-        fetch = self._engine.generate(
-            self._prepared[batch],
-            output_tokens=self._parameters.output_tokens,
-            ignore_eos=self._parameters.ignore_eos,
-            on_step=on_step,
-        )
-        return lambda: self._observe(repeat, batch, fetch(), began, times)
-
-    def _observe(
-        self, repeat: int, batch: int, generated: Generated, began: float, times: list[float]
-    ) -> Observation:
-        prompts = self._batches[batch]
-        # In fixed-length mode a token that would end the text is a token like any other.
-        ends = frozenset[int]() if self._parameters.ignore_eos else self._engine.end_token_ids
-        counts = [count_output_tokens(ids, ends) for ids in generated.tokens]
-        # Engines may compute on behind the end of all texts: steps are counted before that is cut.
-        steps = max(map(len, generated.tokens))
-        each = len(times) >= steps  # else the engine told of the first step and the end
-        told = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
-        for prompt, ids, count in told:
-            item = Item(
-                index=prompt.index,
-                input_tokens=len(prompt.ids),
-                output_tokens=count,
-                latency_s=(times[count - 1] if each else times[-1]) - began,
-                ttft_s=times[0] - began,
-            )
-            self.texts.add(repeat, item, ids[:count])
-        return Observation(
-            items=len(prompts) if self._counts else 0,
-            input_tokens=sum(len(prompt.ids) for prompt in prompts) if self._counts else 0,
-            output_tokens=sum(counts) if self._counts else 0,
-            computed_tokens=generated.computed_tokens,
-            ttft_s=times[0] - began,
-            step_s=tuple(after - before for before, after in pairwise(times[:steps]))
-            if each
-            else (),
-            encoder_s=generated.encoder_s,
-        )

@@ -14,20 +14,305 @@ text encoding, denoising, decoding and conversion to images of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from workloads.base import BadConfiguration, JobContext, MeasureSettings, Request, Result
+from workloads.base import (
+    BadConfiguration,
+    JobContext,
+    JobDescription,
+    MeasureSettings,
+    Metric,
+    Refusal,
+    Request,
+    Result,
+    Throughput,
+    Timed,
+)
 from workloads.bench.measure import Observation, instruments_of, measure
 from workloads.bench.warmup import WarmupPlan
+from workloads.data.datasets import DatasetParameters
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
 from workloads.engines.base import figures_of
-from workloads.images.pipeline import ImagePipeline
-from workloads.images.png import one_colour, png_of
-from workloads.images.rules import whole_batches
-from workloads.workloads.text_to_image import TextToImageParameters
+from workloads.engines.images import (
+    DENOISERS,
+    OWN_SCHEDULER,
+    ImagePipeline,
+    PipelineFacts,
+    facts_of,
+)
+from workloads.models import attention
+from workloads.registry import WorkloadSpec
+from workloads.settings import setting
+from workloads.training.techniques import precision as matmul_precision
+
+if TYPE_CHECKING:
+    from workloads.base import Sample
+
+
+def _per_image(timed: Timed) -> float | None:
+    images = sum(sample.items for sample in timed.samples)
+    wall_s = math.fsum(sample.wall_s for sample in timed.samples)
+    return wall_s / images if images else None
+
+
+def _share(part: Callable[[Sample], float | None]) -> Callable[[Timed], float | None]:
+    def figure(timed: Timed) -> float | None:
+        told = [(part(sample), sample.wall_s) for sample in timed.samples]
+        known = [(seconds, wall_s) for seconds, wall_s in told if seconds is not None]
+        wall_s = math.fsum(wall_s for _, wall_s in known)
+        return math.fsum(seconds for seconds, _ in known) / wall_s if wall_s > 0 else None
+
+    return figure
+
+
+METRICS = (
+    Metric(
+        name="seconds_per_image",
+        title="per image",
+        unit="s",
+        description="Timed seconds over images, of each card: the inverse of a card's throughput "
+        "at this batch size, not the wait for one image.",
+        better="lower",
+        figure=_per_image,
+    ),
+    Metric(
+        name="text_encoding_share",
+        title="text encoding",
+        description="Share of the timed part in which texts were encoded.",
+        figure=_share(lambda sample: sample.text_encoding_s),
+    ),
+    Metric(
+        name="denoising_share",
+        title="denoising",
+        description="Share of the timed part in which noise was removed from latents.",
+        figure=_share(lambda sample: sample.denoising_s),
+    ),
+    Metric(
+        name="decoding_share",
+        title="decoding",
+        description="Share of the timed part in which latents were decoded to pixels.",
+        figure=_share(lambda sample: sample.decoding_s),
+    ),
+    Metric(
+        name="conversion_share",
+        title="conversion",
+        description="Share of the timed part in which pixels became images of the host.",
+        figure=_share(lambda sample: sample.conversion_s),
+    ),
+)
+
+
+#: An image has so many pixels on a side for each of a latent's, at least.
+SIDE_MULTIPLE = 8
+
+
+def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
+    """All that speaks against a job, beside its engine and its model."""
+    facts = facts_of(asked.model)
+    of_model = () if facts is None else tuple(_of_pipeline(asked, facts))
+    return (
+        *_of_sizes(asked),
+        *_of_batches(asked),
+        *attention.refusals(asked),
+        *matmul_precision.refusals(asked, "write precision: bf16 and leave matmul_precision out"),
+        *of_model,
+    )
+
+
+def whole_batches(images: int, per_batch: int) -> int:
+    """Batches in which so many images are made: the last one is filled up."""
+    return -(-images // per_batch)
+
+
+def _of_sizes(asked: JobDescription) -> Iterator[Refusal]:
+    for name in ("height", "width"):
+        side = asked.parameters.get(name)
+        if side is not None and side % SIDE_MULTIPLE:
+            lower = side - side % SIDE_MULTIPLE
+            yield Refusal(
+                setting=name,
+                reason=f"{side} is not divisible by {SIDE_MULTIPLE}, the pixels for each element "
+                "of a latent",
+                hint=f"write {max(lower, SIDE_MULTIPLE)} or {lower + SIDE_MULTIPLE}",
+            )
+
+
+def _of_batches(asked: JobDescription) -> Iterator[Refusal]:
+    images, warmup = asked.parameters.get("images"), asked.parameters.get("warmup_batches") or 0
+    if images is None or not isinstance(asked.batch_size, int):
+        return
+    per_batch = asked.batch_size * asked.cards
+    if per_batch > images:
+        cards = f" on {asked.cards} cards" if asked.cards > 1 else ""
+        yield Refusal(
+            setting="batch_size",
+            reason=f"a batch of {asked.batch_size}{cards} is more than the {images} images of "
+            "the job",
+            hint=f"write images: {per_batch * (warmup + 3)} or more, or leave images out",
+        )
+        return
+    batches = whole_batches(images, per_batch)
+    if batches <= warmup:
+        yield Refusal(
+            setting="warmup_batches",
+            reason=f"{images} images are {batches} batches of {per_batch}, and {warmup} of them "
+            "are left out: nothing would be timed",
+            hint=f"write images: {per_batch * (warmup + 1)} or more, or fewer warmup_batches",
+        )
+
+
+def _of_pipeline(asked: JobDescription, facts: PipelineFacts) -> Iterator[Refusal]:
+    if not facts.reads_text or not facts.denoiser:
+        lacks = "it has neither U-Net nor transformer" if facts.reads_text else "it reads no text"
+        yield Refusal(
+            setting="model",
+            reason=f"{facts.class_name} makes no images from texts: {lacks}",
+            hint="name a pipeline of Stable Diffusion, Stable Diffusion XL, PixArt or FLUX",
+        )
+        return
+    scheduler = asked.parameters.get("scheduler") or OWN_SCHEDULER
+    if facts.flow_matching and scheduler != OWN_SCHEDULER:
+        yield Refusal(
+            setting="scheduler",
+            reason=f"{facts.class_name} was trained for flow matching ({facts.scheduler}), which "
+            f"{scheduler} does not do",
+            hint="leave scheduler out",
+        )
+    if asked.parameters.get("guidance") is not None and not facts.guided:
+        yield Refusal(
+            setting="guidance",
+            reason=f"this {facts.class_name} has no guidance: it was distilled without",
+            hint="leave guidance out",
+        )
+    for name, wanted in (("channels_last", True), ("attention", "eager")):
+        if asked.parameters.get(name) == wanted and facts.denoiser != DENOISERS[0]:
+            yield Refusal(
+                setting=name,
+                reason=f"{facts.class_name} denoises by a transformer, and {name}: "
+                f"{str(wanted).lower()} is about a U-Net",
+                hint=f"leave {name} out",
+            )
+
+
+class TextToImageParameters(DatasetParameters):
+    """Images from the texts of a dataset, by denoising latents step by step."""
+
+    images: int | None = setting(
+        None,
+        role="work",
+        length=True,
+        ge=1,
+        description="How many images are made, all cards together and warm-up among them, in whole "
+        "batches. Left out: warm-up, and as many batches as `measure` wants.",
+    )
+    warmup_batches: int = setting(
+        2,
+        role="neutral",
+        ge=0,
+        description="Batches that are left out of the timed part, at least: graphs are compiled in "
+        "them. measure.warmup: 0 leaves none out.",
+    )
+    steps: int = setting(
+        50, role="work", length=True, ge=1, description="Denoising steps of each image."
+    )
+    guidance: float | None = setting(
+        None,
+        role="work",
+        ge=0,
+        description="Guidance scale. Above 1 a U-Net sees each image twice, with and without its "
+        "text. Left out: 7.5 with a U-Net, else what the pipeline's makers chose.",
+    )
+    height: int | None = setting(
+        None,
+        role="work",
+        length=True,
+        ge=8,
+        description="Pixels, a multiple of 8. Left out: the pipeline's own (512 for Stable "
+        "Diffusion 1.5).",
+    )
+    width: int | None = setting(
+        None, role="work", length=True, ge=8, description="As height. Left out: the pipeline's own."
+    )
+    scheduler: Literal["ddim", "pndm", "euler", "dpm-solver", "own"] | None = setting(
+        None,
+        role="work",
+        loads=True,
+        description="How steps remove noise; own is the pipeline's. Left out: ddim with a U-Net, "
+        "else own.",
+    )
+    seed: int = setting(
+        42,
+        role="work",
+        ge=0,
+        le=2**32,
+        description="Latents of image number n are drawn on the CPU, in fp32, from seed + n: the "
+        "same on every device, in every precision and batch.",
+    )
+    attention: Literal["sdpa", "eager", "xformers"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        description="Attention of the denoiser: sdpa is PyTorch's scaled_dot_product_attention, "
+        "eager plain matrix products, xformers the kernels of that package (CUDA only).",
+    )
+    channels_last: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Keep the channels of a pixel side by side (U-Net and decoder), as "
+        "convolutions on tensor cores want them.",
+    )
+    torch_compile: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Compile the denoiser (torch.compile, Inductor). The time that takes is kept "
+        "apart (compile_s).",
+    )
+    matmul_precision: Literal["highest", "high", "medium"] = setting(
+        "highest",
+        role="choice",
+        description="How exactly products and convolutions of fp32 numbers are computed: highest "
+        "in fp32, high in TF32, medium in bf16 where the card can. For jobs in fp32.",
+    )
+
+
+SPEC = WorkloadSpec(
+    name="text-to-image",
+    function="workloads.text_to_image:run",
+    parameters=TextToImageParameters,
+    summary="Images from texts with a diffusion pipeline: images/s, seconds per image.",
+    ability="images",
+    tasks=("text-to-image",),
+    dataset="image-prompts",
+    throughput=Throughput(unit="images/s", counts="items"),
+    metrics=METRICS,
+    refuse=refuse,
+)
+
+
+#: Larger images are scaled down: a row is read by whoever opens the table.
+MOST_SIDE = 512
+
+
+def png_of(image: Any) -> bytes:
+    """PIL's image as PNG, at most ``MOST_SIDE`` pixels wide and high."""
+    kept = image.convert("RGB")
+    kept.thumbnail((MOST_SIDE, MOST_SIDE))
+    file = io.BytesIO()
+    kept.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def one_colour(image: Any) -> bool:
+    """Tell if all pixels are the same, as they are where numbers overflowed on the way."""
+    return all(low == high for low, high in image.convert("RGB").getextrema())
+
 
 #: Of a probe: they take as much memory as all of them.
 _PROBE_STEPS = 2

@@ -1,9 +1,10 @@
-"""Does an engine compute what stock transformers computes? Numbers, before times mean anything.
+"""Verification: does an engine compute what stock transformers computes?
 
-The same prompts go through the engine on its card, batched and padded as it does, and through
-stock transformers on the CPU, one by one (``stock_reference.py``). Both generate greedily. As long
-as both have chosen the same tokens they have read the same text, so their logits can be compared,
-the ones at which they part included.
+The same prompts go through the engine on its card, batched and padded as it does, and through stock
+transformers on the CPU, one by one and without padding, in a process of its own in which no
+accelerator is visible and nothing is patched. Both generate greedily. As long as both have chosen
+the same tokens they have read the same text, so their logits can be compared, the ones at which
+they part included. The reference's answers are kept in the node's cache.
 
 In 16 bits two correct implementations differ by rounding, and where the two best logits are closer
 than that, they may choose differently: a *near tie*, and after it they write different texts. What
@@ -13,21 +14,198 @@ and its difference is a result, not a fault: the row says how large it is.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from workloads.base import JobContext, Request, Result
-from workloads.data.datasets import load_dataset
+from workloads.base import TOKENS, BadConfiguration, JobContext, Request, Result
+from workloads.data.cache import cached_directory
+from workloads.data.datasets import DatasetParameters, load_dataset
+from workloads.devices import environment_for, host_device
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader
+from workloads.engines.passes import continued, result_of
+from workloads.models.chatglm3.conversion import fingerprint
+from workloads.models.loading import open_model
 from workloads.models.precision import quantized
-from workloads.one_pass import continued, result_of
-from workloads.stock_reference import Question, Reference, answer
-from workloads.workloads.verification import VerificationParameters
+from workloads.registry import WorkloadSpec
+from workloads.settings import ADAPTER, setting
+from workloads.text_generation import refuse
+from workloads.training.adapters import find_adapter
 
 if TYPE_CHECKING:
     import torch
+
+
+class VerificationParameters(DatasetParameters):
+    """An engine's greedy tokens and logits against those of stock transformers."""
+
+    prompts: int = setting(
+        4,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=1000,
+        description="How many prompts of the dataset are compared.",
+    )
+    output_tokens: int = setting(
+        16,
+        role="work",
+        length=True,
+        always_in_id=True,
+        ge=1,
+        le=4096,
+        description="How many tokens after each prompt.",
+    )
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+        "sdpa",
+        role="choice",
+        loads=True,
+        always_in_id=True,
+        description="Attention implementation of the engine, as in text-generation.",
+    )
+    adapter: str | None = ADAPTER
+
+
+SPEC = WorkloadSpec(
+    name="verification",
+    function="workloads.verification:run",
+    parameters=VerificationParameters,
+    summary="An engine's greedy tokens and logits against those of stock transformers.",
+    ability="generate",
+    tasks=("causal-lm",),
+    throughput=TOKENS,
+    refuse=refuse,
+    moved={"hpu_mode": None},
+)
+
+
+_FILE = "reference.safetensors"
+#: Raise when what is computed changes: it is in the cache's keys.
+_RECIPE = 1
+_TAIL = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Question to the reference: greedy tokens after each prompt, past any end of text."""
+
+    model: str
+    adapter: str | None
+    precision: str  # "fp32" or "bf16"
+    prompts: tuple[tuple[int, ...], ...]
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Its answer."""
+
+    tokens: torch.Tensor  # [prompts, steps]
+    logits: torch.Tensor  # [prompts, steps, vocabulary], float32
+
+
+def answer(question: Question) -> Reference:
+    """The reference's answer, computed if nobody has asked before.
+
+    Raises:
+        DataMissing: the model or the adapter is not there.
+        BadConfiguration: stock transformers cannot run it; carries the end of its log.
+    """
+    from safetensors.torch import load_file
+
+    directory = cached_directory(_key(question), lambda to: _ask(question, to))
+    found = load_file(directory / _FILE)
+    return Reference(tokens=found["tokens"], logits=found["logits"])
+
+
+def _key(question: Question) -> str:
+    import transformers
+
+    seen = [transformers.__version__, asdict(question)]
+    seen.append(fingerprint(Path(open_model(question.model, protected=True).path)))
+    if question.adapter:
+        seen.append(fingerprint(find_adapter(question.adapter)))
+    text = json.dumps(seen, sort_keys=True)
+    return f"reference-{_RECIPE}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _ask(question: Question, directory: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
+    environment |= environment_for(host_device().name, 0)
+    environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge by itself
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    done = subprocess.run(
+        [sys.executable, "-m", "workloads.verification", str(directory)],
+        input=json.dumps(asdict(question)),
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise BadConfiguration(
+            f"stock transformers cannot run {question.model} on the CPU: {done.stdout[-_TAIL:]}"
+        )
+
+
+def compute(question: Question, directory: Path) -> None:
+    """Generate for each prompt and write tokens and logits; in the process of the reference."""
+    import torch
+    from safetensors.torch import save_file
+
+    from workloads.base import MeasureSettings, Request
+    from workloads.devices import device_for
+    from workloads.engines import default_engine, engine_function
+
+    request = Request(
+        workload="text-generation",
+        model=question.model,
+        dataset="",
+        precision=question.precision,
+        batch_size=1,
+        engine=default_engine("generate"),
+        residency_key="",
+        parameters={"attention": "sdpa", "adapter": question.adapter},
+        measure=MeasureSettings(),
+    )
+    device = device_for(host_device().name)
+    load = engine_function(request.engine, "generate", device.name)
+    engine = load(request, device)
+    tokens, logits = [], []
+    with torch.inference_mode():
+        for prompt in question.prompts:
+            fetch = engine.generate(
+                engine.prepare([prompt]),
+                output_tokens=question.output_tokens,
+                ignore_eos=True,
+                on_step=lambda: None,
+                keep_logits=True,
+            )
+            generated = fetch()
+            tokens.append(torch.tensor(list(generated.tokens[0])))
+            logits.append(torch.cat(list(generated.logits)))
+    found = {"tokens": torch.stack(tokens), "logits": torch.stack(logits)}
+    save_file(found, directory / _FILE)
+
+
+def _question_of(text: str) -> Question:
+    given = json.loads(text)
+    prompts: Sequence[Sequence[int]] = given.pop("prompts")
+    return Question(prompts=tuple(tuple(prompt) for prompt in prompts), **given)
+
+
+if __name__ == "__main__":
+    compute(_question_of(sys.stdin.read()), Path(sys.argv[1]))
+
 
 #: Words of ``details["agrees"]``.
 EQUAL, NEAR_TIES, QUANTIZED, NO = "yes", "yes, but for near ties", "quantised", "no"
@@ -100,7 +278,14 @@ def run(request: Request, context: JobContext) -> Result:
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts, tokens, logits, sample = continued(engine, request, context, dataset, parameters)
+    prompts, tokens, logits, sample = continued(
+        engine,
+        request,
+        context,
+        dataset,
+        prompts=parameters.prompts,
+        output_tokens=parameters.output_tokens,
+    )
     reference = answer(
         Question(
             model=request.model,

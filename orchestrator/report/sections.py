@@ -24,7 +24,7 @@ from orchestrator.report.charts import (
     scaling_groups,
 )
 from orchestrator.util import format as units
-from workloads.quality_metrics import METRICS
+from workloads.quality import METRICS
 
 #: Effects in one figure, figures of one section, and rows of a table on the page.
 MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300

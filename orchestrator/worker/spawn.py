@@ -69,7 +69,7 @@ PRELOAD = (
     "transformers.models.llama.modeling_llama",
     "orchestrator.worker.worker",
     "workloads.text_generation",
-    "workloads.generation.transformers_engine",
+    "workloads.engines.transformers.generation",
 )
 #: Otherwise the allocator of Arrow, which pandas imports, starts a thread, and NumPy's OpenBLAS one
 #: for each further thread of OpenMP, and nothing could be forked. Jobs compute with torch.

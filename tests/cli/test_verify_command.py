@@ -11,8 +11,7 @@ import torch
 from orchestrator.cli.main import main
 from orchestrator.grid.parser import grid_of_values, parse_grid
 from orchestrator.planning.verification import verification_grid
-from workloads.stock_reference import Reference
-from workloads.verification import EQUAL, NEAR_TIES, NO, QUANTIZED, compare
+from workloads.verification import EQUAL, NEAR_TIES, NO, QUANTIZED, Reference, compare
 
 GRID = """\
 name: night

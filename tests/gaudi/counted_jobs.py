@@ -71,7 +71,7 @@ class Card:
 
 def noted_configs() -> list[dict[str, Any]]:
     """The generation configs that jobs give to the library from now on."""
-    from workloads.engines.gaudi.generation import OptimumHabanaEngine
+    from workloads.engines.optimum_habana.generation import OptimumHabanaEngine
 
     noted: list[dict[str, Any]] = []
     made = OptimumHabanaEngine.gaudi_config

@@ -24,7 +24,7 @@ from workloads.base import MeasureSettings, Request, Result
 from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.devices.base import torch_compilations
-from workloads.engines.gaudi import library
+from workloads.engines.optimum_habana import library
 
 
 def job(mode: str, *, batch_size: int = 4, **given: Any) -> Request:

@@ -20,7 +20,7 @@ from workloads import finetuning, text_generation
 from workloads.base import MeasureSettings, Request, Result
 from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
-from workloads.engines.gaudi import library
+from workloads.engines.optimum_habana import library
 
 DATA = "cnn-dailymail-synthetic"
 SIZES = {"source_prefix": "summarize: ", "max_source_length": 48}

@@ -349,7 +349,7 @@ def test_the_cards_order_of_four_bit_weights_means_the_checkpoints_numbers(
     from auto_round_extension.hpu.qlinear_hpu_gptq import QuantLinear
     from safetensors.torch import load_file
 
-    from workloads.engines.gaudi.quantization import pack_for_the_card
+    from workloads.engines.optimum_habana.quantization import pack_for_the_card
 
     name = "model.layers.1.mlp.down_proj"
     (file,) = Path(four_bit_llama).glob("*.safetensors")

@@ -10,9 +10,9 @@ import pytest
 from generation_cases import Worker, request, write_dataset
 
 from workloads.base import JobDescription, Result
-from workloads.decoding import engine as graph
-from workloads.decoding.continuous import ContinuousBatch, Text
 from workloads.devices import device_for
+from workloads.engines.graph import engine as graph
+from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.registry import find_workload
 from workloads.rules import refusals
 

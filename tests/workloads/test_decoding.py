@@ -29,16 +29,14 @@ from transformers import (
 )
 
 from workloads.base import JobDescription, Unsupported
-from workloads.decoding import decoder, description, packing, slots
-from workloads.decoding import engine as graph
-from workloads.decoding.continuous import runs
 from workloads.devices import device_for
 from workloads.engines import engine_refusals
-from workloads.generation.continuous_generation import ContinuousGeneration
-from workloads.generation.prompts import Prompt
-from workloads.generation.static_shapes import graph_limits
+from workloads.engines.graph import decoder, description, packing, slots
+from workloads.engines.graph import engine as graph
+from workloads.engines.graph.continuous import runs
+from workloads.engines.passes import ContinuousPass, Prompt
+from workloads.engines.torch_models import graph_limits
 from workloads.models import precision as weights
-from workloads.workloads.text_generation import TextGenerationParameters
 
 _SIZES = {
     "vocab_size": 96,
@@ -241,13 +239,15 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
             description.read(make(), positions=512), Several(), pad=0, ends=2, compiled=False
         )
 
-    generation = ContinuousGeneration(
+    generation = ContinuousPass(
         Engine(),
         [Prompt(index=index, ids=(3, 4 + index)) for index in range(3)],
         2,
-        TextGenerationParameters(output_tokens=11, ignore_eos=True),
-        lambda: float(next(seconds)),
-        lambda: None,
+        output_tokens=11,
+        ignore_eos=True,
+        keep_texts=3,
+        clock=lambda: float(next(seconds)),
+        synchronize=lambda: None,
     )
     found = generation.run_batch(0, 0)()
     assert found.output_tokens == 33 and found.ttft_s == 1.0

@@ -20,8 +20,9 @@ if _CARD == "cpu":
 
 import triton  # noqa: E402
 
-from workloads.decoding import few_rows, packing  # noqa: E402
-from workloads.decoding.kernels import KINDS, many_rows, one_row  # noqa: E402
+from workloads.engines.graph import few_rows, packing, product_kernels  # noqa: E402
+from workloads.engines.graph import few_rows as many_rows  # noqa: E402
+from workloads.engines.graph.product_kernels import KINDS  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["", "int8", "fp8", "int4"])
@@ -51,7 +52,7 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
         right = right + rest
     out = torch.full((rows,), torch.nan, device=_CARD)
     words = kind in ("fp8", "int4")
-    kernel = one_row.multiply_words if words else one_row.multiply
+    kernel = product_kernels.multiply_words if words else product_kernels.multiply
     kernel[(triton.cdiv(rows, 8),)](
         x,
         matrix.values.view(torch.int32) if words else matrix.values,

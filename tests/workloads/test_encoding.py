@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from generation_cases import ONCE, Worker, request, write_dataset
 
+from workloads import text_encoding as encoding
 from workloads.base import BadConfiguration, Result
-from workloads.encoding import run as encoding
 from workloads.models.precision import ModelWeights
 
 LENGTHS = (5, 2, 5, 1, 5, 2, 3)

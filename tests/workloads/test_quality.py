@@ -12,12 +12,11 @@ from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import answer_loss, quality, quality_reference, text_generation
+from workloads import quality, text_generation
 from workloads.base import OutOfMemory, Result, Unsupported
 from workloads.data.datasets import Reading, load_dataset
-from workloads.generation.transformers_engine import TransformersEngine
-from workloads.quality import Reference, compare, load, save
-from workloads.workloads.quality_reference import QualityReferenceParameters
+from workloads.engines.transformers.generation import TransformersEngine
+from workloads.quality import QualityReferenceParameters, Reference, compare, load, save
 
 VOCABULARY, STEPS = 200, 6
 
@@ -95,7 +94,7 @@ def rows(worker: Worker, dataset: str, **changes: Any) -> Result:
 def reference(dataset: str) -> Path:
     """The reference on these prompts, made by its job."""
     changes = {"workload": "quality-reference", "batch_size": 1, "output_tokens": 32, "prompts": 8}
-    made = quality_reference.run(request(dataset, **changes), Worker().context())
+    made = quality.run(request(dataset, **changes), Worker().context())
     return Path(made.details["quality_reference"])
 
 
@@ -196,7 +195,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> str:
 def own_loss(worker: Worker, key: str, dataset: str) -> tuple[float, int]:
     """transformers' own loss of the answers, whose prompts have no labels, and their tokens."""
     engine = worker.loaded[key].engine
-    texts = answer_loss.answered(engine, load_dataset(dataset).examples)
+    texts = quality.answered(engine, load_dataset(dataset).examples)
     summed = count = 0.0
     for text in texts:
         read: dict[str, list[int]] = {"input_ids": [*text.prompt, *text.answer]}
@@ -237,7 +236,7 @@ def test_the_loss_on_answers_is_that_of_transformers(
         plain = text_generation.run(asked, worker.context())
     assert plain.metrics["answer_loss"] == pytest.approx(loss, abs=1e-4)
     assert plain.metrics["answer_loss"] > 1
-    answers = 2 if model == MODEL else answer_loss.ANSWERS
+    answers = 2 if model == MODEL else quality.ANSWERS
     assert plain.details["answer_loss"] == f"of {tokens:,} tokens of {answers} answers"
 
 

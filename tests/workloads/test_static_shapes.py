@@ -15,9 +15,10 @@ from generation_cases import PROMPTS, Worker, request, write_dataset
 from workloads.base import JobDescription, MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.base import Generated
-from workloads.generation import static_shapes
-from workloads.generation.static_shapes import BUCKET, LOOK, StaticShapesEngine, graph_limits
-from workloads.generation.transformers_engine import TransformersEngine, load
+from workloads.engines.torch_models import BUCKET, graph_limits
+from workloads.engines.transformers import static_shapes
+from workloads.engines.transformers.generation import TransformersEngine, load
+from workloads.engines.transformers.static_shapes import LOOK, StaticShapesEngine
 from workloads.registry import find_workload
 from workloads.rules import refusals
 

@@ -224,7 +224,7 @@ def _sources(module: str) -> list[str]:
     others = set(re.findall(rf"from ({folder}\.\w+) import", source))
     others |= set(re.findall(r"from (\S+) import load\b", source))
     for other in sorted(others):
-        others |= set(re.findall(r"from (\S+\.export) import", _source(other)))
+        others |= set(re.findall(r"from (\S+\.proof) import", _source(other)))
     return [source, *map(_source, sorted(others - {module}))]
 
 

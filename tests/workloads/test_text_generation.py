@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from workloads import text_generation
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
 from workloads.engines.base import Generated
-from workloads.generation.prompts import Prompt
+from workloads.engines.passes import BatchedPass, Prompt, count_output_tokens
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import TaskSpec
-from workloads.text_generation import bring_to_length, count_output_tokens, share_of_rank
-from workloads.workloads.text_generation import TextGenerationParameters
+from workloads.text_generation import bring_to_length, share_of_rank
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +309,9 @@ class ScriptedEngine:
         return lambda: Generated(tokens=self.rows, computed_tokens=99)
 
 
+SETTINGS = {"ignore_eos": False, "keep_texts": 3, "synchronize": lambda: None}
+
+
 @examples(deadline=None)  # a loaded machine is no failure
 @given(
     steps=st.lists(st.floats(0.001, 3.0), min_size=1, max_size=12),
@@ -322,12 +323,12 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     clock = [100.0]
     rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
     prompts = [Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
-    generation = text_generation.Generation(
+    generation = BatchedPass(
         ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
         [prompts],
-        TextGenerationParameters(output_tokens=len(steps)),
-        lambda: clock[0],
-        lambda: None,
+        output_tokens=len(steps),
+        **SETTINGS,
+        clock=lambda: clock[0],
     )
     seen = generation.run_batch(0, 0)()
     assert seen.ttft_s == pytest.approx(steps[0])
@@ -348,12 +349,12 @@ def test_two_moments_are_no_steps_unless_two_tokens_were_computed(computed: int)
     """An engine that tells of its first token and its end alone may compute on behind the end of
     all texts, or write one token: the time between the two is then that of no single step."""
     clock = [100.0]
-    generation = text_generation.Generation(
+    generation = BatchedPass(
         ScriptedEngine(clock, [[9] * computed], [0.5, 2.0]),  # type: ignore[arg-type]
         [[Prompt(index=0, ids=(1, 2))]],
-        TextGenerationParameters(output_tokens=8),
-        lambda: clock[0],
-        lambda: None,
+        output_tokens=8,
+        **SETTINGS,
+        clock=lambda: clock[0],
     )
     seen = generation.run_batch(0, 0)()
     assert seen.step_s == ()

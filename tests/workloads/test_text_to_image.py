@@ -16,10 +16,15 @@ from hypothesis import strategies as st
 from workloads import text_to_image
 from workloads.base import BadConfiguration, MeasureSettings, Request, Result
 from workloads.data.embedded import IMAGE_PROMPTS
-from workloads.images.png import MOST_SIDE, one_colour, png_of
 from workloads.registry import metrics_of
-from workloads.text_to_image import Painting, numbers_of
-from workloads.workloads.text_to_image import TextToImageParameters
+from workloads.text_to_image import (
+    MOST_SIDE,
+    Painting,
+    TextToImageParameters,
+    numbers_of,
+    one_colour,
+    png_of,
+)
 
 pytestmark = pytest.mark.slow  # a pipeline paints for all of them
 

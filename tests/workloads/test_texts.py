@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workloads.base import Item
-from workloads.generation.texts import Texts
+from workloads.engines.passes import Texts
 
 
 def test_texts_are_decoded_at_the_end_and_the_time_told() -> None:

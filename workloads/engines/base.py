@@ -18,20 +18,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from workloads.base import Metric
 from workloads.data.shapes import Turn
 from workloads.devices import device_spec
+from workloads.settings import Settings, setting
 
 if TYPE_CHECKING:
     from workloads.base import JobDescription, Metric, Refusal, Request, Support
     from workloads.devices.base import Device
     from workloads.models.loading import ModelSource
     from workloads.models.precision import ModelWeights
-    from workloads.settings import Settings
 
 #: The mode in which operations run one after the other: any process can do that.
 ORDINARY_MODE = "eager"
+
+
+#: Of every engine that runs graphs made from torch's models.
+EXPORT = Metric(
+    name="export_s",
+    title="export",
+    unit="s",
+    description="Time that the export of the graph took, whenever it was; not in load_s "
+    "where the node's cache had it.",
+    better="lower",
+    ranks="largest",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,3 +336,32 @@ class EngineLoader(Protocol):
             Unsupported: the precision or the attention cannot be had on this device.
             BadConfiguration: what was loaded is not what was asked for.
         """
+
+
+class GaudiSettings(Settings):
+    """Settings of a Gaudi card's execution."""
+
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        description="How a Gaudi card executes: lazy collects operations into graphs, which are "
+        "captured and replayed; compile hands torch.compile's graphs to the card (transformers: "
+        "with a static cache and prompts padded to multiples of 128); eager runs one "
+        "operation after the other. Left out: lazy with optimum-habana, compile with "
+        "vllm-gaudi, eager with others; where the grid names no engine either, the plan "
+        "chooses (docs/gaudi.md).",
+    )
+
+
+class CompileSettings(Settings):
+    """Settings of torch's compiler."""
+
+    torch_compile: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Compile the model (torch.compile, Inductor), with a static cache and, with "
+        "transformers, prompts padded to multiples of 128: graphs for each shape, which warm-up "
+        "meets before timing. On Gaudi hpu_mode says so; graph compiles always on CUDA cards.",
+    )

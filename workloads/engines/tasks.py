@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from workloads.base import Metric
-from workloads.generation.encoder_figures import METRICS as ENCODER_METRICS
-from workloads.images.metrics import METRICS as IMAGE_METRICS
 from workloads.models import encryption
 from workloads.registry import TaskSpec
 from workloads.settings import WorkloadParameters
@@ -128,10 +126,9 @@ SEQ2SEQ_LM = TaskSpec(
         "collate": "workloads.training.pairs:collate",
         "loss": "workloads.training.losses:target_loss",
         "aligned": "workloads.training.losses:aligned_targets",
-        "generator": "workloads.generation.encoder_decoder:generator",
         "layer_share": "workloads.training.pairs:layer_share",
     },
-    metrics=(*LOSSES, *ENCODER_METRICS, *encryption.METRICS),
+    metrics=(*LOSSES, *encryption.METRICS),
     settings=frozenset(Seq2SeqParameters.model_fields.keys() - WorkloadParameters.model_fields),
     refuse=seq2seq_refusals,
     forward={"use_cache": False},
@@ -144,8 +141,7 @@ TEXT_TO_IMAGE = TaskSpec(
     name="text-to-image",
     title="a text-to-image pipeline",
     pipeline=True,
-    functions={"load": "workloads.images.loading:load_pipeline"},
-    metrics=IMAGE_METRICS,
+    functions={"load": "workloads.engines.images:load_pipeline"},
 )
 
 SPECS = (CAUSAL_LM, MASKED_LM, SEQ2SEQ_LM, TEXT_TO_IMAGE)

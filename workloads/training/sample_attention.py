@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from workloads.attention_words import refuse_unknown
 from workloads.base import Unsupported
+from workloads.models.attention import refuse_unknown
 
 #: Name of the attention function in transformers.
 NAME = "nightgrid_apart"

@@ -19,7 +19,8 @@ from workloads.base import BadConfiguration, Refusal
 from workloads.compression import pruning, sharing
 from workloads.compression.pruning import Pruned, Sparsity, share_at
 from workloads.devices import device_for
-from workloads.generation import sparse, transformers_engine
+from workloads.engines.transformers import generation as sparse
+from workloads.engines.transformers import generation as transformers_engine
 from workloads.models.loading import load_causal_model, open_model
 from workloads.registry import find_workload
 

@@ -10,7 +10,7 @@ import pytest
 
 from workloads.base import JobDescription, Refusal
 from workloads.engines import ENGINES
-from workloads.images.facts import facts_of
+from workloads.engines.images import facts_of
 from workloads.models import precision as precisions
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from workloads.base import Unsupported
-from workloads.decoding import description
-from workloads.generation.openvino_graph import window_of
+from workloads.engines.graph import description
+from workloads.engines.openvino.graph import window_of
 from workloads.models import rules
 
 _SIZES = {

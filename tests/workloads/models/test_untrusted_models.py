@@ -14,7 +14,7 @@ from generation_cases import request
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
-from workloads.generation.transformers_engine import load as load_engine
+from workloads.engines.transformers.generation import load as load_engine
 from workloads.models import loading as remote_code
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.training.loop import load_base

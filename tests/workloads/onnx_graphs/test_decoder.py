@@ -20,14 +20,13 @@ from transformers import AutoConfig
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
+from workloads.engines import proof
+from workloads.engines.onnxruntime import calibration, decoder
+from workloads.engines.onnxruntime.export import GRAPH
+from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
+from workloads.engines.onnxruntime.variants import in_precision, without_shapes_of_weights
+from workloads.models.calibrations import find_calibration
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
-from workloads.onnx_graphs import calibration, decoder, proof
-from workloads.onnx_graphs.calibrations import find_calibration
-from workloads.onnx_graphs.export import GRAPH
-from workloads.onnx_graphs.opened import Opened
-from workloads.onnx_graphs.operators import operators_of, share_in
-from workloads.onnx_graphs.session import Execution, Graph
-from workloads.onnx_graphs.variants import in_precision, without_shapes_of_weights
 
 pytestmark = pytest.mark.slow  # exports graphs
 

@@ -21,19 +21,19 @@ from generation_cases import PROMPTS, Worker, request, write_dataset
 from PIL import Image
 from transformers import AutoConfig
 
+from workloads import text_encoding as encoding
 from workloads import text_generation, text_to_image
-from workloads.answer_loss import Answered, loss_of
 from workloads.base import JobDescription, Unsupported
-from workloads.encoding import run as encoding
 from workloads.engines import engine_refusals
+from workloads.engines.onnxruntime import calibration
+from workloads.engines.onnxruntime.seq2seq import OnnxSeq2Seq
 from workloads.models.loading import (
     load_masked_model,
     load_seq2seq_model,
     load_tokenizer,
     open_model,
 )
-from workloads.onnx_graphs import calibration
-from workloads.onnx_graphs.seq2seq import OnnxSeq2Seq
+from workloads.quality import Answered, loss_of
 from workloads.registry import find_workload
 from workloads.rules import refusals
 

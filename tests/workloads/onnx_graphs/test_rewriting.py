@@ -17,9 +17,8 @@ from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
 from workloads.devices import device_for  # noqa: E402
-from workloads.onnx_graphs.operators import changes, operators_of  # noqa: E402
-from workloads.onnx_graphs.reordering import move_slices_forward  # noqa: E402
-from workloads.onnx_graphs.session import Execution, Graph  # noqa: E402
+from workloads.engines.onnxruntime.export import move_slices_forward  # noqa: E402
+from workloads.engines.onnxruntime.session import Execution, Graph, changes, operators_of  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.slow  # loads the exporter
 

@@ -14,7 +14,7 @@ from finetuning_cases import losses, train
 from generation_cases import PROMPTS, Worker, write_dataset
 
 from workloads.base import MeasureSettings, Result
-from workloads.decoding import layers
+from workloads.engines.graph import layers
 from workloads.training.loop import Steps
 
 pytestmark = pytest.mark.slow  # trains in processes of their own

@@ -261,7 +261,7 @@ def test_a_prefix_is_read_and_a_long_source_keeps_its_end() -> None:
 @pytest.mark.slow
 def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
     """bf16 against the plain path in fp32, on the same prefix and cut."""
-    from workloads import quality_reference
+    from workloads import quality
     from workloads.base import Request
 
     shared = {"source_prefix": "summarize: ", "max_source_length": 48}
@@ -276,7 +276,7 @@ def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
         parameters={"prompts": 8, "output_tokens": 32, **shared},
         measure=request().measure,
     )
-    quality_reference.run(reference, Worker().context())
+    quality.run(reference, Worker().context())
     asked = WRITING | {"prompts": 2, "output_tokens": 4, "quality": True}
     plain = Worker().run(ARTICLES, **asked)
     assert plain.metrics["quality_top1_agreement"] == 1.0

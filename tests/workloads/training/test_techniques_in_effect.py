@@ -29,6 +29,7 @@ from workloads.base import BadConfiguration, Result, Unsupported
 from workloads.devices import device_for
 from workloads.devices.base import Copies, SideCopies
 from workloads.devices.cpu import CpuDevice
+from workloads.models.attention import register_xformers, xformers_attention
 from workloads.models.precision import stored_bytes
 from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.registry import TASKS
@@ -44,7 +45,6 @@ from workloads.training.techniques.memory import Freezing, MemoryRelease
 from workloads.training.techniques.optimization import OptimizerChoice, state_bytes
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 from workloads.training.techniques.saving import Saving
-from workloads.xformers_attention import register_xformers, xformers_attention
 
 SAME = 1e-5
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.attention_packages import make_ready, refusals
 from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.models.attention import make_ready, refusals
 from workloads.settings import setting
 from workloads.training.parallel.layout import whole_weights_refusals
 from workloads.training.technique import Loading, Technique, Training

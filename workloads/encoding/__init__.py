@@ -1,1 +1,0 @@
-"""Encoders that read texts in one pass, whichever engine runs them."""

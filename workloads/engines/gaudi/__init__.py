@@ -1,1 +1,0 @@
-"""optimum-habana on Gaudi cards: generation, training, and the two passes of fp8."""

@@ -1,0 +1,100 @@
+"""Nightgrid's own decoding: one launch a step over a static cache, weights read as they are packed.
+
+    engine             loading, and generation as text generation calls it
+    description        a decoder's matrices and constants, read off a model of transformers
+    packing            matrices in 8 and 4 bits
+    layers             the layers in plain torch: reading prompts, and one token for each row
+    slots              keys, values and the state of each row
+    decoder            prefill, recorded steps and their launching
+    continuous         slots that take the next prompt when a text has ended
+    single_row         a step of a single row as five Triton kernels a layer
+    few_rows           several rows times a packed matrix, by Triton
+    *_kernels          the kernels
+
+On NVIDIA cards a step is a CUDA graph; on Gaudi cards it is compiled by the bridge (not run
+yet); on a CPU it runs as plain torch or compiled, which is how it is tested, not how a CPU is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.base import JobDescription, Refusal, Support, supported, unsupported
+from workloads.devices import device_spec
+from workloads.engines.base import (
+    Ability,
+    CompileSettings,
+    EngineSpec,
+    GaudiSettings,
+    Modes,
+    Package,
+)
+
+#: How each format is stored.
+_STORED = {
+    "fp8": "float8 (e4m3) with one scale per output channel",
+    "int8": "int8 with one scale per output channel",
+    "int4": "4-bit integers with one scale for 64 weights of a row",
+}
+
+
+class StepSettings(GaudiSettings, CompileSettings):
+    """Settings of how a step runs."""
+
+
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+    """A choice where steps are compiled always."""
+    device = device_spec(asked.device)
+    always = device.can("graphs") or not device.can("dynamic_shapes")
+    if asked.parameters.get("torch_compile") and always:
+        yield Refusal(
+            setting="torch_compile",
+            reason=f"on {device.title} the engine graph compiles its step always",
+            hint="leave torch_compile out",
+            unsupported=True,
+        )
+
+
+def _precisions() -> dict[tuple[str, str], Support]:
+    where = {
+        "cuda": "products in bf16",
+        "cpu": "expanded to bf16 for each product, so slower than bf16",
+    }
+    packed = {
+        (precision, device): supported(f"{stored}; weights only, {products}")
+        for device, products in where.items()
+        for precision, stored in _STORED.items()
+    }
+    reason = "no kernel of the engine graph reads packed weights on Gaudi cards"
+    return packed | {(precision, "hpu"): unsupported(reason) for precision in _STORED}
+
+
+SPEC = EngineSpec(
+    name="graph",
+    summary="Decoding by recorded steps over a static cache (CUDA graphs), packed weights.",
+    devices=("cpu", "cuda", "hpu"),
+    abilities={
+        "generate": Ability(
+            function="workloads.engines.graph.engine:load",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+            settings=StepSettings,
+        )
+    },
+    install="pip install transformers",
+    packages=(Package(name="transformers", module="transformers"),),
+    own_process=False,
+    opens_protected=True,
+    features=frozenset({"continuous_batching"}),
+    modes={
+        "hpu": Modes(
+            setting="hpu_mode",
+            names=("compile",),
+            lacking={
+                "lazy": "hands torch's graphs of a step to the card",
+                "eager": "hands torch's graphs of a step to the card",
+            },
+        )
+    },
+    precisions=_precisions(),
+)

@@ -1,0 +1,211 @@
+"""Continuous batching over recorded steps: the slot of a text that has ended takes the next prompt.
+
+Slots never move, so a step is recorded for all of them. Free neighbours are filled by one reading
+between two launches; slots without a text go on idle, at position 0. Tokens of a launch of several
+steps are fetched together. Requests may be submitted at any time and from any thread: they wait in
+a queue until slots are free.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from workloads.engines.graph.decoder import STEPS, Generator
+from workloads.engines.graph.slots import Slots, length_for
+
+#: Prompts are read together up to so many tokens: products gain nothing from more, and their
+#: activations take memory.
+PREFILL_TOKENS = 512
+
+
+@dataclass(slots=True, kw_only=True)
+class Text:
+    """One request: its prompt and what has been generated for it."""
+
+    number: int
+    prompt: Sequence[int]
+    output_tokens: int  # most to generate
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        """Positions in use."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def left(self) -> int:
+        """Most tokens that are still to be generated."""
+        return self.output_tokens - len(self.tokens)
+
+
+def runs(free: Sequence[int]) -> Iterator[range]:
+    """Neighbours among numbers in order."""
+    start = 0
+    for at in range(1, len(free) + 1):
+        if at == len(free) or free[at] != free[at - 1] + 1:
+            yield range(free[start], free[at - 1] + 1)
+            start = at
+
+
+class ContinuousBatch:
+    """Texts on their way through the slots of a generator.
+
+    Args:
+        generator: whose slots are used; nothing else may use it meanwhile.
+        places: texts that are worked on at a time.
+        positions: most that a prompt and its answer have together.
+        ends: tokens that end a text.
+        on_admit: called with the numbers of the texts whose prompts are about to be read.
+        on_step: called with the numbers of the texts that got a token, once a token.
+        on_end: called with a text that has ended; the batch forgets it.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        places: int,
+        positions: int,
+        ends: Collection[int],
+        on_admit: Callable[[Sequence[int]], None],
+        on_step: Callable[[Sequence[int]], None],
+        on_end: Callable[[Text], None],
+    ) -> None:
+        self._generator = generator
+        self._positions = positions
+        self._ends = frozenset(ends)
+        self._on_admit, self._on_step, self._on_end = on_admit, on_step, on_end
+        self._places = places
+        self._together = max(1, places // 8)  # free slots that wait for company
+        self._changed = threading.Condition()
+        self._waiting: deque[Text] = deque()
+        self._submitted = 0
+        self._closed = False
+        self._running: dict[int, Text] = {}  # by slot
+        self.computed_tokens = 0
+        self.steps_apart = True
+        self._state = generator.ready(places, positions)
+        self._state.set_ends(ends)
+        counts = (1, STEPS) if generator.device.records else (1,)
+        capacity = self._state.capacity
+        lengths = {length_for(p, capacity) for p in range(1, positions + 1)}
+        with generator.room():
+            for length in sorted(lengths):
+                for count in counts:
+                    generator.launch(self._state, length, count)
+
+    def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
+        """Queue a request; its number. May be called from any thread, also while others run.
+
+        Raises:
+            ValueError: the batch is closed, or the text has no room in a slot.
+        """
+        if len(prompt) + output_tokens > self._positions:
+            raise ValueError(
+                f"{len(prompt)} tokens and {output_tokens} more need more than the "
+                f"{self._positions} positions of a slot"
+            )
+        with self._changed:
+            if self._closed:
+                raise ValueError("this batch takes no more requests")
+            text = Text(number=self._submitted, prompt=prompt, output_tokens=output_tokens)
+            self._submitted += 1
+            self._waiting.append(text)
+            self._changed.notify_all()
+        return text.number
+
+    def close(self) -> None:
+        """Take no more requests: ``run`` returns when all texts have ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Generate for all requests, and wait for more of them until the batch is closed."""
+        self._state.done.fill_(1)
+        with self._generator.room():
+            while self._work_is_there():
+                free = [slot for slot in range(self._places) if slot not in self._running]
+                waiting = len(self._waiting)
+                if waiting and len(free) >= min(self._together, waiting):
+                    for neighbours in runs(free):
+                        self._admit(neighbours)
+                else:
+                    self._step()
+
+    def _work_is_there(self) -> bool:
+        """Wait for a request where nothing runs; False once there will be none."""
+        with self._changed:
+            while not self._running and not self._waiting and not self._closed:
+                self._changed.wait()
+            return bool(self._running or self._waiting)
+
+    def _admit(self, free: range) -> None:
+        """Read the next prompts into neighbouring slots, as many as are read well together."""
+        new: list[Text] = []
+        tokens = 0
+        while self._waiting and len(new) < len(free):
+            tokens += len(self._waiting[0].prompt)
+            if new and tokens > PREFILL_TOKENS:
+                break
+            new.append(self._waiting.popleft())
+        if not new:
+            return
+        self._on_admit([text.number for text in new])
+        part = self._state.part(free.start, free.start + len(new))
+        part.done.zero_()
+        prompts = self._generator.prepare([text.prompt for text in new])
+        self._generator.read_now(part, prompts)
+        self.computed_tokens += prompts.rows * prompts.longest
+        admitted = dict(zip(free, new, strict=False))
+        self._running |= admitted
+        self._take([part.token.tolist()], admitted)
+
+    def _step(self) -> None:
+        """Launch as many steps as every text still needs, and fetch their tokens."""
+        state, running = self._state, dict(self._running)
+        longest = max(text.positions for text in running.values())
+        left = min(text.left for text in running.values())
+        length = length_for(longest, state.capacity)
+        several = self._generator.device.records and left >= STEPS
+        count = STEPS if several and longest + STEPS - 1 <= length else 1
+        self._rest(state)
+        self._generator.launch(state, length, count)()
+        self.steps_apart &= count == 1
+        self.computed_tokens += state.rows * count
+        rows = torch.tensor(list(running), device=state.chosen.device)
+        first = torch.tensor([len(t.tokens) for t in running.values()], device=rows.device)
+        steps = torch.arange(count, device=rows.device)[:, None] + first
+        self._take(state.chosen[steps, rows].tolist(), running)
+
+    def _rest(self, state: Slots) -> None:
+        """Keep slots without a text at position 0, where nothing reads what they write."""
+        idle = [slot for slot in range(state.rows) if slot not in self._running]
+        if idle:
+            rows = torch.tensor(idle, device=state.position.device)
+            state.position.index_fill_(0, rows, 0)
+            state.done.index_fill_(0, rows, 1)
+
+    def _take(self, steps: Sequence[Sequence[int]], running: dict[int, Text]) -> None:
+        """Note the tokens of each step, and free the slots of texts that have ended."""
+        for tokens in steps:
+            fresh: list[Text] = []
+            ended: list[Text] = []
+            for (slot, text), token in zip(running.items(), tokens, strict=True):
+                if self._running.get(slot) is not text:
+                    continue
+                text.tokens.append(token)
+                fresh.append(text)
+                if token in self._ends or not text.left:
+                    ended.append(self._running.pop(slot))
+            if fresh:
+                self._on_step([text.number for text in fresh])
+            for text in ended:
+                self._on_end(text)

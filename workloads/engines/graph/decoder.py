@@ -1,0 +1,289 @@
+"""Greedy generation by steps that are recorded once: prompts are read, then launches are replayed.
+
+A step reads the token that each row has chosen last, writes its key and value, chooses the next
+token and notes it, all on the card, so that nothing waits for the host between steps, and several
+steps are one launch. ``Device.record`` makes a launch of a step; on a device that records nothing
+the very same steps run one by one.
+
+    rows == 1, kernels   five kernels a layer (``single_row``)
+    else                 layers in torch, compiled where launches are recorded or a job asks for it
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workloads.devices.base import Device
+from workloads.engines.graph import layers
+from workloads.engines.graph.layers import Decoder, Product
+from workloads.engines.graph.slots import Slots, length_for, make, rows_for
+from workloads.engines.torch_models import room_for_graphs
+
+#: Steps of a launch. Whether all texts have ended is asked once in so many.
+STEPS = 8
+#: Tokens of all prompts up to which reading them is recorded: beyond, the card is busy longer than
+#: the host needs to queue it.
+_RECORDED_TOKENS = 2048
+#: Recorded readings have a multiple of so many tokens.
+_READ_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts on the card, one a row from its left; shorter ones are followed by padding."""
+
+    ids: torch.Tensor  # [rows, tokens]
+    lengths: torch.Tensor  # [rows]
+    longest: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.ids.shape[0])
+
+
+def launches(position: int, steps: int, capacity: int) -> Iterator[tuple[int, int]]:
+    """The launches of so many steps, as (positions attended to at most, steps).
+
+    Args:
+        position: at which the longest row's next token goes.
+        steps: how many.
+        capacity: of the rows.
+    """
+    while steps:
+        length = length_for(position + 1, capacity)
+        count = STEPS if steps >= STEPS and position + STEPS <= length else 1
+        yield length, count
+        position += count
+        steps -= count
+
+
+class Generator:
+    """A decoder with its slots and recorded launches."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: Device,
+        *,
+        pad: int,
+        ends: int,
+        compiled: bool | None = None,  # None: where launches are recorded
+    ) -> None:
+        self.decoder = decoder
+        self.device = device
+        self._pad = pad
+        self._ends = ends
+        self._compiled = device.records if compiled is None else compiled
+        self._slots: Slots | None = None
+        self._launches: dict[tuple[Any, ...], Callable[[], None]] = {}
+        self._reading: dict[tuple[int, int], Prompts] = {}
+        self._layer: Callable[..., torch.Tensor] = layers.decode_layer
+        self._product: Product = layers.expanded
+        self._expanded: Product = layers.expanded
+        if device.triton:
+            from workloads.engines.graph import few_rows
+
+            self._product, self._expanded = few_rows.product, few_rows.expanded
+
+    def room(self) -> contextlib.AbstractContextManager[Any]:
+        """Room for a graph of each number of rows and positions, to be entered once a batch."""
+        return room_for_graphs() if self._compiled else contextlib.nullcontext()
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
+        """Prompts on the card."""
+        longest = max(len(prompt) for prompt in prompts)
+        ids = torch.full((len(prompts), longest), self._pad, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long)
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        card = self.decoder.embedding.device
+        return Prompts(ids.to(card), lengths.to(card), longest)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        output_tokens: int,
+        ends: Collection[int],
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+        """Tokens [rows, at most output_tokens] on the card, each step's logits where they are
+        wanted, and steps done. Texts that have ended go on with padding.
+
+        ``on_step`` is called when the first tokens are queued, and at the end.
+        """
+        state = self.ready(prompts.rows, prompts.longest + output_tokens)
+        state.set_ends(ends)
+        whole = self._slots
+        assert whole is not None
+        plan = list(launches(prompts.longest, output_tokens - 1, state.capacity))
+        if keep_logits:
+            plan = [(length, 1) for length, count in plan for _ in range(count)]
+        with self.room():
+            replays = [self.launch(state, length, count) for length, count in plan]
+            read = self._read(state, prompts)
+            state.done.zero_()
+            state.done[prompts.rows :] = 1
+            read()
+            on_step()
+            logits = [state.logits[: prompts.rows].clone()] if keep_logits else []
+            steps = 1
+            for replay, (_, count) in zip(replays, plan, strict=True):
+                if ends and bool(state.done.all()):
+                    break
+                replay()
+                steps += count
+                if keep_logits:
+                    logits.append(state.logits[: prompts.rows].clone())
+            on_step()
+        return whole.chosen[:steps, : prompts.rows].t(), logits, steps
+
+    @torch.inference_mode()
+    def read_logits(self, ids: Sequence[int], first: int) -> torch.Tensor:
+        """Logits [positions, vocabulary] of one text from position ``first`` on; none is chosen."""
+        prompts = self.prepare([ids])
+        hidden = self._read_layers(self.ready(1, prompts.longest), prompts)
+        return layers.output(self.decoder, hidden[0, first:])
+
+    def ready(self, texts: int, positions: int) -> Slots:
+        """The slots of so many texts; new ones, and no launches, where there are too few."""
+        rows = rows_for(texts)
+        have = self._slots
+        if have is None or have.rows < rows or have.capacity < positions:
+            self._slots = None
+            self._launches.clear()
+            self._reading.clear()
+            capacity = length_for(positions, self.decoder.cos.shape[0])
+            self._slots = have = make(
+                self.decoder, rows=rows, capacity=max(capacity, positions), ends=self._ends
+            )
+        return have.first(rows)
+
+    def launch(self, state: Slots, length: int, count: int) -> Callable[[], None]:
+        """A launch of so many steps; a new one must be made before prompts are read, since
+        recording runs the steps."""
+        key = (state.rows, length, count)
+        if key not in self._launches:
+            step = self._step(state, length)
+
+            def steps() -> None:
+                for _ in range(count):
+                    step()
+
+            for tensor in (state.position, state.cursor, state.token):
+                tensor.zero_()  # recording runs the steps
+            self._launches[key] = self.device.record(steps)
+        return self._launches[key]
+
+    def _step(self, state: Slots, length: int) -> Callable[[], None]:
+        kernels = self.device.triton and self.decoder.layers[0].after_out is None
+        if state.rows == 1 and kernels:
+            from workloads.engines.graph.single_row import SingleRow
+
+            return SingleRow(
+                self.decoder, state, pad=self._pad, length=length, early=self.device.records
+            )
+        if self._compiled and self._layer is layers.decode_layer:
+            self._layer = torch.compile(
+                layers.decode_layer,
+                fullgraph=True,
+                dynamic=False,
+                backend=self.device.compile_backend,
+                options=dict(self.device.compile_options) or None,
+            )
+        return lambda: self._torch_step(state, length)
+
+    def _torch_step(self, state: Slots, length: int) -> None:
+        decoder = self.decoder
+        at = state.position
+        cos, sin = (table[at, None] for table in (decoder.cos, decoder.sin))
+        every = torch.arange(length, device=at.device)
+        mask = torch.zeros((state.rows, length), dtype=decoder.dtype, device=at.device)
+        mask.masked_fill_(every[None] > at[:, None], float("-inf"))
+        hidden = state.hidden
+        for layer, keys, values in zip(decoder.layers, state.keys, state.values, strict=True):
+            hidden = self._layer(
+                decoder,
+                layer,
+                hidden,
+                cos,
+                sin,
+                keys[:, :, :length],
+                values[:, :, :length],
+                at,
+                mask[:, None, None],
+                self._product,
+            )
+        state.logits.copy_(layers.output(decoder, hidden))
+        self._choose(state)
+
+    def _choose(self, state: Slots) -> None:
+        """Take the best token of each row, and note what it does to the row."""
+        token = state.logits.argmax(-1)
+        token = token.masked_fill(state.done != 0, self._pad)
+        rows = torch.arange(state.rows, device=token.device)
+        state.chosen[state.cursor, rows] = token
+        state.cursor.add_(1).clamp_(max=state.capacity - 1)
+        state.token.copy_(token)
+        state.done.logical_or_((token[:, None] == state.ends).any(dim=1))
+        state.position.add_(1).clamp_(max=state.capacity - 1)
+        state.hidden.copy_(self.decoder.embedding[token])
+
+    def _read(self, state: Slots, prompts: Prompts) -> Callable[[], None]:
+        """Function that reads these prompts into the first rows and chooses each first token."""
+        tokens = -(-prompts.longest // _READ_LENGTH) * _READ_LENGTH
+        recorded = (
+            self.device.records
+            and tokens <= state.capacity
+            and prompts.rows * tokens <= _RECORDED_TOKENS
+        )
+        if not recorded:
+            return lambda: self.read_now(state, prompts)
+        key = (state.rows, prompts.rows, tokens)
+        if key not in self._launches:
+            card = prompts.ids.device
+            buffer = Prompts(
+                torch.zeros((prompts.rows, tokens), dtype=torch.long, device=card),
+                torch.ones(prompts.rows, dtype=torch.long, device=card),
+                tokens,
+            )
+            self._reading[prompts.rows, tokens] = buffer
+            self._launches[key] = self.device.record(lambda: self.read_now(state, buffer))
+        buffer = self._reading[prompts.rows, tokens]
+        launch = self._launches[key]
+
+        def read() -> None:
+            buffer.ids[:, : prompts.longest].copy_(prompts.ids)
+            buffer.lengths.copy_(prompts.lengths)
+            launch()
+
+        return read
+
+    def _read_layers(self, state: Slots, prompts: Prompts) -> torch.Tensor:
+        """Output of the last layer for these prompts; their keys and values go to the slots."""
+        decoder, rows = self.decoder, prompts.rows
+        hidden = decoder.embedding[prompts.ids]
+        cos, sin = (table[: prompts.longest, None] for table in (decoder.cos, decoder.sin))
+        for layer, keys, values in zip(decoder.layers, state.keys, state.values, strict=True):
+            hidden = layers.read_layer(
+                decoder, layer, hidden, cos, sin, keys[:rows], values[:rows], self._expanded
+            )
+        return hidden
+
+    def read_now(self, state: Slots, prompts: Prompts) -> None:
+        """Read prompts into the first rows and choose the first token of each."""
+        rows = prompts.rows
+        hidden = self._read_layers(state, prompts)
+        last = hidden[torch.arange(rows, device=hidden.device), prompts.lengths - 1]
+        state.logits[:rows].copy_(layers.output(self.decoder, last))
+        state.position.zero_()
+        state.position[:rows].copy_(prompts.lengths - 1)
+        state.cursor.zero_()
+        self._choose(state)

@@ -1,0 +1,178 @@
+"""Decoding by recorded steps: a step is one launch, and nothing in it waits for the host.
+
+transformers loads the model and says what it is; its layers are then read off as matrices
+(``description``), packed where the precision asks for it, and run over buffers that never
+move: as a CUDA graph on NVIDIA cards, as plain torch on a CPU. Texts stand at the left of their
+rows, so a prompt has the positions that it has alone and no padding is attended to. Only the first
+tokens and the end of a batch are told, since a wait for each step would keep the card idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from workloads.base import Request, Unsupported
+from workloads.devices.base import Device
+from workloads.engines import find_engine
+from workloads.engines.base import Answered, Completed, Generated
+from workloads.engines.graph import description
+from workloads.engines.graph.continuous import ContinuousBatch, Text
+from workloads.engines.graph.decoder import Generator, Prompts
+from workloads.engines.graph.layers import Decoder, Layer
+from workloads.engines.loaded import LoadedModel
+from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
+from workloads.models import precision as precisions
+from workloads.models.loading import (
+    load_config,
+    load_tokenizer,
+    open_model,
+)
+from workloads.models.precision import ModelWeights
+from workloads.registry import task_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEngine(LoadedModel):
+    """A decoder, its slots and its recorded steps."""
+
+    generator: Generator
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
+        return self.generator.prepare(prompts)
+
+    def generate(
+        self,
+        prepared: Prompts,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        tokens, logits, steps = self.generator.generate(
+            prepared,
+            output_tokens=output_tokens,
+            ends=frozenset() if ignore_eos else self.end_token_ids,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
+        tokens = tokens.clone()  # the next batch chooses into the same memory
+        computed = prepared.rows * (prepared.longest + steps - 1)
+        return lambda: Generated(
+            tokens=tokens.tolist(),
+            computed_tokens=computed,
+            logits=[step.float().cpu() for step in logits],
+        )
+
+    def generate_continuously(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        slot_count: int,
+        output_tokens: int,
+        end_token_ids: Collection[int],
+        on_admit: Callable[[Sequence[int]], None],
+        on_step: Callable[[Sequence[int]], None],
+    ) -> Completed:
+        """Generate for all prompts, each in a slot when one is free; see ``continuous``."""
+        tokens: list[list[int]] = [[] for _ in prompts]
+
+        def on_end(text: Text) -> None:
+            tokens[text.number] = text.tokens
+
+        batch = ContinuousBatch(
+            self.generator,
+            places=min(slot_count, len(prompts)),
+            positions=max(map(len, prompts)) + output_tokens,
+            ends=end_token_ids,
+            on_admit=on_admit,
+            on_step=on_step,
+            on_end=on_end,
+        )
+        for prompt in prompts:
+            batch.submit(prompt, output_tokens)
+        batch.close()
+        batch.run()
+        return Completed(
+            tokens=tokens, computed_tokens=batch.computed_tokens, steps_apart=batch.steps_apart
+        )
+
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        for text in texts:
+            read = self.generator.read_logits([*text.prompt, *text.answer], len(text.prompt) - 1)
+            yield read[:-1].float().cpu()
+
+
+def load(request: Request, device: Device) -> GraphEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    means = precisions.require(request.precision, device.name, request.engine).means
+    by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
+    compiled = device.records or by_mode or bool(request.settings.get("torch_compile"))
+    lacking = device.lacks(request.precision) or (device.cannot_compile() if compiled else None)
+    if lacking:
+        raise Unsupported(f"{request.precision} with the engine {request.engine}: {lacking}")
+    source = open_model(request.model, protected=True)
+    tokenizer = load_tokenizer(source)
+    load_model = task_for(request.workload, source.entry).function("load")
+    model = load_model(
+        source,
+        config=load_config(source),
+        attn_implementation="sdpa",
+        device_map={"": device.torch_device},
+        **{precisions.dtype_keyword(): precisions.compute_dtype(request.precision)},
+    ).eval()
+    ends, pad = end_token_ids_of(model, tokenizer), pad_token_id_of(model, tokenizer)
+    positions = int(model.config.max_position_embeddings)
+    kind = request.precision if precisions.quantized(request.precision) else ""
+    decoder = description.read(model, positions=positions, kind=kind)
+    name = type(model).__name__
+    del model
+    return GraphEngine(
+        generator=Generator(decoder, device, pad=pad, ends=len(ends), compiled=compiled),
+        tokenizer=tokenizer,
+        source=source,
+        weights=weights_of(decoder, means),
+        end_token_ids=ends,
+        context_length=positions,
+        details={
+            "attention": "static cache",
+            "architecture": name,
+            "torch_compile": str(compiled).lower(),
+        },
+    )
+
+
+def weights_of(decoder: Decoder, means: str) -> ModelWeights:
+    """Stored weights, tied matrices once."""
+    matrices = [matrix for layer in decoder.layers for matrix in layer.matrices]
+    vectors = [decoder.norm, *(part for layer in decoder.layers for part in _vectors(layer))]
+    tied = decoder.head.values.data_ptr() == decoder.embedding.data_ptr()
+    tables = [decoder.embedding, *([] if tied else [decoder.head.values])]
+    biases = [matrix.bias.numel() for matrix in matrices if matrix.bias is not None]
+    packed = sum(matrix.rows * matrix.columns for matrix in matrices)
+    others = sum(part.numel() for part in (*tables, *vectors)) + sum(biases)
+    plain_bytes = sum(part.numel() * part.element_size() for part in (*tables, *vectors))
+    share = packed / (packed + others) if matrices[0].kind else 0.0
+    return ModelWeights(
+        weight_bytes=plain_bytes + sum(matrix.stored_bytes for matrix in matrices),
+        parameter_count=packed + others,
+        quantized_share=share,
+        detail=means + (f"; {share:.0%} of the parameters, the rest in bf16" if share else ""),
+    )
+
+
+def _vectors(layer: Layer) -> list[torch.Tensor]:
+    found = (
+        layer.before,
+        layer.between,
+        layer.q_gain,
+        layer.k_gain,
+        layer.after_out,
+        layer.after_down,
+    )
+    return [part for part in found if part is not None]

@@ -1,0 +1,288 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Triton kernels of a decoding step; imported only where Triton is.
+
+At batch 1 a step is the reading of all weights, and everything between two products costs more in
+launching than in work. So what surrounds a product is done by the product's own kernel: the norm
+before it (the sum of squares runs along with the dot products), the bias, the activation of a
+gated layer, the residual after it. That makes five kernels a layer.
+
+    numbers     values in 8 and 4 bits as float32
+    one_row     (norm +) matrix times row (+ bias, gate, residual)
+    many_rows   matrix times several rows, by the card's matrix units; values written out
+    attention   rotary positions, the new key and value into the cache, attention; choice of token
+
+With ``EARLY`` a kernel may be started before the one before it has ended (programmatic dependent
+launch): it fetches its first weights, which nobody writes, and then waits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: Numbers of the formats within kernels.
+KINDS = {"": 0, "int8": 1, "fp8": 2, "int4": 3}
+
+
+#: False where Triton's interpreter runs the kernels, which knows no assembler.
+_ASSEMBLER = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def raised(words, INDEX: tl.constexpr):
+    """Nibble ``INDEX`` of each word as 8 or 128 + nibble / 16: left where float32 numbers of
+    that size have just these bits, which takes no conversion, and a shift for two nibbles."""
+    if INDEX == 0:
+        moved = words << 16
+    elif INDEX < 3:
+        moved = words << 8
+    elif INDEX < 5:
+        moved = words
+    elif INDEX < 7:
+        moved = words >> 8
+    else:
+        moved = words >> 12
+    # Mask and base in one instruction: of "& |" the compiler makes two.
+    if INDEX == 1 or INDEX == 3 or INDEX == 5:
+        if _ASSEMBLER:
+            return tl.inline_asm_elementwise(
+                "lop3.b32 $0, $1, 0x0000F000, 0x43000000, 0xEA;",
+                "=r,r",
+                [moved],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=1,
+            )
+        return ((moved & 0x0000F000) | 0x43000000).to(tl.float32, bitcast=True)
+    if _ASSEMBLER:
+        return tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x000F0000, 0x41000000, 0xEA;",
+            "=r,r",
+            [moved],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return ((moved & 0x000F0000) | 0x41000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def middle(INDEX: tl.constexpr):
+    """Result of ``raised`` for a nibble of 8, which stands for zero."""
+    return 128.5 if INDEX == 1 or INDEX == 3 or INDEX == 5 else 8.5
+
+
+@triton.jit
+def fp8_byte(words, INDEX: tl.constexpr):
+    """Byte ``INDEX`` of each word, an fp8 number, as float32 too small by 2 ** 120: its bits are
+    put where float32 has sign, exponent and fraction. The card's conversion is far slower."""
+    moved = words if INDEX == 3 else words << (24 - 8 * INDEX)
+    return ((moved >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,  # of the result
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,  # the matrix has 2 x ROWS rows: gates, then what they gate
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One row times a matrix whose values lie as they are, or in 8 bits."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ks = tl.arange(0, BLOCK_K)
+    # No more at once of the matrix than of the row (16 bytes), so that both are held alike.
+    w_at = w_ptr + rows.to(tl.int64)[:, None] * COLUMNS + tl.max_contiguous(ks, 8)[None, :]
+    first = inside[:, None] & (ks < COLUMNS)[None, :]
+    w = tl.load(w_at, mask=first, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up = tl.load(w_at + ROWS * COLUMNS, mask=first, other=0.0, eviction_policy="evict_first")
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    total_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for k0 in tl.range(0, COLUMNS, BLOCK_K, num_stages=1):
+        here = k0 + ks
+        # The next block is on its way while this one is multiplied.
+        reach = inside[:, None] & (here + BLOCK_K < COLUMNS)[None, :]
+        next_w = tl.load(w_at + k0 + BLOCK_K, mask=reach, other=0.0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * COLUMNS + k0 + BLOCK_K,
+                mask=reach,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+        x = tl.load(x_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(gain_ptr + here, mask=here < COLUMNS, other=0.0).to(tl.float32)
+        total += w.to(tl.float32) * x[None, :]
+        w = next_w
+        if GATED:
+            total_up += up.to(tl.float32) * x[None, :]
+            up = next_up
+    y = tl.sum(total, axis=1)
+    if GATED:
+        y_up = tl.sum(total_up, axis=1)
+    if KIND > 0:
+        y *= tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if not GATED:
+        y_up = y
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)
+
+
+@triton.jit
+def _finish(
+    y,
+    y_up,
+    rows,
+    inside,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Bias, gate, residual, and the result."""
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        y = y * tl.sigmoid(y) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_words(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    gain_ptr,
+    out_ptr,
+    eps,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """``multiply`` for values that ``packing`` puts into words: four of fp8, eight of 4 bits."""
+    PARTS: tl.constexpr = 8 if KIND == 3 else 4
+    BLOCK_W: tl.constexpr = BLOCK_K // PARTS
+    WORDS: tl.constexpr = COLUMNS // PARTS
+    # In 4 bits a scale belongs to 8 words; sums of 4, those of a thread, are multiplied by it.
+    SUMS: tl.constexpr = BLOCK_W // 4 if KIND == 3 else BLOCK_W
+    SCALES: tl.constexpr = WORDS // 8
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < ROWS
+    ws = tl.arange(0, BLOCK_W)
+    cs = tl.arange(0, BLOCK_W // 4)
+    long_rows = rows.to(tl.int64)[:, None]
+    w_at = w_ptr + long_rows * WORDS + ws[None, :]
+    s_at = scale_ptr + long_rows * SCALES + cs[None, :] // 2
+    first = inside[:, None] & (ws < WORDS)[None, :]
+    w = tl.load(w_at, mask=first, other=0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up = tl.load(w_at + ROWS * WORDS, mask=first, other=0, eviction_policy="evict_first")
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros((BLOCK_N, SUMS), tl.float32)
+    total_up = tl.zeros((BLOCK_N, SUMS), tl.float32)
+    squares = tl.zeros((BLOCK_W,), tl.float32)
+    for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
+        # The next block is on its way while this one is multiplied.
+        reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
+        next_w = tl.load(w_at + w0 + BLOCK_W, mask=reach, other=0, eviction_policy="evict_first")
+        if GATED:
+            next_up = tl.load(
+                w_at + ROWS * WORDS + w0 + BLOCK_W,
+                mask=reach,
+                other=0,
+                eviction_policy="evict_first",
+            )
+        if KIND == 3:
+            near = inside[:, None] & (w0 + cs * 4 < WORDS)[None, :]
+            scale = tl.load(s_at + w0 // 8, mask=near, other=0.0)
+            if GATED:
+                scale_up = tl.load(s_at + ROWS * SCALES + w0 // 8, mask=near, other=0.0)
+        part = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        part_up = tl.zeros((BLOCK_N, BLOCK_W), tl.float32)
+        nothing = tl.zeros((BLOCK_W,), tl.float32)
+        known = w0 + ws < WORDS
+        for index in tl.static_range(PARTS):
+            at = w0 * PARTS + ws // 4 * (4 * PARTS) + index * 4 + ws % 4
+            x = tl.load(x_ptr + at, mask=known, other=0.0).to(tl.float32)
+            if NORM:
+                squares += x * x
+                x *= tl.load(gain_ptr + at, mask=known, other=0.0).to(tl.float32)
+            if KIND == 3:
+                nothing += middle(index) * x
+                part += raised(w, index) * x[None, :]
+                if GATED:
+                    part_up += raised(up, index) * x[None, :]
+            else:
+                part += fp8_byte(w, index) * x[None, :]
+                if GATED:
+                    part_up += fp8_byte(up, index) * x[None, :]
+        if KIND == 3:
+            part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
+            total += tl.sum(part.reshape(BLOCK_N, SUMS, 4), axis=2) * scale
+            if GATED:
+                part_up -= nothing[None, :]
+                total_up += tl.sum(part_up.reshape(BLOCK_N, SUMS, 4), axis=2) * scale_up
+        else:
+            total += part
+            if GATED:
+                total_up += part_up
+        w = next_w
+        if GATED:
+            up = next_up
+    y = tl.sum(total, axis=1)
+    y_up = tl.sum(total_up, axis=1) if GATED else y
+    if KIND == 3:
+        y *= 16.0
+        y_up *= 16.0
+    else:
+        y *= 2.0**120 * tl.load(scale_ptr + rows, mask=inside, other=0.0)
+        if GATED:
+            y_up *= 2.0**120 * tl.load(scale_ptr + ROWS + rows, mask=inside, other=0.0)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / COLUMNS + eps)
+        y *= shrink
+        y_up *= shrink
+    _finish(y, y_up, rows, inside, bias_ptr, residual_ptr, out_ptr, GATED, BIAS, RESIDUAL)

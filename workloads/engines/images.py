@@ -1,0 +1,346 @@
+"""Text-to-image pipelines as diffusers has them: facts for the plan, loading, and painting.
+
+Facts are read from the JSON files in a pipeline's directories: rules read them in the plan, and a
+job before it loads. Of a pipeline that lies on a hub its index alone is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workloads.base import BadConfiguration, DataMissing, WorkloadError
+from workloads.devices.base import Device
+from workloads.models import precision as precisions
+from workloads.models import precision as weights
+from workloads.models.catalog import directory_of, pipeline_index
+from workloads.models.loading import ModelSource
+from workloads.models.precision import ModelWeights
+from workloads.util import files
+
+#: Parts that remove noise step by step: one of them is in every pipeline.
+DENOISERS = ("unet", "transformer")
+#: Schedulers of flow matching know no other's noise; their names begin so.
+_FLOW = "FlowMatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFacts:
+    """The parts of a pipeline."""
+
+    class_name: str
+    denoiser: str  # the part's name; "": none of a known one
+    reads_text: bool
+    scheduler: str  # class of its own scheduler
+    guided: bool  # whether a guidance scale means something to it; unknown counts as yes
+
+    @property
+    def flow_matching(self) -> bool:
+        """Tell if it was trained for flow matching, which other schedulers do not do."""
+        return self.scheduler.startswith(_FLOW)
+
+
+def facts_of(model: str) -> PipelineFacts | None:
+    """The facts of a pipeline by the model's name; None where they cannot be told here."""
+    try:
+        index = pipeline_index(model)
+    except (WorkloadError, OSError):
+        return None  # whoever looks for the model says so
+    return None if index is None else _facts(index, directory_of(model))
+
+
+def _facts(index: Mapping[str, Any], directory: Path | None) -> PipelineFacts:
+    denoiser = next((part for part in DENOISERS if _class_of(index, part)), "")
+    config = _config(directory, denoiser) if directory is not None and denoiser else {}
+    return PipelineFacts(
+        class_name=str(index.get("_class_name") or "unknown"),
+        denoiser=denoiser,
+        reads_text=bool(_class_of(index, "text_encoder")),
+        scheduler=_class_of(index, "scheduler"),
+        guided=config.get("guidance_embeds") is not False,
+    )
+
+
+def _class_of(index: Mapping[str, Any], part: str) -> str:
+    """The class of a part; "" where the pipeline lacks it."""
+    said = index.get(part)
+    return str(said[-1] or "") if isinstance(said, list) and said else ""
+
+
+def _config(directory: Path, part: str) -> Mapping[str, Any]:
+    """config.json of a part; empty where it cannot be read."""
+    file = directory / part / "config.json"
+    try:
+        found = json.loads(files.read_text(file)) if os.path.isfile(file) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+#: diffusers' class of each scheduler that a job may ask for.
+SCHEDULERS = {
+    "ddim": "DDIMScheduler",
+    "pndm": "PNDMScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "dpm-solver": "DPMSolverMultistepScheduler",
+}
+#: The scheduler of a job that keeps the pipeline's own.
+OWN_SCHEDULER = "own"
+#: With a U-Net, where a job names none: that of the source of all comparisons.
+USUAL_SCHEDULER = "ddim"
+
+
+def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) -> Any:
+    """The pipeline with its weights, on the host. The safety checker stays away: it would look at
+    every image after its decoding, and nobody counts it.
+
+    Args:
+        source: the model.
+        kind: the class to load it by; None: diffusers' own of its text-to-image pipelines.
+        arguments: of ``from_pretrained``.
+
+    Raises:
+        DataMissing: a part is missing, or cannot be read.
+        BadConfiguration: it makes no images from texts.
+    """
+    import diffusers
+
+    quiet()
+    chosen = diffusers.AutoPipelineForText2Image if kind is None else kind
+    try:
+        pipeline = chosen.from_pretrained(
+            source.path, trust_remote_code=False, **_without_checker(source), **arguments
+        )
+    except OSError as error:
+        raise DataMissing(f"cannot load the pipeline in {source.path}: {error}") from error
+    except ValueError as error:
+        if "AutoPipeline can't find a pipeline" not in str(error):
+            raise
+        raise BadConfiguration(
+            f"{source.entry.name} is a {source.entry.architecture}, which diffusers does not know "
+            "as a pipeline that makes images from texts"
+        ) from error
+    if denoiser_name(pipeline) == "":
+        raise BadConfiguration(f"{type(pipeline).__name__} has neither U-Net nor transformer")
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _without_checker(source: ModelSource) -> dict[str, Any]:
+    from workloads.models.catalog import pipeline_index
+
+    index = pipeline_index(source.path) or {}
+    if "safety_checker" not in index:
+        return {}
+    return {"safety_checker": None, "requires_safety_checker": False}
+
+
+def quiet() -> None:
+    """Keep diffusers' and transformers' warnings and bars out of the log."""
+    import diffusers
+    from transformers.utils import logging as transformers_logging
+
+    for logging in (diffusers.utils.logging, transformers_logging):
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
+def denoiser_name(pipeline: Any) -> str:
+    """Name of the part that removes noise; "" where there is none of a known one."""
+    return next((part for part in DENOISERS if getattr(pipeline, part, None) is not None), "")
+
+
+def set_scheduler(pipeline: Any, asked: str | None, classes: Any, prefix: str = "") -> str:
+    """Give the pipeline the scheduler of a job, with the settings of its own; the class's name.
+
+    Args:
+        pipeline: whose scheduler is replaced.
+        asked: as in the job's settings.
+        classes: the module that has the classes.
+        prefix: before their names.
+    """
+    wanted = asked or (USUAL_SCHEDULER if denoiser_name(pipeline) == DENOISERS[0] else "")
+    if wanted and wanted != OWN_SCHEDULER:
+        kind = getattr(classes, prefix + SCHEDULERS[wanted])
+        if type(pipeline.scheduler) is not kind:
+            pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
+    return type(pipeline.scheduler).__name__
+
+
+#: With a U-Net, where a job names none: diffusers' and optimum-habana's default.
+USUAL_GUIDANCE = 7.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Painted:
+    """Images of one batch, and the seconds of each part; together they are the batch's."""
+
+    images: Sequence[Any]  # PIL's
+    text_encoding_s: float
+    denoising_s: float
+    decoding_s: float
+    conversion_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePipeline:
+    """A pipeline on its card, ready to paint.
+
+    The library's own ``__call__`` does all the work: text encoding, denoising step by step,
+    decoding and conversion, so that images are those that its user would get. What passes from one
+    part to the next is a method of the pipeline, and those methods are put into a clock. The card
+    is waited for between two parts, four times a batch; inside of the denoising loop it never is.
+
+    Latents are drawn on the CPU in fp32, each image's from a seed of its own, and only then get the
+    format of the weights: the same image whatever device, precision and batch it is painted in.
+    """
+
+    pipeline: Any
+    device: Device
+    weights: ModelWeights
+    random_weights: bool
+    details: Mapping[str, str]
+    figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
+    clock: Callable[[], float]
+    #: Arguments of every call that the library wants besides, from the number of texts.
+    arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}
+    #: In which the library is called: it switches gradients off itself, and no more.
+    mode: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    _moments: dict[str, float] = field(default_factory=dict)
+    _seeds: list[int] = field(default_factory=list)  # of the batch that is painted
+
+    def __post_init__(self) -> None:
+        pipeline = self.pipeline
+        self._in_clock(pipeline, "encode_prompt", after="encoded")
+        self._in_clock(pipeline.vae, "decode", before="denoised", after="decoded")
+        pipeline.prepare_latents = drawn_by(pipeline.prepare_latents, self._seeds)
+
+    def paint(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        guidance: float | None,
+        height: int | None,
+        width: int | None,
+    ) -> Painted:
+        """Paint a batch: an image for each text, from the latents of its seed."""
+        scale = self.guidance(guidance)
+        asked = {"guidance_scale": scale} if scale is not None else {}
+        if (height is None) != (width is None):  # the library would take its own for both
+            height, width = height or own_side(self.pipeline), width or own_side(self.pipeline)
+        self._seeds[:] = seeds
+        self._moments.clear()
+        began = self.clock()
+        with self.mode():
+            images = self.pipeline(
+                prompt=list(prompts),
+                num_inference_steps=steps,
+                height=height,
+                width=width,
+                **asked,
+                **self.arguments(len(prompts)),
+            ).images
+        self.wait()
+        ended, moments = self.clock(), self._moments
+        return Painted(
+            images=images,
+            text_encoding_s=moments["encoded"] - began,
+            denoising_s=moments["denoised"] - moments["encoded"],
+            decoding_s=moments["decoded"] - moments["denoised"],
+            conversion_s=ended - moments["decoded"],
+        )
+
+    def guidance(self, asked: float | None) -> float | None:
+        """The guidance scale of a job; None: that of the pipeline's makers."""
+        usual = USUAL_GUIDANCE if denoiser_name(self.pipeline) == DENOISERS[0] else None
+        return usual if asked is None else asked
+
+    def wait(self) -> None:
+        """Let the card do all that was queued."""
+        self.device.mark_step()
+        self.device.synchronize()
+
+    def _in_clock(self, owner: Any, name: str, *, before: str = "", after: str) -> None:
+        """Note the moments before and after a method of a part, with the card waited for."""
+        method = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            if before:
+                self.wait()
+                self._moments.setdefault(before, self.clock())
+            found = method(*given, **named)
+            self.wait()
+            self._moments[after] = self.clock()
+            return found
+
+        setattr(owner, name, timed)
+
+
+def own_side(pipeline: Any) -> int:
+    """Pixels on a side of the images that a pipeline paints unless it is told."""
+    config = getattr(pipeline, denoiser_name(pipeline)).config
+    found = getattr(pipeline, "default_sample_size", None) or config.sample_size
+    side = found if isinstance(found, int) else found[0]
+    return side * int(pipeline.vae_scale_factor)
+
+
+def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Callable[..., Any]:
+    """A pipeline's ``prepare_latents`` that draws each image's on the CPU from its own seed, and in
+    fp32 whatever format it is asked for: fewer bits would be other numbers, not rounded ones.
+
+    Args:
+        prepare_latents: of the pipeline.
+        seeds: those of the batch, at the moment of the call.
+    """
+    import torch
+
+    signature = inspect.signature(prepare_latents)
+
+    def prepare(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        wanted = bound.arguments["dtype"]
+        bound.arguments["dtype"] = torch.float32
+        bound.arguments["generator"] = [torch.Generator("cpu").manual_seed(one) for one in seeds]
+        drawn = prepare_latents(*bound.args, **bound.kwargs)
+        if isinstance(drawn, tuple):  # with the places of the latents beside them
+            return tuple(each.to(wanted) for each in drawn)
+        return drawn.to(wanted)
+
+    return prepare
+
+
+def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> ModelWeights:
+    """Examine the weights of all parts: of a precision of 8 bits the denoiser has those of its
+    linear layers in it, and everything else is in bf16.
+
+    Raises:
+        BadConfiguration: they are something else.
+    """
+    import torch
+
+    parts = {
+        name: part
+        for name, part in pipeline.components.items()
+        if isinstance(part, torch.nn.Module)
+    }
+    if not precisions.quantized(precision):
+        return weights.inspect(torch.nn.ModuleDict(parts), precision, device)
+    denoiser = weights.inspect(parts.pop(denoiser_name(pipeline)), precision, device, engine)
+    others = weights.inspect(torch.nn.ModuleDict(parts), "bf16", device)
+    count = denoiser.parameter_count + others.parameter_count
+    share = denoiser.quantized_share * denoiser.parameter_count / count
+    means = precisions.support(precision, device, engine).means
+    return ModelWeights(
+        weight_bytes=denoiser.weight_bytes + others.weight_bytes,
+        parameter_count=count,
+        quantized_share=share,
+        detail=f"{means}; {share:.0%} of the parameters, the rest in bf16",
+    )

@@ -1,0 +1,248 @@
+"""ONNX Runtime: a model is exported as a graph once, and graphs are run without torch's layers.
+
+The export lies in the node's cache, under a key of the model's files, the versions of the libraries
+and the options; its time stands apart in the row (``export_s``). There is no provider for Gaudi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from workloads.base import JobDescription, Metric, Refusal, Support, supported, unsupported
+from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
+from workloads.settings import Settings, setting
+
+#: ONNX Runtime's provider of each device.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class ExportSettings(Settings):
+    """Settings of graphs as they are exported."""
+
+    constant_folding: bool = setting(
+        True,
+        role="choice",
+        loads=True,
+        description="Fold constants and remove dead nodes at export (onnxscript's optimizer).",
+    )
+    fusions: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Replace attention, norms and rotary positions by ONNX Runtime's own operators "
+        "at export, where they are recognised.",
+    )
+    reordering: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Move slices forward over element-wise operators, which then compute less.",
+    )
+
+
+class GraphSettings(ExportSettings):
+    """Settings of graphs as they are run."""
+
+    graph_optimization: Literal["none", "basic", "extended", "all"] = setting(
+        "all",
+        role="choice",
+        loads=True,
+        description="Level of ONNX Runtime's own optimisation when a graph is opened: basic folds "
+        "constants and batch norms and removes what is not needed, extended fuses operators, all "
+        "chooses layouts besides.",
+    )
+    calibration: str | None = setting(
+        None,
+        role="choice",
+        loads=True,
+        consumes="calibration",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Static int8 with the ranges of activations that a job of onnx-calibration "
+        "measured and keeps under this name (save_calibration); left out, int8 is dynamic: ranges "
+        "are taken anew from each batch.",
+    )
+
+
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+    """Settings that make no graph."""
+    parameters = asked.parameters
+    if parameters.get("fusions") and not parameters.get("constant_folding", True):
+        yield Refusal(
+            setting="fusions",
+            reason="fusions are found in folded graphs only",
+            hint="leave constant_folding out",
+        )
+    if asked.precision == "int8":
+        yield from _refuse_unfolded(asked)
+    if parameters.get("calibration") and asked.precision != "int8":
+        yield Refusal(
+            setting="calibration",
+            reason=f"ranges of activations are for int8, not for {asked.precision}",
+            hint="write precision: int8, or leave calibration out",
+        )
+
+
+def _refuse_unfolded(asked: JobDescription) -> Iterator[Refusal]:
+    """Integers, or their ranges, of a graph in which weights are transposed at each run."""
+    if not asked.parameters.get("constant_folding", True):
+        yield Refusal(
+            setting="constant_folding",
+            reason="int8 stores the matrices of linear layers, which an unfolded graph transposes "
+            "first",
+            hint="leave constant_folding out",
+        )
+
+
+def _refuse_text(asked: JobDescription) -> Iterator[Refusal]:
+    """Calibrations are those of models of one graph; encoder-decoders have two."""
+    from workloads.models.catalog import checkpoint_kind
+    from workloads.registry import task_of
+
+    kind = checkpoint_kind(asked.model)
+    task = task_of(kind) if kind is not None else None
+    yield from (_refuse_dynamic if task is not None and task.encoder_decoder else _refuse)(asked)
+
+
+def _refuse_dynamic(asked: JobDescription) -> Iterator[Refusal]:
+    """Graphs of which no job measures ranges."""
+    yield from _refuse(asked)
+    if asked.parameters.get("calibration") and asked.precision == "int8":
+        yield Refusal(
+            setting="calibration",
+            reason="onnx-calibration measures decoders and encoders only",
+            hint="leave calibration out: ranges are then taken from each batch",
+            unsupported=True,
+        )
+
+
+def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
+    """A graph is compiled by no one else, and chooses its own layout."""
+    yield from _refuse_dynamic(asked)
+    for setting_name in ("torch_compile", "channels_last"):
+        if asked.parameters.get(setting_name):
+            yield Refusal(
+                setting=setting_name,
+                reason="it is one of torch's modules, and the U-Net is a graph",
+                hint="use the engine diffusers",
+                unsupported=True,
+            )
+
+
+def _refuse_calibration(asked: JobDescription) -> Iterator[Refusal]:
+    """Ranges are those of the plain graph."""
+    yield from _refuse(asked)
+    yield from _refuse_unfolded(asked)
+    if asked.precision != "fp32":
+        yield Refusal(
+            setting="precision",
+            reason=f"ranges are measured on the graph in fp32, not in {asked.precision}",
+            hint="write precision: fp32",
+        )
+
+
+def _precisions() -> dict[tuple[str, str], Support]:
+    found = {}
+    for device in PROVIDERS:
+        found["fp32", device] = supported("float32 weights and products in an ONNX graph")
+        found["fp16", device] = supported(
+            "a float32 graph converted to float16; operators without such kernels convert back"
+        )
+        found["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
+        found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
+        found["int4", device] = unsupported("this version makes no 4-bit graphs")
+    found["int8", "cpu"] = supported(
+        "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
+        "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
+    )
+    found["int8", "cuda"] = unsupported(
+        "the CUDA provider has no integer products of linear layers, which would run on the host"
+    )
+    return found
+
+
+_INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
+
+SPEC = EngineSpec(
+    name="onnxruntime",
+    also_called=("onnx", "ort"),
+    summary="ONNX Runtime: graphs exported once, optimised and run with bound inputs and outputs.",
+    devices=tuple(PROVIDERS),
+    abilities={
+        "generate": Ability(
+            function="workloads.engines.onnxruntime.decoder:load",
+            tasks=("causal-lm", "seq2seq-lm"),
+            refuse=_refuse_text,
+            settings=GraphSettings,
+        ),
+        "encode": Ability(
+            function="workloads.engines.onnxruntime.encoder:load",
+            tasks=("masked-lm",),
+            refuse=_refuse,
+            settings=GraphSettings,
+        ),
+        "images": Ability(
+            function="workloads.engines.onnxruntime.denoiser:load",
+            refuse=_refuse_images,
+            settings=GraphSettings,
+        ),
+        "calibrate-activations": Ability(
+            function="workloads.engines.onnxruntime.calibration:run",
+            tasks=("causal-lm", "masked-lm"),
+            refuse=_refuse_calibration,
+            settings=ExportSettings,
+        ),
+    },
+    install=_INSTALL,
+    packages=(
+        Package(name="onnxruntime", module="onnxruntime"),
+        Package(name="onnx", module="onnx"),
+        Package(name="onnxscript", module="onnxscript"),
+    ),
+    precisions=_precisions(),
+    metrics=(
+        EXPORT,
+        Metric(
+            name="session_start_s",
+            title="session start",
+            unit="s",
+            description="Time that ONNX Runtime took to open a model's graphs and optimise them.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="graph_bytes",
+            title="graph",
+            unit="bytes",
+            description="Bytes of the graph's files, weights included.",
+            better="lower",
+        ),
+        Metric(
+            name="graph_nodes_exported",
+            title="nodes exported",
+            unit="nodes",
+            description="Nodes of the graph as it was exported.",
+        ),
+        Metric(
+            name="graph_nodes_run",
+            title="nodes run",
+            unit="nodes",
+            description="Nodes of the graph as ONNX Runtime runs it, after its optimisation.",
+            better="lower",
+        ),
+        Metric(
+            name="largest_output_difference",
+            title="largest output difference",
+            description="Largest difference of any output of the graph (logits, or predicted "
+            "noise) from torch's in fp32, on a padded batch before anything is timed.",
+            better="lower",
+            ranks="largest",
+        ),
+        Metric(
+            name="output_spread",
+            title="spread of outputs",
+            description="Standard deviation of torch's outputs there, to see the difference "
+            "against.",
+        ),
+    ),
+)

@@ -1,0 +1,109 @@
+"""OpenVINO GenAI on CPUs: paged attention and continuous batching over a graph made once.
+
+The graph is made from transformers' own model by OpenVINO's converter, in the same environment, and
+kept in the node's cache; its time stands apart in the row (``export_s``). Keys and values have the
+type that the job computes in: the library's default, 8 bits, computes something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from workloads.base import JobDescription, Metric, Refusal, supported, unsupported
+from workloads.devices.cpu import BF16, CORES
+from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
+
+#: With one thread the library (2025.4 to 2026.4) divides by zero when it opens weights in bf16.
+BF16_THREADS = 2
+
+
+def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+    """A profile, which would be empty, and too few threads."""
+    threads = asked.parameters.get("threads")
+    if asked.precision == "bf16" and threads is not None and threads < BF16_THREADS:
+        yield Refusal(
+            setting="threads",
+            reason=f"OpenVINO ends its process in bf16 with fewer threads than {BF16_THREADS}",
+            hint=f"write threads: {BF16_THREADS} or more, or leave out `engine:`",
+            unsupported=True,
+        )
+    if asked.parameters.get("profile"):
+        yield Refusal(
+            setting="profile",
+            reason="torch's profiler sees no operators of OpenVINO",
+            hint="leave profile out, or use the engine transformers",
+            unsupported=True,
+        )
+
+
+#: Where it was measured beside the packed matrices of the default engine, and was faster.
+_FASTER_WITH = frozenset({"LlamaForCausalLM"})
+_FASTER_IN = frozenset({"fp32", "bf16"})
+
+
+def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
+    """Tell if it is the better choice: its int8 and int4 are other formats than the default
+    engine's, and without instructions for bfloat16, or on two cores, of which a job has one, it
+    would refuse the job when it runs."""
+    if precision not in _FASTER_IN:
+        return False
+    cores = int(versions.get(CORES, BF16_THREADS + 1))
+    if precision == "bf16" and (BF16 not in versions or cores <= BF16_THREADS):
+        return False
+    from workloads.models.catalog import checkpoint_kind  # it knows tasks, which know engines
+
+    kind = checkpoint_kind(model)
+    return kind is not None and kind.architecture in _FASTER_WITH
+
+
+_COMPUTES = "products and key/value cache in bfloat16, where the CPU has instructions for it"
+
+SPEC = EngineSpec(
+    name="openvino",
+    also_called=("openvino-genai", "ov"),
+    summary="OpenVINO GenAI: paged attention and continuous batching over a converted graph.",
+    devices=("cpu",),
+    abilities={
+        "generate": Ability(
+            function="workloads.engines.openvino.engine:load",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+        )
+    },
+    install="pip install 'nightgrid[openvino]'",
+    packages=(
+        Package(name="openvino", module="openvino"),
+        Package(name="openvino-genai", module="openvino_genai"),
+    ),
+    preferred={"cpu": 1},
+    preferred_for=_faster,
+    in_images=False,
+    features=frozenset({"continuous_batching"}),
+    sees_whole_texts=True,
+    counts_compilations=False,  # kernels are made inside the library, which counts none
+    precisions={
+        ("fp32", "cpu"): supported("float32 weights, products and key/value cache"),
+        ("bf16", "cpu"): supported(f"weights, {_COMPUTES}"),
+        ("fp16", "cpu"): unsupported("OpenVINO computes in fp16 on few CPUs; write bf16"),
+        ("fp8", "cpu"): unsupported("OpenVINO has no fp8 products on CPUs"),
+        ("int8", "cpu"): supported(
+            f"int8 weights with one scale a row, embeddings too; {_COMPUTES}", "nncf"
+        ),
+        ("int4", "cpu"): supported(
+            "4-bit weights with one scale for 64 weights of a row, embeddings and the output layer "
+            f"in int8; {_COMPUTES}",
+            "nncf",
+        ),
+    },
+    metrics=(
+        EXPORT,
+        Metric(
+            name="pipeline_start_s",
+            title="pipeline start",
+            unit="s",
+            description="Time that OpenVINO GenAI took to open a model's graph and compile it.",
+            better="lower",
+            ranks="largest",
+        ),
+    ),
+)

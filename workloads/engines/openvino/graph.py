@@ -1,0 +1,324 @@
+"""A decoder as a graph of OpenVINO, made of transformers' model once, in the node's cache.
+
+The model is traced as one step: new tokens, a mask, their positions, and keys and values of what
+was read before. Those become states of the graph (``ReadValue``), by which OpenVINO GenAI
+recognises attention and puts paged attention in its place. The mask is handed to the model with
+all four axes, so that nothing of transformers' own making of masks is traced.
+
+Every graph is compared with torch before it is kept: a text that is read in two parts gives the
+logits of the same text read at once. That proof is short: parts of a model that depend on a text's
+length are asked for, and limit the texts or are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import logging
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from workloads import base
+from workloads.base import BadConfiguration, Request, Unsupported
+from workloads.data.cache import cached_directory
+from workloads.engines import proof
+from workloads.engines.openvino import SPEC
+from workloads.engines.proof import drawn_ids, in_fp32
+from workloads.engines.torch_models import end_token_ids_of
+from workloads.models import rules
+from workloads.models.chatglm3.conversion import fingerprint
+from workloads.models.loading import ModelSource
+
+GRAPH, FACTS = "openvino_model.xml", "facts.json"
+#: Raise when conversions become something else: it is in the cache's keys.
+_RECIPE = 2
+_PACKAGES = ("torch", "transformers", *(package.name for package in SPEC.packages))
+_TEXT = ("input_ids", "attention_mask", "position_ids")
+_PROOF_TOKENS, _PROOF_FIRST = 9, 5
+#: Compression of a precision: nncf's mode and its options. A group of weights has one scale.
+_COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("INT8_SYM", {}),
+    "int4": ("INT4_SYM", {"group_size": 64}),
+}
+
+
+class _Step(torch.nn.Module):
+    """A forward pass over new tokens behind keys and values that are given one by one."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+
+        cache = DynamicCache()
+        for keys, values in zip(past[::2], past[1::2], strict=True):
+            layer = DynamicLayer()
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+            cache.layers.append(layer)
+        before, new = past[0].shape[2], input_ids.shape[1]
+        earlier = torch.arange(before + new)[None, :] <= torch.arange(before, before + new)[:, None]
+        seen = earlier[None, None] & (attention_mask[:, None, None, :] != 0)
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min),
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        grown = found.past_key_values.layers
+        return (found.logits, *(part for each in grown for part in (each.keys, each.values)))
+
+
+def properties_of(computes_in: str) -> dict[str, object]:
+    """OpenVINO's settings of one type for products, keys and values, named as it names types."""
+    return {"INFERENCE_PRECISION_HINT": computes_in, "KV_CACHE_PRECISION": computes_in}
+
+
+class StatefulGraph:
+    """An open graph that reads one text at a time; its states are those of that text."""
+
+    def __init__(self, directory: Path, properties: Mapping[str, object]) -> None:
+        import openvino
+
+        self._compiled = openvino.Core().compile_model(
+            str(directory / GRAPH), "CPU", dict(properties)
+        )
+        self._request = self._compiled.create_infer_request()
+
+    @property
+    def computes_in(self) -> str:
+        """Type of its products, as OpenVINO names it."""
+        return str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+
+    def read(self, *parts: Sequence[int]) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of a text that is read part by part."""
+        self._request.reset_state()
+        found, before = [], 0
+        for part in parts:
+            after = before + len(part)
+            done = self._request.infer(
+                {
+                    "input_ids": np.array([part], dtype=np.int64),
+                    "attention_mask": np.ones((1, after), dtype=np.int64),
+                    "position_ids": np.arange(before, after, dtype=np.int64)[None],
+                    "beam_idx": np.zeros(1, dtype=np.int32),
+                }
+            )
+            found.append(torch.from_numpy(done["logits"].copy())[0])
+            before = after
+        return torch.cat(found)
+
+
+def graph_directory(request: Request, source: ModelSource, tokenizer: Any) -> Path:
+    """The directory of a model's graph in a precision, made if it is not in the node's cache.
+
+    Raises:
+        Unsupported: the model cannot be traced.
+        BadConfiguration: the graph does not compute what torch computes.
+    """
+    model = fingerprint(Path(source.path))
+
+    def build(directory: Path) -> None:
+        base.report_phase("compile")
+        began = time.perf_counter()
+        facts = _export(in_fp32(request, source), tokenizer, directory)
+        _write_facts(directory, facts | {"export_s": time.perf_counter() - began})
+        base.report_phase("load")
+
+    plain = cached_directory(_key("fp32", model), build)
+    if request.precision not in _COMPRESSED:
+        return plain
+
+    def compress(directory: Path) -> None:
+        base.report_phase("compile")
+        began, facts = time.perf_counter(), facts_of(plain)
+        facts |= _compress(plain, directory, request.precision)
+        took = facts["export_s"] + time.perf_counter() - began
+        _write_facts(directory, facts | {"export_s": took})
+        base.report_phase("load")
+
+    return cached_directory(_key(request.precision, model, version("nncf")), compress)
+
+
+def facts_of(directory: Path) -> dict[str, Any]:
+    """Facts that were noted of the graph in a directory."""
+    found: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    return found
+
+
+def _write_facts(directory: Path, facts: Mapping[str, Any]) -> None:
+    text = json.dumps(dict(facts), indent=1, sort_keys=True)
+    (directory / FACTS).write_text(text + "\n", encoding="utf-8")
+
+
+def _key(*parts: str) -> str:
+    text = json.dumps([_RECIPE, [f"{name} {version(name)}" for name in _PACKAGES], *parts])
+    return f"openvino-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@torch.no_grad()
+def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
+    """Write a model's graph, and return what is to be known of it."""
+    import openvino
+
+    window = window_of(model)
+    (ids,) = drawn_ids(model, (_PROOF_TOKENS,))
+    graph = _traced(model, ids)
+    openvino.save_model(graph, directory / GRAPH, compress_to_fp16=False)
+    (directory / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
+    read = StatefulGraph(
+        directory, {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    ).read
+    reference = model(input_ids=torch.tensor([ids])).logits[0].float()
+    parts = ids[:_PROOF_FIRST], ids[_PROOF_FIRST:]
+    proof.difference(read(*parts), reference).check("fp32", directory / GRAPH)
+    return {
+        "architecture": type(model).__name__,
+        "parameter_count": sum(each.numel() for each in model.parameters()),
+        "positions": getattr(model.config, "max_position_embeddings", None),
+        "window": window,
+        "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
+        **_stored(graph),
+    }
+
+
+def window_of(model: Any) -> int | None:
+    """Positions of a text up to which the graph, that attends to all, does what the model does;
+    None: any number.
+
+    Raises:
+        Unsupported: there is no such number.
+    """
+    name, narrow = type(model).__name__, rules.narrow_layers(model.config)
+    if kind := rules.moving_rotation(model):
+        raise Unsupported(
+            f"{name} cannot become a graph of OpenVINO: its rotary positions ({kind}) depend on "
+            "the text's length"
+        )
+    if not all(narrow.values()):
+        raise Unsupported(
+            f"{name} cannot become a graph of OpenVINO: it has layers that see a part of the text "
+            f"only ({', '.join(narrow)})"
+        )
+    return min(narrow.values(), default=None)
+
+
+def _traced(model: Any, ids: Sequence[int]) -> Any:
+    """The graph of a model, with states for its keys and values."""
+    import openvino
+
+    name = type(model).__name__
+    lacking = set(_TEXT) - set(inspect.signature(model.forward).parameters)
+    first = model(input_ids=torch.tensor([ids[:2]] * 2), use_cache=True)
+    layers = getattr(first.past_key_values, "layers", None)
+    if lacking or not layers:
+        what = f"takes no {sorted(lacking)[0]}" if lacking else "keeps no keys and values by layer"
+        raise Unsupported(f"{name} cannot become a graph of OpenVINO: it {what}")
+    before, new = layers[0].keys.shape[2], 3
+    past = [part for layer in layers for part in (layer.keys, layer.values)]
+    positions = torch.arange(before, before + new).expand(2, new)
+    sample = (torch.tensor([ids[:new]] * 2), torch.ones(2, before + new).long(), positions, *past)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of every value that a trace holds fast
+            graph = openvino.convert_model(_Step(model), example_input=sample)
+    except Exception as error:  # torch's tracer and OpenVINO's converter have many classes
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        raise Unsupported(f"{name} cannot become a graph of OpenVINO: {text:.300}") from error
+    kinds = [f"{index}.{kind}" for index in range(len(layers)) for kind in ("key", "value")]
+    states = {f"past_key_values.{kind}": f"present.{kind}" for kind in kinds}
+    shapes: list[list[int]] = [[-1, -1]] * len(_TEXT)
+    shapes += [[-1, part.shape[1], -1, part.shape[3]] for part in past]
+    for port, called, shape in zip(graph.inputs, (*_TEXT, *states), shapes, strict=True):
+        port.get_tensor().set_names({called})
+        port.get_node().set_partial_shape(openvino.PartialShape(shape))
+    for port, called in zip(graph.outputs, ("logits", *states.values()), strict=True):
+        port.get_tensor().set_names({called})
+    graph.validate_nodes_and_infer_types()
+    _make_stateful(graph, states)
+    return graph
+
+
+def _make_stateful(graph: Any, states: Mapping[str, str]) -> None:
+    """Turn these inputs and outputs into states, empty at first and with rows by ``beam_idx``."""
+    import openvino
+    from openvino import opset13 as ops
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    rows = ops.parameter(openvino.PartialShape([-1]), openvino.Type.i32, name="beam_idx")
+    rows.output(0).get_tensor().set_names({"beam_idx"})
+    graph.add_parameters([rows])
+    for name in states:
+        port = graph.input(name)
+        readers = port.get_target_inputs()
+        chosen = ops.gather(port, rows, ops.constant(0))
+        for reader in readers:
+            reader.replace_source_output(chosen.output(0))
+    graph.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(graph, dict(states))
+    shape = ops.shape_of(graph.input("input_ids"), output_type="i64")
+    batch = ops.gather(shape, ops.constant([0]), ops.constant(0))
+    for state in (each for each in graph.get_ops() if each.get_type_name() == "ReadValue"):
+        sizes = [
+            0 if size.is_dynamic else size.get_length()
+            for size in list(state.get_output_partial_shape(0))[1:]
+        ]
+        whole = ops.concat([batch, ops.constant(np.array(sizes, dtype=np.int64))], axis=0)
+        zero = ops.constant(0.0, dtype=state.get_output_element_type(0))
+        state.set_arguments([ops.broadcast(zero, whole)])
+    graph.validate_nodes_and_infer_types()
+
+
+def _compress(plain: Path, directory: Path, precision: str) -> dict[str, Any]:
+    """Write a graph with its weights in 8 or 4 bits, and return what changes of its facts."""
+    import nncf
+    import openvino
+
+    mode, options = _COMPRESSED[precision]
+    graph = openvino.Core().read_model(str(plain / GRAPH))
+    nncf.set_log_level(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()):  # bars of progress
+        compressed = nncf.compress_weights(
+            graph, mode=getattr(nncf.CompressWeightsMode, mode), **options
+        )
+    openvino.save_model(compressed, directory / GRAPH, compress_to_fp16=False)
+    (directory / "config.json").write_bytes((plain / "config.json").read_bytes())
+    stored = _stored(compressed)
+    if not stored["bits"].get(precision.removeprefix("int")):
+        raise BadConfiguration(
+            f"nncf stored no weight of {facts_of(plain)['architecture']} in {precision}"
+        )
+    return stored
+
+
+def _stored(graph: Any) -> dict[str, Any]:
+    """Bytes of a graph's constants, and numbers of weights by their bits."""
+    constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
+    counts: dict[str, int] = {}
+    total = 0
+    for each in constants:
+        kind = each.get_element_type()
+        count = int(np.prod(list(each.get_output_shape(0)), dtype=np.int64))
+        total += -(-count * kind.bitwidth // 8)
+        if kind.is_integral() and kind.bitwidth <= 8 and count > 1:
+            counts[str(kind.bitwidth)] = counts.get(str(kind.bitwidth), 0) + count
+    return {"weight_bytes": total, "bits": counts}

@@ -1,0 +1,382 @@
+"""optimum-habana's ``generate`` on a Gaudi card: every step of one shape, captured once.
+
+The bridge compiles a graph for every shape it meets, which takes seconds, so nothing may change its
+shape: a batch is padded on the left to a multiple of ``BUCKET``, the key/value cache is as long as
+prompt and answer together from the start, and a counter on the card tells where in it a step is. In
+lazy mode a captured graph is replayed as a whole (HPU graphs); in compile mode torch.compile hands
+graphs to the bridge, and the process was started without lazy mode.
+
+The host runs ahead of the card from token to token. To wait for each would leave the card idle in
+between, so only the first token (TTFT) and the end are waited for.
+
+ChatGLM3 is loaded from its original layout, on whose class the library is fast; for transformers'
+own GLM class it has no static shapes, so every step would be compiled anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
+
+from workloads.base import JobContext, Request, Result, Unsupported
+from workloads.data.datasets import load_dataset
+from workloads.devices.base import Device
+from workloads.devices.monitor.gaudi import fp8_scales
+from workloads.engines.base import Generated
+from workloads.engines.calibration import Fp8CalibrationParameters
+from workloads.engines.optimum_habana import SPEC, library, quantization
+from workloads.engines.passes import encoded_prompts, generate_once, result_of
+from workloads.engines.torch_models import (
+    Batch,
+    SourceReader,
+    end_token_ids_of,
+    pad_token_id_of,
+    reading,
+)
+from workloads.engines.transformers.generation import TransformersEngine
+from workloads.engines.transformers.static_shapes import (
+    BUCKET,  # in such parts the cache is read, too
+)
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.checkpoints import read_config
+from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.registry import task_for
+from workloads.training import adapters
+from workloads.training.pairs import begin_token_id
+
+if TYPE_CHECKING:
+    from workloads.devices.hpu import HpuDevice
+
+ENGINE = SPEC.name
+CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
+
+
+#: Where torch.compile goes: the decoder, by its name in most architectures.
+_DECODERS = ("transformer", "gpt_neox", "model")
+
+
+class _Steps(StoppingCriteria):
+    """Called after every step, in the library's convention: it stops nothing."""
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self.steps = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **given: Any) -> Any:
+        self.steps += 1
+        if self.steps == 1:
+            self._on_first()
+        if given.get("needs_tensor_output"):
+            return torch.zeros(input_ids.shape[0], dtype=torch.int8, device=input_ids.device)
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimumHabanaEngine(TransformersEngine):
+    """A model under optimum-habana's patches, on its card."""
+
+    lazy: bool
+    static_shapes: bool
+    kept_cache: bool  # the library's ``reuse_cache``
+    flash_attention: bool
+    sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
+    original_config: Any  # the model's generation config after loading; ``generate`` writes into it
+
+    @property
+    def fast_softmax(self) -> bool:
+        """True if fused attention takes its faster softmax, as the library's own script does."""
+        return self.flash_attention and self.sixteen_bits
+
+    def padded_length(self, longest: int) -> int:
+        return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
+
+    def generate(
+        self,
+        prepared: Batch,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        self.model.generation_config = copy.deepcopy(self.original_config)
+        criteria = _Steps(on_step)
+        output = self.model.generate(
+            input_ids=prepared.input_ids,
+            attention_mask=prepared.attention_mask,
+            generation_config=self.gaudi_config(prepared, output_tokens, ignore_eos),
+            stopping_criteria=StoppingCriteriaList([criteria]),
+            lazy_mode=self.lazy,
+            hpu_graphs=self.lazy,
+            return_dict_in_generate=True,
+            output_logits=keep_logits,
+        )
+        self.device.mark_step()
+        on_step()
+        batch, length = prepared.input_ids.shape
+
+        def fetch() -> Generated:
+            begins = self.new_from(length)
+            new = output.sequences[:, begins : begins + criteria.steps]
+            return Generated(
+                tokens=new.tolist(),
+                computed_tokens=batch * (length + criteria.steps - 1),
+                logits=[step.float().cpu() for step in output.logits or ()],
+            )
+
+        return fetch
+
+    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        """A new ``GaudiGenerationConfig`` for every call.
+
+        The key/value cache is read in buckets only where it is kept; a causal mask in place of
+        the real one only where no prompt is padded, since it would show padding to the others.
+        """
+        from optimum.habana.transformers.generation import GaudiGenerationConfig
+
+        ends = None if ignore_eos else sorted(self.end_token_ids) or None
+        unpadded = bool(prepared.attention_mask.all()) if self.flash_attention else False
+        return GaudiGenerationConfig(
+            max_new_tokens=output_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=ends,
+            pad_token_id=self.pad_token_id,
+            ignore_eos=ends is None,
+            static_shapes=self.static_shapes,
+            trim_logits=True,
+            reuse_cache=self.kept_cache,
+            bucket_internal=self.kept_cache,
+            bucket_size=BUCKET if self.kept_cache else -1,
+            limit_hpu_graphs=False,
+            attn_softmax_bf16=self.sixteen_bits,
+            use_flash_attention=self.flash_attention,
+            flash_attention_recompute=self.flash_attention,
+            flash_attention_causal_mask=unpadded,
+            flash_attention_fast_softmax=self.fast_softmax,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
+    """A sequence-to-sequence model under optimum-habana's patches, on its card."""
+
+    source_prefix: str
+    max_source_length: int
+    positions: int | None
+
+    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        config = OptimumHabanaEngine.gaudi_config(self, prepared, output_tokens, ignore_eos)
+        config.decoder_start_token_id = begin_token_id(self.model.config)
+        return config
+
+
+def load(request: Request, device: Device) -> OptimumHabanaEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    version = library.prepare(device)
+    transformers_logging.set_verbosity_error()  # it explains its defaults at every call
+    transformers_logging.disable_progress_bar()
+    hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
+    precisions.require(request.precision, device.name, ENGINE)
+    mode = SPEC.mode(device.name, request.settings)
+    check_mode(mode, hpu)
+    source = open_model(request.model, layout="original")
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, request, hpu)
+    static = _static_shapes(model)
+    model.eval()
+    model = model.to(device.torch_device)
+    end_token_ids = _end_token_ids(model, tokenizer)
+    pad_token_id = pad_token_id_of(model, tokenizer)
+    found_weights = precision.inspect(model, request.precision, device.name, ENGINE)
+    attention = str(request.parameters.get("attention", "sdpa"))
+    details = {
+        "attention": attention,
+        "architecture": type(model).__name__,
+        "optimum_habana": version,
+        "hpu_mode": mode,
+        "static_shapes": str(static).lower(),
+    }
+    if request.precision == "fp8" and (scales := fp8_scales(device.device_name())):
+        details["fp8_scales"] = scales
+    if request.parameters.get("adapter"):
+        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+    if mode == "lazy":
+        model = hpu.capture_graphs(model)
+    elif mode == "compile":
+        details["compiled"] = _compile(model, hpu)
+    # Allocated once: for bf16, and for classes that can do that.
+    kept = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
+    flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
+    details |= {
+        "kept_cache": str(kept).lower(),
+        "bucket": str(BUCKET if static else 0),
+        "fast_softmax": str(flash and sixteen_bits).lower(),
+    }
+    if request.precision == "fp8" or request.workload == CALIBRATION:
+        hpu.after_quantized_loading(model)
+    loaded: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "source": source,
+        "device": device,
+        "weights": found_weights,
+        "end_token_ids": end_token_ids,
+        "pad_token_id": pad_token_id,
+        "details": details,
+        "lazy": mode == "lazy",
+        "static_shapes": static,
+        "kept_cache": kept,
+        "sixteen_bits": sixteen_bits,
+        "flash_attention": flash,
+        "original_config": _plain_generation_config(pad_token_id),
+    }
+    positions = context_length(model.config)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return OptimumHabanaSeq2Seq(**reading(request, positions), **loaded)
+    return OptimumHabanaEngine(context_length=positions, **loaded)
+
+
+def check_mode(mode: str, device: HpuDevice) -> None:
+    """Make sure that the process was started for the mode; what it really has decides.
+
+    Raises:
+        Unsupported: it was started for another one.
+    """
+    if device.lazy() != (mode == "lazy"):
+        raise Unsupported(
+            f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
+            f"(PT_HPU_LAZY_MODE), and the job asks for hpu_mode {mode}"
+        )
+
+
+def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
+    """The library's class with its weights, on the host: the task loads it, and the library has
+    put its classes in place of transformers'.
+
+    Raises:
+        DataMissing: weights are missing, or fp8 has no calibration.
+        Unsupported: int4 is asked of a checkpoint that is not in 4 bits.
+    """
+    arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
+    measured = request.workload == CALIBRATION
+    if request.precision == "fp8" or measured:
+        device.before_quantized_loading()
+    if request.precision == "int4":
+        config = read_config(Path(source.path))
+        arguments |= quantization.four_bit_arguments(config, request.model)
+    config = load_config(source)
+    if getattr(config, "model_type", "") == "chatglm":
+        _complete(config, arguments["torch_dtype"])
+    load = task_for(request.workload, source.entry).function("load")
+    model = load(source, config=config, **arguments)
+    if request.precision == "int4":
+        quantization.pack_for_the_card(model)
+    if request.precision == "fp8" or measured:
+        cards = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        directory = quantization.calibration_directory(request.model, cards, device.device_name())
+        if measured:
+            model = quantization.start_measuring(model, directory)
+        else:
+            model = quantization.quantize(model, request, directory)
+    return model
+
+
+def _complete(config: Any, dtype: torch.dtype) -> None:
+    """Add what the library's ChatGLM reads from a config and early checkpoints do not say."""
+    config.torch_dtype = dtype  # of the key/value cache that is kept
+    if not hasattr(config, "original_rope"):
+        config.original_rope = True
+
+
+def _static_shapes(model: Any) -> bool:
+    from optimum.habana.checkpoint_utils import model_is_optimized
+
+    return bool(model_is_optimized(model.config))
+
+
+def _compile(model: Any, device: HpuDevice) -> str:
+    """Compile the decoder for the card, in place; its name."""
+    for name in _DECODERS:
+        decoder = getattr(model, name, None)
+        if isinstance(decoder, torch.nn.Module):
+            compiled = torch.compile(
+                decoder, backend=device.compile_backend, options=dict(device.compile_options)
+            )
+            setattr(model, name, compiled)
+            return name
+    raise Unsupported(f"hpu_mode compile: {type(model).__name__} has no decoder of a known name")
+
+
+def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """ChatGLM3's config in its original layout names only one of the ids that end a text."""
+    if getattr(model.config, "model_type", "") != "chatglm":
+        return end_token_ids_of(model, tokenizer)
+    from workloads.models import chatglm3
+
+    ends = (chatglm3.END, "<|user|>", "<|observation|>")
+    return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
+
+
+def context_length(config: Any) -> int | None:
+    """Positions that a model was made for, by its config; None where it does not say."""
+    for name in ("max_position_embeddings", "seq_length"):
+        found = getattr(config, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def _plain_generation_config(pad_token_id: int) -> Any:
+    from optimum.habana.transformers.generation import GaudiGenerationConfig
+
+    return GaudiGenerationConfig(pad_token_id=pad_token_id)
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Measure; see ``workloads.base.Workload``."""
+    parameters = Fp8CalibrationParameters.model_validate(dict(request.parameters))
+    device = context.device
+    library.prepare(device)
+    precisions.require("fp8", device.name, ENGINE)
+    context.enter_phase("load")
+    began = context.clock()
+    context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
+    engine = load(request, device)
+    load_s = context.clock() - began
+    dataset = load_dataset(request.dataset, parameters.reading())
+    prompts = encoded_prompts(engine, dataset, parameters.prompts)
+    context.enter_phase("measure")
+    _, sample = generate_once(
+        engine,
+        context,
+        prompts,
+        batch_size=request.batch_size,
+        output_tokens=parameters.output_tokens,
+        on_step=device.synchronize,
+    )
+    directory = quantization.calibration_directory(
+        request.model, context.world_size, device.device_name()
+    )
+    facts = {
+        "model": request.model,
+        "cards": context.world_size,
+        "device": device.device_name(),
+        "dataset": request.dataset,
+        "prompts": parameters.prompts,
+        "output_tokens": parameters.output_tokens,
+    }
+    quantization.stop_measuring(engine.model, directory, facts)
+    return result_of(
+        engine, dataset, sample, load_s=load_s, details={"calibration": str(directory)}
+    )

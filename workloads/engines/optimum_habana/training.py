@@ -1,0 +1,468 @@
+"""Training by optimum-habana's own trainers, ``GaudiTrainer`` and ``GaudiSeq2SeqTrainer``.
+
+The trainer runs the loop: lazy mode with a graph for each part of a step, the bridge's fused AdamW
+and clipping, forward and backward pass overlapped; on several cards DDP, each card the whole model.
+It is told of each step's begin and end, where the card is waited for, and those steps are the row's
+samples. Every batch is padded to the most tokens there may be: another shape would be another
+graph. A loss is the library's, a mean over each card's labelled tokens.
+
+The same job with the engine ``transformers`` runs Nightgrid's own loop on the card; that one knows
+all methods, techniques and ZeRO.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+from transformers import TrainerCallback
+
+from workloads.base import (
+    BadConfiguration,
+    JobContext,
+    MeasureSettings,
+    Request,
+    Result,
+    Sample,
+    Unsupported,
+)
+from workloads.bench.warmup import repeated_if_compiled
+from workloads.data.datasets import Dataset, load_dataset
+from workloads.devices.base import Compilations
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
+from workloads.engines.optimum_habana import SPEC, generation, library
+from workloads.models import precision
+from workloads.models import precision as precisions
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.products import origin_by
+from workloads.registry import TaskSpec, task_for
+from workloads.training import adapters, methods
+from workloads.training.data import Encoded, Learnable, SampleFormat, in_order
+from workloads.training.methods import MethodParameters, method_for
+from workloads.training.step import flops_per_token
+from workloads.training.technique import Inputs
+
+if TYPE_CHECKING:
+    from workloads.devices.hpu import HpuDevice
+
+
+#: The tensors of one sample, each [positions].
+Row = dict[str, torch.Tensor]
+
+
+class Rows(torch.utils.data.Dataset[Row]):
+    """All rows of all steps, all cards together, each of one shape."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        form: SampleFormat,
+        samples: Sequence[Learnable],
+        *,
+        steps: int,
+        batch_size: int,
+        cards: int,
+    ) -> None:
+        arrange = task.function("arrange") if "arrange" in task.functions else in_order
+        self._batches = arrange(samples, batch_size * cards)
+        self._task, self._form, self._samples = task, form, samples
+        self._steps, self._batch_size, self._at_once = steps, batch_size, batch_size * cards
+        self._collate = task.function("collate")
+
+        @lru_cache(maxsize=2)  # a step is asked for row by row
+        def drawn(step: int) -> Sequence[Learnable]:
+            batch = [samples[index] for index in self._batches[step % len(self._batches)]]
+            if "draw" not in task.functions:
+                return batch
+            found: Sequence[Learnable] = task.function("draw")(batch, form, step)
+            return found
+
+        self._drawn = drawn
+
+    def __len__(self) -> int:
+        return self._steps * self._at_once
+
+    def __getitem__(self, place: int) -> Row:
+        step, position = divmod(place, self._at_once)
+        inputs: Inputs = self._collate([self._drawn(step)[position]], self._form, fixed=True)
+        return {name: tensor[0] for name, tensor in inputs.tensors().items()}
+
+    def of(self, step: int, rank: int) -> Sequence[Learnable]:
+        """The samples that a card meets in a step."""
+        first = rank * self._batch_size
+        return self._drawn(step)[first : first + self._batch_size]
+
+    def batch(self, step: int, rank: int) -> Row:
+        """The tensors that a card meets in a step, each [rows, positions]."""
+        first = step * self._at_once + rank * self._batch_size
+        return stacked([self[place] for place in range(first, first + self._batch_size)])
+
+
+def stacked(rows: Sequence[Row]) -> Row:
+    """Rows as one batch."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+class Steps(TrainerCallback):  # type: ignore[misc]
+    """Times each step and ends training when its time is up. Cards that train together meet before
+    each step, and end it for the same reason."""
+
+    def __init__(
+        self, context: JobContext, settings: MeasureSettings, warmup: int, rows: Rows
+    ) -> None:
+        self._context, self._settings, self._rows = context, settings, rows
+        self._times: list[tuple[float, float]] = []  # wall and CPU seconds of each step
+        self._began = (0.0, 0.0)
+        self._first = 0.0
+        self._timed_from: float | None = None
+        self._warmup = warmup
+        self._warmup_cut = False
+        self._compiled = Compilations()
+        self.cut = False
+        self.losses: list[torch.Tensor] = []
+
+    def _any(self, mine: bool) -> bool:
+        return any(self._context.collective.gather(mine))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._context.device.synchronize()
+        now = self._context.clock()
+        self._first = self._first or now
+        late = self._any(now - self._first > self._settings.warmup_limit_s)
+        if self._timed_from is None and (late or len(self._times) == self._warmup):
+            self._context.enter_phase("measure")
+            self._warmup_cut = len(self._times) < self._warmup
+            self._warmup = len(self._times)
+            self._compiled = self._context.device.compilations()
+            self._timed_from = self._context.clock()
+        self._began = (self._context.clock(), self._context.cpu_clock())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._context.device.synchronize()
+        now, cpu = self._context.clock(), self._context.cpu_clock()
+        self._times.append((now - self._began[0], cpu - self._began[1]))
+        up = self._timed_from is not None
+        up = up and now - (self._timed_from or 0.0) > self._settings.time_limit_s
+        if self._any(up):
+            self.cut = state.global_step < state.max_steps
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._compiled = self._context.device.compilations().since(self._compiled)
+
+    def warmth(self) -> dict[str, Any]:
+        """The cost of warm-up, and what it left. All steps have one shape."""
+        asked = bool(self._settings.warmup)
+        return {
+            "warmup_s": (self._timed_from or self._first) - self._first,
+            "warmup_steps": self._warmup,
+            "warmup_end": ("limit" if self._warmup_cut else "complete") if asked else None,
+            "shapes": 1,
+            "shapes_unmet": 0 if asked else None,
+            "timed_parts": 1,
+            "timed_compilations": self._compiled.graphs,
+            "timed_cpu_fallbacks": self._compiled.cpu_fallbacks,
+        }
+
+    def compiled(self) -> dict[str, str]:
+        """Details of what was compiled in the timed part, for the row."""
+        told = self._compiled.as_text()
+        return {"compiled_in_timed_part": told} if told else {}
+
+    def samples(self) -> tuple[Sample, ...]:
+        """One sample a step, warm-up included."""
+        rank = self._context.rank
+        one = self._rows[0]
+        # Both sides of a pair: a decoder works on positions of its own.
+        wide = sum(
+            int(one[name].numel()) for name in ("input_ids", "decoder_input_ids") if name in one
+        )
+        made = []
+        for step, (wall_s, cpu_s) in enumerate(self._times):
+            mine = self._rows.of(step, rank)
+            made.append(
+                Sample(
+                    repeat=step,
+                    batch=0,
+                    warmup=step < self._warmup,
+                    complete=True,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    items=len(mine),
+                    input_tokens=sum(sample.tokens for sample in mine),
+                    output_tokens=0,
+                    computed_tokens=wide * len(mine),
+                    loss=float(self.losses[step]) if step < len(self.losses) else None,
+                )
+            )
+        return tuple(made)
+
+
+class First:
+    """A card's first batch, whose loss without training is told before and after."""
+
+    def __init__(self, task: TaskSpec, rows: Rows, rank: int, device: HpuDevice) -> None:
+        self._loss = task.function("loss")
+        self._batch = rows.batch(0, rank)
+        self._learned = max(sum(sample.learned_tokens for sample in rows.of(0, rank)), 1)
+        self._device = device
+
+    def loss(self, model: Any) -> float:
+        """Mean loss of the labelled tokens. From the logits: some of the library's classes give
+        their loss in bf16, in which a few steps change nothing."""
+        model.eval()
+        with torch.no_grad():
+            on_card = {
+                name: tensor.to(self._device.torch_device) for name, tensor in self._batch.items()
+            }
+            labels = on_card.pop("labels")
+            logits = model(**on_card, return_dict=True).logits
+            loss = float(self._loss(logits, labels, None) / self._learned)
+        model.train()
+        return loss
+
+
+#: The norm that the trainer clips gradients to, unless told.
+_CLIPPED_TO = 1.0
+
+
+def run(request: Request, context: JobContext) -> Result:
+    """Train with the library's trainer; see ``workloads.base.Workload``."""
+    return repeated_if_compiled(lambda: _run(request, context), request, context)
+
+
+def _run(request: Request, context: JobContext) -> Result:
+    method = method_for(request.parameters, probe=request.probe)
+    version = library.prepare(context.device)
+    hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
+    mode = SPEC.mode(hpu.name, request.settings)
+    generation.check_mode(mode, hpu)
+    from optimum.habana import GaudiConfig
+
+    context.enter_phase("load")
+    context.resident(f"{request.residency_key}|trained", lambda: None)  # others' models make room
+    baseline = resident_bytes()
+    began = context.clock()
+    fresh = request.parameters.get("initial_weights") == "fresh"
+    source = open_model(request.model, layout="original", weights=not fresh)
+    task = task_for(request.workload, source.entry)
+    tokenizer = load_tokenizer(source)
+    if fresh:
+        dtype = precisions.compute_dtype(request.precision)
+        model = task.function("make")(source, len(tokenizer), torch_dtype=dtype)
+    else:
+        model = generation.load_model(source, request, hpu)
+    found = precision.inspect(model, request.precision, hpu.name, generation.ENGINE)
+    hpu.seed(0)  # adapters start from random numbers
+    applied = methods.apply(model, method, request.precision, hpu.name)
+    applied.model.to(hpu.torch_device)
+    load_s = context.clock() - began
+
+    form = SampleFormat(
+        tokenizer=tokenizer,
+        source=source,
+        config=model.config,
+        parameters=request.parameters,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        context_length=generation.context_length(model.config),
+    )
+    cards, rank = context.world_size, context.rank
+    encoded, dataset = _samples(request, method, task, form, cards)
+    warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
+    rows = Rows(
+        task,
+        form,
+        encoded.samples,
+        steps=warmup + method.steps,
+        batch_size=request.batch_size,
+        cards=cards,
+    )
+    steps = Steps(context, request.measure, warmup, rows)
+    base_trainer, arguments = _classes(model)
+    checkpointed = bool(request.parameters.get("gradient_checkpointing"))
+    longest_step = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
+    schedule = request.parameters.get("learning_rate_schedule", "constant")
+    last_step = request.parameters.get("schedule_steps")
+
+    class Trainer(base_trainer):  # type: ignore[misc, valid-type]
+        """Takes rows in order, and keeps each step's loss on the card."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(rows)  # type: ignore[arg-type]
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            return super().create_scheduler(last_step or num_training_steps, optimizer)
+
+        def training_step(self, *given: Any, **named: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(*given, **named)
+            steps.losses.append(loss.detach())
+            return loss
+
+    class Checkpointing(TrainerCallback):  # type: ignore[misc]
+        """The trainer, which is not asked for checkpointing, switches it off before it begins."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            _checkpoint_layers(applied.model)
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        HostMemoryPeak() as host_memory,
+        _one_card_each(cards),
+    ):
+        trainer = Trainer(
+            model=applied.model,
+            gaudi_config=GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
+            args=arguments(
+                output_dir=directory,
+                use_habana=True,
+                use_lazy_mode=mode == "lazy",
+                torch_compile=mode == "compile",
+                torch_compile_backend="hpu_backend" if mode == "compile" else None,
+                bf16="bf16" in (request.precision, request.parameters.get("autocast")),
+                per_device_train_batch_size=request.batch_size,
+                max_steps=warmup + method.steps,
+                learning_rate=methods.learning_rate(method),
+                lr_scheduler_type=schedule,
+                max_grad_norm=longest_step,
+                weight_decay=0.0,
+                throughput_warmup_steps=warmup,
+                pipelining_fwd_bwd=mode == "lazy",
+                adjust_throughput=True,
+                # It would multiply the loss by the cards, and classes such as T5's do not divide
+                # by the labels of all cards in return.
+                average_tokens_across_devices=not encoder_decoder(model),
+                dataloader_drop_last=True,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            train_dataset=rows,
+            data_collator=stacked,
+            callbacks=[steps, *([Checkpointing()] if checkpointed else [])],
+        )
+        if trainer.args.world_size != cards:
+            raise BadConfiguration(
+                f"the library sees {trainer.args.world_size} processes where there are {cards}"
+            )
+        first = First(task, rows, rank, hpu)
+        before = first.loss(applied.model)
+        hpu.release_memory()
+        hpu.reset_peak_memory()
+        context.enter_phase("warmup")
+        trainer.train()
+    after = first.loss(applied.model)
+    details = {
+        "learned": dataset.learned,
+        **encoded.details,
+        "method": method.method,
+        "trainer": base_trainer.__name__,
+        **({"strategy": "ddp", "data_parallel": str(cards)} if cards > 1 else {}),
+        "optimum_habana": version,
+        "hpu_mode": mode,
+        **({"new_weights": ", ".join(new)} if (new := getattr(model, "new_weights", ())) else {}),
+        **({"learning_rate_schedule": schedule} if schedule != "constant" else {}),
+        "learning_rate": f"{methods.learning_rate(method):g}",
+        "architecture": type(model).__name__,
+        **({"adapter": applied.adapter} if applied.adapter else {}),
+        **({"gradient_checkpointing": "torch's, use_reentrant=False"} if checkpointed else {}),
+        "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {longest_step:g}",
+        "host_memory_peak": host_memory.method,
+        **steps.compiled(),
+    }
+    if not after < before:
+        details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
+    if method.save_adapter and not request.probe and rank == 0:
+        origin = {**origin_by(request), "method": method.method, "dataset": request.dataset}
+        details["saved_adapter"] = str(
+            adapters.save_adapter(applied.model, method.save_adapter, origin)
+        )
+    return Result(
+        samples=steps.samples(),
+        stop_reason="time_limit" if steps.cut else "max_repeats",
+        load_s=load_s,
+        **steps.warmth(),
+        weight_bytes=found.weight_bytes,
+        parameter_count=found.parameter_count,
+        trainable_parameter_count=sum(
+            p.numel() for p in applied.model.parameters() if p.requires_grad
+        ),
+        train_flops_per_token=flops_per_token(task, applied.model, encoded.samples),
+        baseline_host_memory_bytes=baseline,
+        peak_host_memory_bytes=host_memory.bytes,
+        peak_device_memory_bytes=hpu.peak_memory_bytes(),
+        random_weights=source.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=applied.detail,
+        metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},
+        details=details,
+    )
+
+
+def _samples(
+    request: Request, method: MethodParameters, task: TaskSpec, form: SampleFormat, cards: int
+) -> tuple[Encoded, Dataset]:
+    """The training samples, enough for one step of all cards, and their dataset."""
+    if request.batch_size < 1:
+        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    at_once = request.batch_size * cards
+    dataset = load_dataset(request.dataset, method.reading())
+    count = max(method.samples // at_once, 1) * at_once
+    encoded: Encoded = task.function("encode")(dataset.examples, count, form)
+    if request.probe:  # the longest samples decide whether a batch fits
+        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
+        return replace(encoded, samples=longest[:at_once]), dataset
+    if len(encoded.samples) < at_once:
+        raise BadConfiguration(
+            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
+            f"(batch_size {request.batch_size} on {cards} cards)"
+        )
+    return encoded, dataset
+
+
+def encoder_decoder(model: Any) -> bool:
+    """Tell if a model has an encoder and a decoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _classes(model: Any) -> tuple[Any, Any]:
+    """The library's trainer for a model, and the class of its arguments."""
+    import optimum.habana as library
+
+    if encoder_decoder(model):
+        return library.GaudiSeq2SeqTrainer, library.GaudiSeq2SeqTrainingArguments
+    return library.GaudiTrainer, library.GaudiTrainingArguments
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Switch gradient checkpointing on with torch's own function: the library's copy of it does
+    not go with torch's early stop, and dies in the backward pass of T5."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not getattr(inner, "supports_gradient_checkpointing", False):
+        raise Unsupported(f"{type(inner).__name__} has no gradient checkpointing")
+    inner._set_gradient_checkpointing(
+        enable=True,
+        gradient_checkpointing_func=partial(torch.utils.checkpoint.checkpoint, use_reentrant=False),
+    )
+
+
+@contextlib.contextmanager
+def _one_card_each(cards: int) -> Iterator[None]:
+    """Tell accelerate that this process is a rank of a gang, and sees one card, its first."""
+    before = os.environ.get("LOCAL_RANK")
+    if cards > 1:
+        os.environ["LOCAL_RANK"] = "0"
+    try:
+        yield
+    finally:
+        if cards > 1:
+            os.environ.pop("LOCAL_RANK")
+        if before is not None:
+            os.environ["LOCAL_RANK"] = before

@@ -1,0 +1,396 @@
+"""Passes of a generating engine over prompts: timed in batches, timed continuously, or just once.
+
+A timed pass notes when each prompt got its first and last token. In continuous batches a prompt's
+times begin when it is read, as in a static batch; the wait for a free slot before that is the
+queue's, which is no property of the device. The time of a decoding step runs from the end of the
+one before: where prompts were read in between, the texts being written waited for that too. Steps
+that are launched together have no times of their own.
+
+Turning ids back into text is no part of a timed repeat. It is done once at the end, for every text
+of the repeat that the row is of, and timed by itself (``detokenization_s``), as tokenizing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from workloads.base import BadConfiguration, Item, JobContext, Request, Result, Sample, Unsupported
+from workloads.bench.measure import Observation
+from workloads.data.datasets import Dataset
+from workloads.engines.base import Completed, Generated, GenerationEngine, figures_of
+
+if TYPE_CHECKING:
+    import torch
+
+#: Ids of one prompt.
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of this rank: its position in the dataset and its ids."""
+
+    index: int
+    ids: Ids
+
+
+#: The row is of the last complete repeat: the newest, or the one before it where that was cut.
+_REPEATS = 2
+
+
+class Texts:
+    """The texts of the last repeats.
+
+    Args:
+        decode: ids -> text.
+        keep: how many texts the row keeps, with their ids, from the first prompt on.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], keep: int) -> None:
+        self._decode = decode
+        self._keep = keep
+        self._repeats: dict[int, list[tuple[Item, tuple[int, ...]]]] = {}
+
+    def add(self, repeat: int, item: Item, ids: Sequence[int]) -> None:
+        """Note one prompt of a repeat, in order; ``ids`` are the counted ones."""
+        if repeat not in self._repeats:
+            for old in [number for number in self._repeats if number <= repeat - _REPEATS]:
+                del self._repeats[old]
+            self._repeats[repeat] = []
+        self._repeats[repeat].append((item, tuple(ids)))
+
+    def told(
+        self, repeat: int, clock: Callable[[], float]
+    ) -> tuple[tuple[Item, ...], float | None]:
+        """The prompts of a repeat, and the seconds that decoding all their texts took; None where
+        there are none."""
+        found = self._repeats.get(repeat, [])
+        began = clock()
+        texts = [self._decode(ids) for _, ids in found]
+        took_s = clock() - began if found else None
+        kept = [
+            replace(item, output_text=text, output_ids=ids)
+            for (item, ids), text in zip(found[: self._keep], texts[: self._keep], strict=True)
+        ]
+        return (*kept, *(item for item, _ in found[self._keep :])), took_s
+
+
+def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:
+    """Generated tokens up to and including the first end-of-sequence token."""
+    for position, token in enumerate(ids):
+        if token in end_token_ids:
+            return position + 1
+    return len(ids)
+
+
+class TimedPass:
+    """Generates for this rank's prompts and keeps what came out, by repeat.
+
+    Args:
+        engine: a loaded model.
+        output_tokens: most to generate for each prompt.
+        ignore_eos: generate exactly so many.
+        keep_texts: how many texts the row keeps.
+        clock: in seconds.
+        synchronize: waits for the card.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        keep_texts: int,
+        clock: Callable[[], float],
+        synchronize: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._output_tokens = output_tokens
+        self._ignore_eos = ignore_eos
+        # In fixed-length mode a token that would end the text is a token like any other.
+        self._ends = frozenset[int]() if ignore_eos else engine.end_token_ids
+        self._clock = clock
+        self._synchronize = synchronize
+        self.texts = Texts(engine.decode, keep_texts)
+
+
+class BatchedPass(TimedPass):
+    """Runs static batches.
+
+    Args:
+        batches: prompts that meet.
+        counts: False where another rank counts the same prompts.
+        settings: those of ``TimedPass``.
+    """
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        batches: Sequence[Sequence[Prompt]],
+        *,
+        counts: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(engine, **settings)
+        self._counts = counts
+        self._batches = batches
+        self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        """Generate for one batch; the returned function counts, when the clock has stopped."""
+        times: list[float] = []
+
+        def on_step() -> None:
+            self._synchronize()
+            times.append(self._clock())
+
+        began = self._clock()
+        fetch = self._engine.generate(
+            self._prepared[batch],
+            output_tokens=self._output_tokens,
+            ignore_eos=self._ignore_eos,
+            on_step=on_step,
+        )
+        return lambda: self._observe(repeat, batch, fetch(), began, times)
+
+    def _observe(
+        self, repeat: int, batch: int, generated: Generated, began: float, times: list[float]
+    ) -> Observation:
+        prompts = self._batches[batch]
+        counts = [count_output_tokens(ids, self._ends) for ids in generated.tokens]
+        # Engines may compute on behind the end of all texts: steps are counted before that is cut.
+        steps = max(map(len, generated.tokens))
+        steps_apart = len(times) >= steps  # else the engine told of the first step and the end
+        for prompt, ids, count in zip(prompts, generated.tokens, counts, strict=True):
+            if not self._counts:
+                break
+            item = Item(
+                index=prompt.index,
+                input_tokens=len(prompt.ids),
+                output_tokens=count,
+                latency_s=(times[count - 1] if steps_apart else times[-1]) - began,
+                ttft_s=times[0] - began,
+            )
+            self.texts.add(repeat, item, ids[:count])
+        return Observation(
+            items=len(prompts) if self._counts else 0,
+            input_tokens=sum(len(prompt.ids) for prompt in prompts) if self._counts else 0,
+            output_tokens=sum(counts) if self._counts else 0,
+            computed_tokens=generated.computed_tokens,
+            ttft_s=times[0] - began,
+            step_s=_apart(times[:steps]) if steps_apart else (),
+            encoder_s=generated.encoder_s,
+        )
+
+
+class ContinuousPass(TimedPass):
+    """Runs all prompts in one pass with continuous batching.
+
+    Args:
+        prompts: all of this rank.
+        batch_size: texts that are worked on at a time.
+        settings: those of ``TimedPass``.
+    """
+
+    def __init__(
+        self, engine: Any, prompts: Sequence[Prompt], batch_size: int, **settings: Any
+    ) -> None:
+        if not hasattr(engine, "generate_continuously"):
+            raise Unsupported("the engine of this job does not do continuous batching")
+        super().__init__(engine, **settings)
+        self._prompts = prompts
+        self._batch_size = batch_size
+
+    def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
+        """Generate for all prompts; the returned function counts, when the clock has stopped."""
+        admitted: dict[int, float] = {}
+        token_times: list[list[float]] = [[] for _ in self._prompts]
+        steps: list[float] = []  # ends: of the first reading, then of each decoding step
+
+        def on_admit(indices: Sequence[int]) -> None:
+            admitted.update(dict.fromkeys(indices, self._clock()))
+
+        def on_step(indices: Sequence[int]) -> None:
+            self._synchronize()
+            now = self._clock()
+            decoded = bool(token_times[indices[0]])
+            for index in indices:
+                token_times[index].append(now)
+            if decoded or not steps:
+                steps.append(now)
+
+        generated = self._engine.generate_continuously(
+            [prompt.ids for prompt in self._prompts],
+            slot_count=self._batch_size,
+            output_tokens=self._output_tokens,
+            end_token_ids=self._ends,
+            on_admit=on_admit,
+            on_step=on_step,
+        )
+        return lambda: self._observe(repeat, generated, admitted, token_times, steps)
+
+    def _observe(
+        self,
+        repeat: int,
+        generated: Completed,
+        admitted: dict[int, float],
+        token_times: list[list[float]],
+        steps: list[float],
+    ) -> Observation:
+        items = []
+        for index, prompt in enumerate(self._prompts):
+            ids = generated.tokens[index]
+            item = Item(
+                index=prompt.index,
+                input_tokens=len(prompt.ids),
+                output_tokens=len(ids),
+                latency_s=token_times[index][-1] - admitted[index],
+                ttft_s=token_times[index][0] - admitted[index],
+            )
+            self.texts.add(repeat, item, ids)
+            items.append(item)
+        return Observation(
+            items=len(items),
+            input_tokens=sum(item.input_tokens for item in items),
+            output_tokens=sum(item.output_tokens for item in items),
+            computed_tokens=generated.computed_tokens,
+            ttft_s=sum(item.ttft_s or 0.0 for item in items) / len(items),
+            step_s=_apart(steps) if generated.steps_apart else (),
+        )
+
+
+def _apart(moments: Sequence[float]) -> tuple[float, ...]:
+    """Seconds between neighbouring moments."""
+    return tuple(after - before for before, after in pairwise(moments))
+
+
+def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
+    """
+    Raises:
+        Unsupported: the model would see a part of the texts, and the engine sees them whole.
+        BadConfiguration: the model has not so many positions.
+    """
+    asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
+    total, room, window = longest + output_tokens, engine.context_length, engine.window
+    if window is not None and total > window:
+        raise Unsupported(
+            f"{asked}generated, but layers of the model see {window} positions only, and those of "
+            "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
+        )
+    if room is not None and total > room:
+        raise BadConfiguration(
+            f"{asked}generated, which is more than the model's {room} positions; lower "
+            "output_tokens or set input_tokens"
+        )
+
+
+def encoded_prompts(engine: GenerationEngine, dataset: Dataset, count: int) -> tuple[Ids, ...]:
+    """Ids of the first ``count`` prompts; a shorter dataset begins again."""
+    examples = dataset.examples
+    chosen = (examples[index % len(examples)] for index in range(count))
+    return tuple(tuple(engine.encode(one.content, one.earlier)) for one in chosen)
+
+
+def continued(
+    engine: GenerationEngine,
+    request: Request,
+    context: JobContext,
+    dataset: Dataset,
+    *,
+    prompts: int,
+    output_tokens: int,
+) -> tuple[tuple[Ids, ...], list[list[int]], list[torch.Tensor], Sample]:
+    """The first prompts of a dataset; for each the tokens that an engine writes after it and their
+    logits [steps, vocabulary]; and the pass."""
+    encoded = encoded_prompts(engine, dataset, prompts)
+    context.enter_phase("measure")
+    batches, sample = generate_once(
+        engine,
+        context,
+        encoded,
+        batch_size=request.batch_size,
+        output_tokens=output_tokens,
+        on_step=lambda: None,
+        keep_logits=True,
+    )
+    return encoded, *by_prompt(batches), sample
+
+
+def generate_once(
+    engine: GenerationEngine,
+    context: JobContext,
+    prompts: Sequence[Ids],
+    *,
+    batch_size: int,
+    output_tokens: int,
+    on_step: Callable[[], None],
+    keep_logits: bool = False,
+) -> tuple[list[Generated], Sample]:
+    """Generate ``output_tokens`` for each prompt, batch by batch.
+
+    Returns:
+        What came out of each batch, and the whole pass as one sample.
+    """
+    check_length(max(map(len, prompts)), output_tokens, engine)
+    began, cpu_began = context.clock(), context.cpu_clock()
+    found = []
+    for start in range(0, len(prompts), batch_size):
+        fetch = engine.generate(
+            engine.prepare(prompts[start : start + batch_size]),
+            output_tokens=output_tokens,
+            ignore_eos=True,
+            on_step=on_step,
+            keep_logits=keep_logits,
+        )
+        found.append(fetch())
+    context.device.synchronize()
+    sample = Sample(
+        repeat=0,
+        batch=0,
+        warmup=False,
+        complete=True,
+        wall_s=context.clock() - began,
+        cpu_s=context.cpu_clock() - cpu_began,
+        items=len(prompts),
+        input_tokens=sum(map(len, prompts)),
+        output_tokens=len(prompts) * output_tokens,
+        computed_tokens=0,
+    )
+    return found, sample
+
+
+def by_prompt(batches: Sequence[Generated]) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """For each prompt of all batches its tokens, and its logits [steps, vocabulary]."""
+    import torch
+
+    tokens = [list(row) for batch in batches for row in batch.tokens]
+    logits = [row for batch in batches for row in torch.stack(list(batch.logits), dim=1)]
+    return tokens, logits
+
+
+def result_of(
+    engine: GenerationEngine,
+    dataset: Dataset,
+    sample: Sample,
+    *,
+    load_s: float = 0.0,
+    metrics: Mapping[str, float] | None = None,
+    details: Mapping[str, str],
+) -> Result:
+    """The result of a pass, with what is known of the engine and the dataset."""
+    return Result(
+        samples=(sample,),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        random_weights=engine.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=engine.weights.detail,
+        metrics={**figures_of(engine), **(metrics or {})},
+        details={**engine.details, **details},
+    )

@@ -1,0 +1,266 @@
+"""Models as modules of torch that several engines share: padded batches, and what reads them.
+
+A causal model's prompts are padded on the left, so that every prompt ends where generation starts.
+An encoder's texts are padded on the right, as the model was trained; so are the sources of a
+sequence-to-sequence model, whose decoder begins with one token of its own. The encoder's pass is
+timed where the library calls it, so its time and the decoder's stand apart in every sample,
+whichever library generates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from workloads.base import BadConfiguration, Request
+from workloads.data.shapes import Example, Turn
+from workloads.devices.base import Device
+from workloads.engines.base import Answered, Generated
+from workloads.engines.loaded import LoadedModel
+from workloads.models.loading import ModelSource
+from workloads.models.precision import ModelWeights
+from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
+
+#: Prompts are padded to a multiple of so many tokens where shapes are static.
+BUCKET = 128
+#: Shapes that a process may meet; beyond torch's own limit it would go on without compiling.
+_MOST_GRAPHS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded prompts on the card; both tensors [batch, longest prompt]."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+
+
+def left_padded(prompts: Sequence[Sequence[int]], length: int, pad: int) -> Batch:
+    """Prompts on the host, each up to the right end."""
+    ids = torch.full((len(prompts), length), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        mask[row, length - len(prompt) :] = 1
+    return Batch(ids, mask)
+
+
+def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: str) -> Batch:
+    """Sources on the card, each from the left."""
+    ids = torch.full((len(prompts), length), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long)
+        mask[row, : len(prompt)] = 1
+    return Batch(ids.to(card), mask.to(card))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchModel(LoadedModel):
+    """A causal language model of torch's modules, in evaluation mode, on its card."""
+
+    model: Any
+    device: Device
+    pad_token_id: int
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
+        longest = self.padded_length(max(len(prompt) for prompt in prompts))
+        batch = left_padded(prompts, longest, self.pad_token_id)
+        card = self.device.torch_device
+        return Batch(batch.input_ids.to(card), batch.attention_mask.to(card))
+
+    @torch.inference_mode()
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        for text, length in zip(texts, self._lengths(texts), strict=True):
+            # On the right: what is causal does not see it, and real tokens keep their positions.
+            ids = [*text.prompt, *text.answer]
+            filled = [*ids, *[self.pad_token_id] * (length - len(ids))]
+            mask = [1] * len(ids) + [0] * (length - len(ids))
+            read = self._run(
+                input_ids=torch.tensor([filled], device=self.device.torch_device),
+                attention_mask=torch.tensor([mask], device=self.device.torch_device),
+                use_cache=False,
+            )
+            self.device.mark_step()
+            first = len(text.prompt) - 1
+            yield read.logits[0, first : first + len(text.answer)].float().cpu()
+
+    def _run(self, **inputs: Any) -> Any:
+        """The model's output."""
+        return self.model(**inputs)
+
+    def _lengths(self, texts: Sequence[Answered]) -> list[int]:
+        """Positions that each text is padded to: all to one where each shape is compiled."""
+        own = [len(text.prompt) + len(text.answer) for text in texts]
+        return own if self.device.spec.can("dynamic_shapes") else [max(own)] * len(own)
+
+    def new_from(self, prompt_positions: int) -> int:
+        """Position of the first new token in what ``generate`` returns."""
+        return prompt_positions
+
+
+@contextlib.contextmanager
+def encoder_timed(model: Any, device: Device) -> Iterator[list[float]]:
+    """Seconds of each pass of the model's encoder. The card is waited for on either side of it, as
+    it is after every step."""
+    took: list[float] = []
+    began: list[float] = []
+
+    def start(*_: Any) -> None:
+        device.synchronize()
+        began.append(time.perf_counter())
+
+    def stop(*_: Any) -> None:
+        device.mark_step()
+        device.synchronize()
+        took.append(time.perf_counter() - began.pop())
+
+    encoder = model.get_encoder()
+    hooks = (encoder.register_forward_pre_hook(start), encoder.register_forward_hook(stop))
+    try:
+        yield took
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class SourceReader:
+    """Part of an engine whose models read a source by an encoder."""
+
+    __slots__ = ()
+
+    model: Any
+    tokenizer: Any
+    device: Device
+    pad_token_id: int
+    source_prefix: str
+    max_source_length: int
+    positions: int | None  # of either side; None: the model has no limit
+
+    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        whole = source_text(Example(content=text, earlier=tuple(earlier)), self.source_prefix)
+        cut = {"max_length": self.max_source_length, "truncation": True}
+        return list(self.tokenizer(whole, **cut)["input_ids"])
+
+    def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
+        longest: int = self.padded_length(max(map(len, prompts)))  # type: ignore[attr-defined]
+        self._check(longest, "a source has")
+        return right_padded(prompts, longest, self.pad_token_id, self.device.torch_device)
+
+    def generate(
+        self, prepared: Batch, *, output_tokens: int, **more: Any
+    ) -> Callable[[], Generated]:
+        self._check(output_tokens, "a text may have")
+        with encoder_timed(self.model, self.device) as took:
+            fetch = super().generate(  # type: ignore[misc]
+                prepared, output_tokens=output_tokens, **more
+            )
+
+        def apart() -> Generated:
+            found: Generated = fetch()
+            # The decoder also reads the token that it begins with.
+            computed = found.computed_tokens + len(found.tokens)
+            return replace(found, computed_tokens=computed, encoder_s=sum(took))
+
+        return apart
+
+    def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
+        cut = {"max_length": TARGET_TOKENS, "truncation": True}
+        return list(self.tokenizer(text_target=answer, **cut)["input_ids"])
+
+    @torch.inference_mode()
+    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
+        begin = begin_token_id(self.model.config)
+        for text in texts:
+            source = self.prepare([text.prompt])
+            target = torch.tensor([[begin, *text.answer[:-1]]], device=self.device.torch_device)
+            read = self.model(
+                input_ids=source.input_ids,
+                attention_mask=source.attention_mask,
+                decoder_input_ids=target,
+                use_cache=False,
+            )
+            self.device.mark_step()
+            yield read.logits[0].float().cpu()
+
+    def new_from(self, prompt_positions: int) -> int:
+        return 1  # behind the token that the decoder begins with
+
+    def _check(self, tokens: int, what: str) -> None:
+        if self.positions is not None and tokens > self.positions:
+            raise BadConfiguration(
+                f"{what} {tokens} tokens, and the model was made for {self.positions} positions on "
+                "either side; lower max_source_length or output_tokens"
+            )
+
+
+def reading(request: Request, positions: int | None) -> dict[str, Any]:
+    """Fields of an engine that reads sources, as a job asks for them."""
+    return {
+        "context_length": None,  # of source and text together there is no limit
+        "positions": positions,
+        "source_prefix": str(request.parameters.get("source_prefix") or ""),
+        "max_source_length": source_length(request.parameters),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEncoder:
+    """Base of encoders: see ``workloads.text_encoding.Encoder`` for what its members mean."""
+
+    tokenizer: Any
+    source: ModelSource
+    weights: ModelWeights
+    pad_token_id: int
+    positions: int | None
+    card: str  # where batches are wanted, as torch calls it
+    details: Mapping[str, str]
+    figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
+
+    @property
+    def random_weights(self) -> bool:
+        return self.source.random_weights
+
+    def ids(self, text: str, max_length: int) -> list[int]:
+        most = min(max_length, self.positions or max_length)
+        return list(self.tokenizer(text, max_length=most, truncation=True)["input_ids"])
+
+    def prepare(self, texts: Sequence[Sequence[int]]) -> Batch:
+        return right_padded(texts, max(map(len, texts)), self.pad_token_id, self.card)
+
+
+def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text, by the generation config, else the model's, else the tokenizer."""
+    for holder in (model.generation_config, model.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, (list, tuple)) else [found])
+    return frozenset()
+
+
+def pad_token_id_of(model: Any, tokenizer: Any) -> int:
+    """Any id will do, since padding is masked."""
+    for holder in (tokenizer, model.generation_config, model.config):
+        found = getattr(holder, "pad_token_id", None)
+        if isinstance(found, int):
+            return found
+    return 0
+
+
+def room_for_graphs() -> contextlib.AbstractContextManager[Any]:
+    """Raise the limits of graphs, which are the process's, within a block alone: other jobs have
+    torch's own."""
+    patched: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(graph_limits())
+    return patched
+
+
+def graph_limits() -> dict[str, int]:
+    """The settings of torch's compiler that limit graphs, as this release calls them."""
+    known = "recompile_limit", "cache_size_limit"
+    name = next(name for name in known if hasattr(torch._dynamo.config, name))
+    return {name: _MOST_GRAPHS, f"accumulated_{name}": _MOST_GRAPHS}

@@ -1,0 +1,139 @@
+"""transformers' own ``generate``, as it is or with a static cache and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from workloads.base import JobDescription, Refusal
+from workloads.devices import device_spec
+from workloads.engines.base import (
+    Ability,
+    CompileSettings,
+    EngineSpec,
+    GaudiSettings,
+    Modes,
+    Package,
+)
+from workloads.settings import Declaration, setting
+
+
+class GenerationSettings(GaudiSettings, CompileSettings):
+    """Settings of a model's layout and of a card's execution."""
+
+    removed: ClassVar[Mapping[str, Declaration]] = {
+        "packed_weights": Declaration(
+            role="choice",
+            default=False,
+            loads=True,
+            description="Matrices of linear layers in a layout for CPUs, with kernels of our own.",
+            instead="write engine: openvino, which packs weights for a processor, or leave it out",
+        )
+    }
+
+    sparse_kernels: bool = setting(
+        False,
+        role="choice",
+        loads=True,
+        description="Multiply by the card's kernels for 2:4 sparsity (CUDA, bf16 and fp16), with a "
+        "model whose weights are such (`sparsity: 2:4`): half of the arithmetic and 9/16 of the "
+        "bytes.",
+    )
+
+
+#: Precisions in which torch compiles a model, since its layers are torch's own.
+_PLAIN = ("fp32", "bf16", "fp16")
+#: Precisions that kernels for 2:4 sparsity take.
+_SPARSE = ("bf16", "fp16")
+
+
+def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
+    """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
+    yield from _refuse_sparse_kernels(asked)
+    device = device_spec(asked.device)
+    modes, by_mode = (
+        not device.can("dynamic_shapes"),
+        asked.parameters.get("hpu_mode"),
+    )
+    name = "torch_compile" if asked.parameters.get("torch_compile") else "hpu_mode"
+    if name == "hpu_mode" and not (modes and by_mode == "compile"):
+        return
+    hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
+    if name == "torch_compile" and modes:
+        reason = f"on {device.title} the mode of execution says whether a model is compiled"
+        hint = "write torch_compile: false and hpu_mode: compile"
+    elif asked.precision not in _PLAIN:
+        reason = f"the kernels of {asked.precision} run in eager mode"
+    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "this version compiles no model that is split over cards"
+    elif _is_encoder_decoder(asked.model):
+        reason = "this version compiles models that are one decoder"
+    elif name == "torch_compile" and asked.parameters.get("sparse_kernels"):
+        reason = "this version compiles plain matrices only"
+    else:
+        return
+    yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
+
+
+def _is_encoder_decoder(model: str) -> bool:
+    """Tell if a model is a sequence-to-sequence model, as far as the plan knows."""
+    from workloads.models.catalog import checkpoint_kind
+    from workloads.registry import task_of
+
+    kind = checkpoint_kind(model)
+    task = task_of(kind) if kind is not None else None
+    return task is not None and task.encoder_decoder
+
+
+def _refuse_sparse_kernels(asked: JobDescription) -> Iterator[Refusal]:
+    if not asked.parameters.get("sparse_kernels"):
+        return
+    if not device_spec(asked.device).can("sparse_2_4"):
+        reason = (
+            f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
+        )
+    elif asked.precision not in _SPARSE:
+        reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {asked.precision}"
+    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+        reason = "adapters and tensor parallelism need the plain matrices"
+    else:
+        return
+    hint = "leave sparse_kernels out"
+    yield Refusal(setting="sparse_kernels", reason=reason, hint=hint, unsupported=True)
+
+
+SPEC = EngineSpec(
+    name="transformers",
+    also_called=("hf", "huggingface", "torch", "pytorch"),
+    summary="transformers' own generate, and Nightgrid's own training loop.",
+    default=True,
+    needs="native_eager",
+    abilities={
+        "generate": Ability(
+            function="workloads.engines.transformers.static_shapes:load",
+            tasks=("causal-lm", "seq2seq-lm"),
+            refuse=_refuse_generation,
+            settings=GenerationSettings,
+            adapters=True,
+            attentions=None,
+        ),
+        "encode": Ability(
+            function="workloads.engines.transformers.encoder:load", tasks=("masked-lm",)
+        ),
+        "train": Ability(function="workloads.training.loop:run", attentions=None),
+        "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
+    },
+    install="pip install transformers",
+    packages=(Package(name="transformers", module="transformers"),),
+    own_process=False,
+    opens_protected=True,
+    modes={
+        "hpu": Modes(
+            setting="hpu_mode",
+            names=("eager", "compile"),
+            lacking={"lazy": "does not cut graphs, which lazy mode collects"},
+            chosen_for={"generate": "compile"},
+        )
+    },
+    features=frozenset({"tensor_parallel"}),
+)

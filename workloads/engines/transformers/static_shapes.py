@@ -1,0 +1,227 @@
+"""transformers' models with static shapes, compiled: for cards that compile every shape they meet,
+and for jobs that ask for torch.compile.
+
+The key/value cache of ``generate`` grows by a token at each step, and so do its mask and its ids:
+three new shapes a token. Here nothing grows. A batch is padded on the left to a multiple of
+``BUCKET`` positions; transformers' ``StaticCache`` is as long as prompt and answer together from
+the start; the mask is as wide, and a step uncovers one column of it. So a batch of some number of
+rows has two graphs for each bucket, one that reads prompts and one that writes a token, and
+``torch.compile`` makes them once, with the device's own backend.
+
+The host runs ahead of the card: only the first token and the end are waited for. Where texts may
+end early it looks at the tokens every ``LOOK`` steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from workloads.base import Request, Unsupported
+from workloads.devices.base import Device
+from workloads.engines import find_engine
+from workloads.engines.base import Answered, Generated
+from workloads.engines.torch_models import BUCKET, Batch, room_for_graphs
+from workloads.engines.transformers.generation import TransformersEngine
+from workloads.engines.transformers.generation import load as load_plain
+
+#: Steps between two looks at whether all texts have ended.
+LOOK = 16
+#: What a row says of a model that its card's mode of execution compiles.
+_BY_MODE = {"hpu_mode": "compile"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticShapesEngine(TransformersEngine):
+    """A causal language model that was compiled for static shapes."""
+
+    kept: dict[tuple[int, int], Any] = field(default_factory=dict)  # the last shape's cache
+
+    def padded_length(self, longest: int) -> int:
+        return math.ceil(longest / BUCKET) * BUCKET
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prepared: Batch,
+        *,
+        output_tokens: int,
+        ignore_eos: bool,
+        on_step: Callable[[], None],
+        keep_logits: bool = False,
+    ) -> Callable[[], Generated]:
+        rows, length = prepared.input_ids.shape
+        total = length + output_tokens
+        real = prepared.attention_mask
+        cache = self._cache(rows, total)
+        visible = _visible(real, total)
+        card = real.device
+        inputs: dict[str, Any] = {
+            "input_ids": prepared.input_ids,
+            "attention_mask": _added(visible & _causal(length, total, card), self.model.dtype),
+            "position_ids": (real.cumsum(-1) - 1).clamp_min(0),
+        }
+        at = torch.arange(length, device=card)
+        mask = _added(visible & (torch.arange(total, device=card) < length), self.model.dtype)
+        position = inputs["position_ids"][:, -1:]
+        tokens: list[torch.Tensor] = []
+        logits: list[torch.Tensor] = []
+        ends = torch.tensor(sorted(self.end_token_ids), device=card)
+        ended = torch.zeros(rows, dtype=torch.bool, device=card)
+        with room_for_graphs():  # once a batch: entered at each step it would be timed with it
+            for step in range(output_tokens):
+                found = self.model(
+                    **inputs,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **self._at(at),
+                ).logits[:, -1]
+                token = found.argmax(-1, keepdim=True)
+                tokens.append(token)
+                if keep_logits:
+                    logits.append(found)
+                self.device.mark_step()
+                if step == 0:
+                    on_step()
+                if not ignore_eos and len(ends):
+                    ended = ended | torch.isin(token[:, 0], ends)
+                    if step % LOOK == LOOK - 1 and bool(ended.all()):
+                        break
+                at, position = at[-1:] + 1, position + 1
+                mask = mask.index_fill(3, at, 0.0)
+                inputs = {"input_ids": token, "attention_mask": mask, "position_ids": position}
+        on_step()
+
+        def fetch() -> Generated:
+            return Generated(
+                tokens=torch.cat(tokens, dim=1).tolist(),
+                computed_tokens=rows * (length + len(tokens) - 1),
+                logits=[step.float().cpu() for step in logits],
+            )
+
+        return fetch
+
+    def _lengths(self, texts: Sequence[Answered]) -> list[int]:
+        """All texts in one shape, since each shape is compiled."""
+        return [max(len(text.prompt) + len(text.answer) for text in texts)] * len(texts)
+
+    def _run(self, **inputs: Any) -> Any:
+        with room_for_graphs():
+            return self.model(**inputs)
+
+    def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The cache's positions, for releases of transformers whose caches do not count them."""
+        counted = any(hasattr(layer, "cumulative_length") for layer in self._layers())
+        return {} if counted else {"cache_position": at}
+
+    def _layers(self) -> list[Any]:
+        (cache,) = self.kept.values()
+        return list(cache.layers)
+
+    def _cache(self, rows: int, total: int) -> Any:
+        """An empty cache of this size; one that is there is used again as it is, since the mask
+        covers what it held."""
+        if (rows, total) not in self.kept:
+            self.kept.clear()  # before the next one takes memory
+            self.kept[rows, total] = _static_cache(self.model, rows, total)
+        for layer in self._layers():
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.zero_()
+        return self.kept[rows, total]
+
+
+def load(request: Request, device: Device) -> TransformersEngine:
+    """Load ``request.model``, compiled where the job says so; see ``EngineLoader``."""
+    engine = load_plain(request, device)
+    by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
+    if not by_mode and not request.settings.get("torch_compile"):
+        return engine
+    return compiled(engine, _BY_MODE if by_mode else {"torch_compile": "true"})
+
+
+def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) -> StaticShapesEngine:
+    """The engine with its model compiled for static shapes, in place.
+
+    Raises:
+        Unsupported: the model's class, or the device's torch, cannot do that.
+    """
+    device, model = engine.device, engine.model
+    if lacking := device.cannot_compile():
+        raise Unsupported(f"torch.compile: {lacking}")
+    if type(engine) is not TransformersEngine:
+        raise Unsupported("torch.compile: this version compiles models that are one decoder")
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not getattr(base, "_can_compile_fullgraph", False):
+        raise Unsupported(
+            f"torch.compile: transformers says of {type(base).__name__} that it cannot run with "
+            "a static cache; write hpu_mode: eager, or leave torch_compile out"
+        )
+    model.compile(
+        backend=device.compile_backend, dynamic=False, options=dict(device.compile_options) or None
+    )
+    known = {name: getattr(engine, name) for name in TransformersEngine.__dataclass_fields__}
+    known["details"] = {
+        **engine.details,
+        **asked,
+        "static_shapes": "true",
+        "bucket": str(BUCKET),
+    }
+    return StaticShapesEngine(**known)
+
+
+def _static_cache(model: Any, rows: int, total: int) -> Any:
+    from transformers import StaticCache
+
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    with _not_marked_static():
+        cache = StaticCache(
+            config=config,
+            max_batch_size=rows,
+            max_cache_len=total,
+            device=model.device,
+            dtype=model.dtype,
+        )
+        if hasattr(cache, "early_initialization"):
+            cache.early_initialization(rows, heads, width, model.dtype, model.device)
+    return cache
+
+
+@contextlib.contextmanager
+def _not_marked_static() -> Iterator[None]:
+    """transformers marks a cache's memory as static, so that each new cache would be compiled for
+    anew; without the mark a graph is bound to shapes alone."""
+    mark = torch._dynamo.mark_static_address
+    torch._dynamo.mark_static_address = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        torch._dynamo.mark_static_address = mark
+
+
+def _visible(real: torch.Tensor, total: int) -> torch.Tensor:
+    """[rows, 1, 1, total]: False on padding; positions of the answer are visible."""
+    rows, length = real.shape
+    answer = torch.ones(rows, total - length, dtype=torch.bool, device=real.device)
+    return torch.cat([real.bool(), answer], dim=1)[:, None, None, :]
+
+
+def _causal(length: int, total: int, card: torch.device) -> torch.Tensor:
+    """[length, total]: each position sees itself and those before it."""
+    return torch.arange(total, device=card) <= torch.arange(length, device=card)[:, None]
+
+
+def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that is added to the scores: the least number where nothing may be seen, not infinity,
+    of which padding, that sees nothing, would become no number."""
+    least = torch.finfo(dtype).min
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
+        ~visible, least
+    )

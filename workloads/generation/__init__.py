@@ -1,1 +1,0 @@
-"""Generation loops of our own, where a library's loop leaves a card doing what nobody asked for."""

@@ -1,1 +1,0 @@
-"""Images from texts: what the workload text-to-image and its engines share."""

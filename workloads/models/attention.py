@@ -1,0 +1,146 @@
+"""Attention by other packages than PyTorch: what each is called, getting it ready, and xformers.
+
+No kernel of xformers has run here: calls follow its documentation, and tests check them against
+what is documented.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.devices import device_spec
+
+if TYPE_CHECKING:
+    import torch
+
+#: The package behind each implementation that is not PyTorch's.
+PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
+
+
+def refusals(asked: JobDescription) -> Iterator[Refusal]:
+    """Objections to attention by a package that has no kernels for the device. Pure."""
+    attention = str(asked.parameters.get("attention", ""))
+    if attention in PACKAGES and not device_spec(asked.device).can(attention):
+        yield Refusal(
+            setting="attention",
+            reason=f"{attention} has no {asked.device} kernels",
+            hint="write attention: sdpa",
+            unsupported=True,
+        )
+
+
+def make_ready(attention: str) -> None:
+    """Make an implementation one that transformers loads models with.
+
+    Raises:
+        Unsupported: its package is not installed.
+    """
+    package = PACKAGES.get(attention)
+    if package and importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise Unsupported(
+            f"attention {attention} needs the package '{package}', which is not "
+            f"installed here; install it with: pip install {package}"
+        )
+    if attention == "xformers":
+        register_xformers()
+
+
+#: Words that change the result where they are set; others only say what was asked for.
+_CHANGING = ("softcap", "sliding_window", "position_bias", "s_aux")
+
+
+def refuse_unknown(attention: str, words: Mapping[str, Any]) -> None:
+    """Check arguments that transformers passes to an attention function beyond queries, keys and
+    values: one that it does not know may change what the model computes.
+
+    Args:
+        attention: what the function is called in a message.
+        words: all that it was given and has no parameter for.
+
+    Raises:
+        Unsupported: one of them would change the result.
+    """
+    for name in _CHANGING:
+        if words.get(name) is not None:
+            raise Unsupported(f"{attention} does not know {name}, which this model uses")
+
+
+#: xformers wants the rows of a bias to begin at multiples of so many elements.
+_ALIGNMENT = 8
+
+
+def register_xformers() -> None:
+    """Make xformers an attention implementation of transformers, under that name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register("xformers", xformers_attention)
+    AttentionMaskInterface.register("xformers", eager_mask)  # what is added to the scores
+
+
+def xformers_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **words: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function by ``memory_efficient_attention`` of xformers.
+
+    Args:
+        module: the attention layer.
+        query: [batch, heads, positions, channels].
+        key: [batch, key/value heads, positions, channels]; repeated where heads share them.
+        value: like ``key``.
+        attention_mask: added to the scores, [batch, 1, positions, positions]; None: each position
+            attends to those before it, unless the layer attends in both directions.
+        scaling: of the scores; None: one over the root of the channels.
+        dropout: rate in training.
+        is_causal: False where attention is in both directions; None: as the layer says.
+        words: of the library; those that would change the result are refused.
+
+    Returns:
+        [batch, positions, heads, channels], and no weights.
+    """
+    # A mask has the window in it.
+    refuse_unknown(
+        "xformers", words if attention_mask is None else words | {"sliding_window": None}
+    )
+    operations = importlib.import_module("xformers.ops")
+    heads = query.shape[1]
+    shared = heads // key.shape[1]
+    if shared > 1:
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    bias: Any = None
+    if attention_mask is not None:
+        bias = _aligned(attention_mask[..., : key.shape[2]].to(query.dtype), heads)
+    elif causal and query.shape[2] > 1:  # the only query is the last position, and sees all
+        same = query.shape[2] == key.shape[2]
+        kind = "LowerTriangularMask" if same else "LowerTriangularFromBottomRightMask"
+        bias = getattr(operations, kind)()
+    output = operations.memory_efficient_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_bias=bias,
+        p=dropout,
+        scale=scaling,
+    )
+    return output, None
+
+
+def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
+    """The mask for all heads, in memory whose rows begin where the kernels want them."""
+    columns = mask.shape[-1]
+    wide = mask.new_zeros(*mask.shape[:-1], -(-columns // _ALIGNMENT) * _ALIGNMENT)
+    wide[..., :columns] = mask
+    return wide[..., :columns].expand(-1, heads, -1, -1)
