@@ -300,7 +300,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 #: What a plan of text generation has no use for, beside the large packages.
-UNPLANNED = ("asyncio", "orchestrator.worker", "orchestrator.on_ray")
+UNPLANNED = ("asyncio", "orchestrator.on_ray")
 
 
 def test_a_plan_loads_only_what_it_needs() -> None:
