@@ -215,7 +215,7 @@ def _main(arguments: list[str]) -> int:
 
 def _complain(text: str) -> None:
     """Print an error, which may quote an address with a password."""
-    from orchestrator.worker.redaction import redact
+    from orchestrator.util.redaction import redact
 
     output.say_aside(redact(text, os.environ))
 

@@ -113,10 +113,10 @@ def drive(
     from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
     from orchestrator.store.files import stop_requests
+    from orchestrator.util.redaction import redact
     from orchestrator.watch.live import open_view
     from orchestrator.worker.environment import provenance
     from orchestrator.worker.orphans import Owner
-    from orchestrator.worker.redaction import redact
 
     owner = Owner.of_this_process()
     assert owner is not None

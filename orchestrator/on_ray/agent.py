@@ -32,6 +32,7 @@ from orchestrator.on_ray.gcs import is_absence
 from orchestrator.on_ray.outcomes import Durable, OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.host import usable_cores
+from orchestrator.util.redaction import redact
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.environment import threads_of_worker
 from orchestrator.worker.node_workers import NodeWorkers
@@ -45,7 +46,6 @@ from orchestrator.worker.protocol import (
     pickled,
     unpickled,
 )
-from orchestrator.worker.redaction import redact
 from orchestrator.worker.spawn import NodeSpawner, SharedSpawner, log_name
 from workloads.devices import DeviceSpec, device_class
 from workloads.devices.base import compiled_directory

@@ -34,8 +34,8 @@ from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
 from orchestrator.on_ray.run_queue import RunQueue, Standing, listed
+from orchestrator.util.redaction import redact
 from orchestrator.worker.protocol import HostFacts, ResponseBatch
-from orchestrator.worker.redaction import redact
 from orchestrator.worker.spawn import SharedSpawner
 
 CLAIM_PATIENCE_S = 60.0

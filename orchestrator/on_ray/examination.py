@@ -22,7 +22,7 @@ from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.jobs import Versions, versions_here
-from orchestrator.worker.redaction import redact
+from orchestrator.util.redaction import redact
 from workloads.devices import ServerFacts
 
 ROUND_TRIPS = 5

@@ -47,8 +47,8 @@ from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
 from orchestrator.store.files import is_address
 from orchestrator.util import output
+from orchestrator.util.redaction import redact
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
-from orchestrator.worker.redaction import redact
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job

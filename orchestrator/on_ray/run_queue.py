@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from orchestrator.store.files import RAY_JOB_VARIABLE
-from orchestrator.worker.redaction import redact
+from orchestrator.util.redaction import redact
 
 #: A driver that was killed needs this long at most until its supervisor's next one is here.
 GRACE_S = 120.0

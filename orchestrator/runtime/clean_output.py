@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from orchestrator.core.measurement import Measurement
 from orchestrator.runtime.status import RunStatus
+from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View
-from orchestrator.worker.redaction import redact
 
 
 def clean_row(row: Measurement) -> Measurement:

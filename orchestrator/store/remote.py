@@ -41,7 +41,7 @@ from orchestrator.store.log import is_log
 from orchestrator.store.reader import has_rows
 from orchestrator.store.store import Store, find_run
 from orchestrator.util import output
-from orchestrator.worker.redaction import redact
+from orchestrator.util.redaction import redact
 from workloads.util.files import opened, read_text
 
 INTERVAL_S = 10.0

@@ -351,7 +351,7 @@ def _web_hook(url: str) -> WebHook:
 
 def _clean(said: object) -> str:
     """Put the message of an error or the output of a command on one line, without secrets."""
-    from orchestrator.worker.redaction import redact
+    from orchestrator.util.redaction import redact
 
     return " ".join(redact(str(said), os.environ).split())
 

@@ -19,8 +19,8 @@ from orchestrator.core.events import Progress
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
 from orchestrator.util.host import Interval
+from orchestrator.util.redaction import redacted_end
 from orchestrator.worker.protocol import Channel, Launch, Order
-from orchestrator.worker.redaction import redacted_end
 from orchestrator.worker.spawn import SpawnedProcess
 from workloads.util import files
 

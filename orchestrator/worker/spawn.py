@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.util import output
+from orchestrator.util.redaction import redact
 from orchestrator.worker.memory_limit import memory_kills
 from orchestrator.worker.orphans import (
     VARIABLE,
@@ -55,7 +56,6 @@ from orchestrator.worker.orphans import (
     processes,
     remove_abandoned,
 )
-from orchestrator.worker.redaction import redact
 from workloads.devices import environment_for, host_device
 from workloads.owned_directory import OwnedDirectory, owned_directory
 from workloads.util import files

@@ -34,11 +34,11 @@ from orchestrator.core.outcome import (
 from orchestrator.core.plan import TOOK
 from orchestrator.core.readings import ProcessorReading, ProcessorUse, Turn, use_between
 from orchestrator.util.host import Interval, usable_cores
+from orchestrator.util.redaction import redact, redactor_of
 from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import WorkerConfig
-from orchestrator.worker.redaction import redact, redactor_of
 from workloads.base import (
     BadConfiguration,
     CardFaulty,

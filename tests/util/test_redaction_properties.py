@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.worker.redaction import Redacted, redact
+from orchestrator.util.redaction import Redacted, redact
 
 KINDS = (
     *("KEY", "API_KEY", "TOKEN", "PASSPHRASE", "PWD", "PAT", "WEBHOOK", "WEBHOOK_URL", "SECRET"),

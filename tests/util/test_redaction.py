@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from orchestrator.worker.redaction import Redacted, redact, redact_output
+from orchestrator.util.redaction import Redacted, redact, redact_output
 
 
 def test_values_of_secret_variables_are_replaced_by_their_name() -> None:
