@@ -197,6 +197,11 @@ class Night:
                     self.disk.lose_power()
                 if self.shape.flips and self.disk.is_there(NOWHERE / "night" / "rows"):
                     self.disk.flip_bits(NOWHERE / "night" / "rows", self.shape.flips)
+            while self.no_room:  # the last driver ended without its rows: their jobs are run again
+                assert self.shape.full is not None
+                must(self.tally.drivers < 30, "rows never find room")
+                self.now = max(self.now, self.shape.full[1])
+                self._drive(len(self.shape.deaths) + self.tally.drivers, "", None)
             self._check_end(self._check_rows())
         return self.tally
 
