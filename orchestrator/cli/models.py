@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.cli.options import Command, add_results_argument, add_set_argument, whole_number
 from orchestrator.core import errors
 from orchestrator.core.errors import NightgridError
-from orchestrator.grid.yaml import grid_path
+from orchestrator.grid import grid_path
 from orchestrator.util import output
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from orchestrator.core.deadline import parse_budget, parse_deadline
 from orchestrator.core.errors import StoreError
+from orchestrator.grid import grid_path
 from orchestrator.store.files import (
     default_address,
     default_results_dir,
@@ -198,3 +199,33 @@ def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the table of cards and the versions, too; the page has both",
     )
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The options that decide what a plan is: `nightgrid run` takes the same."""
+    parser.add_argument(
+        "grid",
+        metavar="FILE",
+        nargs="?" if optional else None,
+        type=grid_path,
+        help="the grid file (docs/grids.md), or the name of one that comes with Nightgrid",
+    )
+    parser.add_argument(
+        "--emulate",
+        metavar="SPEC",
+        help="emulated nodes: 2x8 is two nodes of eight cards; also 2x8:GPU or 1x8:HPU,1x2:CPU",
+    )
+    add_results_argument(parser, "where runs keep their rows", of_a_grid=True)
+    parser.add_argument(
+        "--run",
+        metavar="NAME",
+        dest="run_name",  # `args.run` is the command itself
+        help="name of the run: a new one, or one to go on with (default: the grid's name)",
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run jobs again that failed earlier"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run all jobs, measured already or not"
+    )
+    add_set_argument(parser)

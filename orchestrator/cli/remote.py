@@ -18,7 +18,7 @@ from orchestrator.cli.options import (
     add_set_argument,
     results_here,
 )
-from orchestrator.grid.yaml import grid_path
+from orchestrator.grid import grid_path
 from orchestrator.store.files import is_address
 from orchestrator.util import output
 

@@ -602,7 +602,7 @@ def _track(
     it refuses is told in ``refused``."""
     from orchestrator.analysis.selection import newest_final
     from orchestrator.store.store import existing_runs, find_run
-    from orchestrator.trackers.live import write_rows
+    from orchestrator.trackers.base import write_rows
 
     destination = tracker.destination_of(args.destination)
     for name in args.run_names or sorted(existing_runs(args.results)):

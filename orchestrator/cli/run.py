@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.options import (
     Command,
     add_deadline_arguments,
+    add_grid_arguments,
     add_notify_argument,
     add_priority_argument,
     add_verbose_argument,
     ends_at,
 )
-from orchestrator.cli.plan import add_grid_arguments
 from orchestrator.core import errors
 from orchestrator.core.errors import ControlStoreLost, NightgridError
 from orchestrator.store import files as run_files

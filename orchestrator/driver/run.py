@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.status import RunStatus
     from orchestrator.store.remote import Mirror
     from orchestrator.store.store import Store
-    from orchestrator.trackers.live import RowLog
+    from orchestrator.trackers.base import RowLog
 
 _LOG = logging.getLogger("nightgrid.drive")
 
@@ -311,8 +311,7 @@ def run_grid(
     from orchestrator.driver.kept_outcomes import recover_outcomes
     from orchestrator.store.files import remove_stop_requests
     from orchestrator.store.store import Store
-    from orchestrator.trackers.base import tracker_of
-    from orchestrator.trackers.live import RowLog, close_all
+    from orchestrator.trackers.base import RowLog, close_all, tracker_of
     from workloads.models import encryption, loading
 
     grid = grid_of(source, options)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,26 +25,8 @@ import yaml
 
 from orchestrator.core.errors import GridError, Problem
 from orchestrator.core.job import Scalar
+from orchestrator.grid import shipped_names
 from workloads.util import files
-
-#: In a checkout a link to its ``grids/``; an installer copies what lies there.
-DIRECTORY = Path(__file__).with_name("shipped")
-
-
-def names() -> tuple[str, ...]:
-    """Their names, without suffix."""
-    return tuple(sorted(file.stem for file in DIRECTORY.glob("*.yaml")))
-
-
-def grid_path(text: str) -> Path:
-    """The file that somebody means: theirs if it is there, else the shipped grid of this name,
-    written as ``smoke``, ``smoke.yaml`` or ``grids/smoke.yaml``."""
-    path = Path(text)
-    shipped = DIRECTORY / f"{path.name.removesuffix('.yaml')}.yaml"
-    plain = str(path.parent) in (".", "grids")
-    theirs = os.path.lexists(path)  # asks of any text, however long
-    return path if theirs or not plain or not os.path.isfile(shipped) else shipped
-
 
 MAX_DEPTH = 24  # a grid needs six
 MAX_ALIASED_VALUES = 20_000  # values that aliases may add to those written out
@@ -377,7 +358,7 @@ def read(path: Path | str) -> Document:
             raise GridError([_too_large(str(path))]) from error
         reason = error.strerror or type(error).__name__
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-        hint = f"grids that come with Nightgrid: {', '.join(names())}" if missing else ""
+        hint = f"grids that come with Nightgrid: {', '.join(shipped_names())}" if missing else ""
         raise GridError([problem_at(str(path), f"cannot be read: {reason}", hint)]) from error
     return parse(content, str(path))
 

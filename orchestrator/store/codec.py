@@ -386,7 +386,7 @@ def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> l
         return _mappings(name, column, shared)
     if kinds.is_string(kind):
         hint = hints_of(Measurement).get(name)
-        make: Callable[[str], Any] = hint if is_choice(hint) else str
+        make: Any = hint if is_choice(hint) else str
         coded = column.dictionary_encode()
         made = [_once(shared, text, make) for text in coded.dictionary.to_pylist()]
         return [None if code is None else made[code] for code in as_list(coded.indices)]

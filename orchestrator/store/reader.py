@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.store import disk
@@ -496,7 +496,7 @@ def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBa
 
 
 def _wanted(
-    batch: pa.RecordBatch, wanted: dict[tuple[object, ...], Measurement]
+    batch: pa.RecordBatch, wanted: dict[Any, Measurement]
 ) -> tuple[list[Measurement], pa.RecordBatch]:
     """The wanted rows of a batch; they are wanted no more."""
     import pyarrow as pa

@@ -2,7 +2,7 @@
 
 Each file here declares one in its ``SPEC``, under the file's name; another installed package can
 declare one under the entry points ``nightgrid.trackers``. ``nightgrid export --to NAME`` writes
-what was measured, ``nightgrid run --log-to NAME`` every row as it comes (``trackers/live.py``).
+what was measured, ``nightgrid run --log-to NAME`` every row as it comes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
+from orchestrator.store.store import Store
 from workloads.registry import Declared
 
 # The seam of trackers: a declaration, a connection, and a job's row as such programs have it.
@@ -208,3 +213,248 @@ def tracker_of(text: str) -> tuple[Tracker, str]:
         raise StoreError(f"no rows can be logged to {name!r}; there is: {', '.join(TRACKERS)}")
     tracker = TRACKERS[name]
     return tracker, tracker.destination_of(destination)
+
+
+# Live logging: every final row goes to a tracker (``trackers/``) as it comes.
+#
+# A thread writes them; nothing waits for it, and failures are reported and tried again. A row that
+# the tracker refuses is set aside in the end; a tracker that refuses every row is left alone until
+# the run ends, and tried once more then. Rows are on disk before they come here, so the next driver
+# or ``nightgrid export`` brings what a tracker lacks at the end.
+
+# Rows on their way to a tracker: one that it refuses holds up no other.
+#
+# A row that fails is tried again after the others, and is set aside when it has failed too often,
+# each time over a new connection. When several have failed with none written between them, it is
+# the tracker: then all are set aside, since thousands of new connections would bring none of them.
+
+#: Failures, each over a new connection, after which a row is set aside.
+MOST_FAILURES = 3
+#: Different rows that fail with none written between them, after which the others are not tried.
+MOST_IN_A_ROW = 5
+#: Rows set aside that are named; the others are counted.
+NAMED = 3
+
+
+class Backlog:
+    """The rows that a tracker may lack."""
+
+    def __init__(self, rows: Iterable[Measurement] = ()) -> None:
+        self._rows = deque(rows)
+        self._failed: deque[Measurement] = deque()  # tried again after those
+        self._failures: Counter[str] = Counter()  # by attempt
+        self._in_a_row: set[str] = set()  # attempts that failed since a row was written
+        self._refused: dict[str, str] = {}  # the last reason, by job
+        self.written = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._next)
+
+    @property
+    def _next(self) -> deque[Measurement]:
+        """The rows of which the first is tried next."""
+        return self._rows or self._failed
+
+    def add(self, row: Measurement) -> None:
+        """Add a row behind the others."""
+        self._rows.append(row)
+
+    def write(self, connection: Connection) -> None:
+        """Write every row that is not there yet. Whatever a row raises comes out."""
+        while rows := self._next:
+            if not connection.has(attempt_of(rows[0])):
+                connection.write(tracked(rows[0]))
+                self.written += 1
+                self._in_a_row.clear()
+            rows.popleft()
+
+    def put_back(self, reason: str) -> None:
+        """Have the row that failed tried again after the others, or set it aside."""
+        row = self._next.popleft()
+        attempt = attempt_of(row)
+        self._failures[attempt] += 1
+        self._in_a_row.add(attempt)
+        if self._failures[attempt] < MOST_FAILURES:
+            self._failed.append(row)
+        else:
+            self._refused[row.job_id] = reason
+        # Rows that a tracker refuses lie beside each other: those of one experiment. So the next
+        # come from the other end, and from the middle.
+        if len(self._in_a_row) > 1:
+            self._rows.reverse()
+        if len(self._in_a_row) == 3:
+            self._rows.rotate(len(self._rows) // 2)
+
+    @property
+    def hopeless(self) -> bool:
+        """Return whether so many rows have failed in a row that the tracker refuses any."""
+        return len(self._in_a_row) >= MOST_IN_A_ROW
+
+    def hope(self) -> None:
+        """Count anew the rows that fail in a row."""
+        self._in_a_row.clear()
+
+    def give_up(self, reason: str) -> None:
+        """Set every row aside."""
+        reason += f"; {len(self._in_a_row)} in a row failed, so no more were tried"
+        for rows in (self._failed, self._rows):
+            self._refused |= dict.fromkeys((row.job_id for row in rows), reason)
+            rows.clear()
+
+    @property
+    def told_of_refused(self) -> str:
+        """The rows set aside, with the last reason; empty if there are none."""
+        refused = dict(self._refused)  # another thread may still add to it
+        if not refused:
+            return ""
+        named = ", ".join(list(refused)[:NAMED]) + (", …" if len(refused) > NAMED else "")
+        return f"{len(refused)} set aside ({named}): {list(refused.values())[-1]}"
+
+
+def write_rows(
+    tracker: Tracker, destination: str, run: str, directory: Path, rows: Iterable[Measurement]
+) -> Backlog:
+    """Write those of a run's final rows that are not there yet; how many, and what was refused.
+
+    Raises:
+        StoreError: the tracker cannot be reached.
+    """
+    backlog = Backlog(rows)
+    while True:
+        with tracker.explained(destination):
+            connection = tracker.connect(destination, run, directory)
+        try:
+            with tracker.explained(destination):
+                backlog.write(connection)
+            return backlog
+        except StoreError as error:
+            backlog.put_back(str(error))
+            if backlog.hopeless:
+                backlog.give_up(str(error))
+                return backlog
+
+
+#: Seconds until a tracker that failed is tried again.
+AGAIN_S = 30.0
+#: Seconds in which the rest is written at the end, and where something hurries.
+REST_S = 120.0
+HURRIED_S = 10.0
+
+
+class RowLog:
+    """The rows of one run on their way to one tracker.
+
+    Args:
+        store: the run; rows that it has already go there first.
+        tracker: where rows go.
+        destination: of that tracker, see ``Tracker.destination_of``.
+    """
+
+    def __init__(
+        self, store: Store, tracker: Tracker, destination: str, again_s: float = AGAIN_S
+    ) -> None:
+        self._store = store
+        self._tracker = tracker
+        self._destination = destination
+        self._again_s = again_s
+        self._rows: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="row log", daemon=True)
+        self._backlog = Backlog()
+        self.trouble = ""
+
+    def start(self) -> None:
+        """Write rows until ``close``."""
+        self._thread.start()
+
+    def take(self, row: Measurement) -> bool:
+        """Have a row written soon, if it is final."""
+        if row.final:
+            self._rows.put(replace(row, samples=(), items=(), image=None))
+        return row.final
+
+    def end(self) -> None:
+        """Have the thread end when it has written the rest."""
+        self._ending.set()
+        self._rows.put(None)
+
+    def close(self, *, hurry: bool = False) -> str:
+        """Write the rest, if that does not take too long; return what to say of it."""
+        return close_all([self], hurry=hurry)[0]
+
+    def told(self, *, hurry: bool, ended_at: float) -> str:
+        """Wait for the end, which was asked for at that time (monotonic); return what to say."""
+        wait_s = HURRIED_S if hurry or self.trouble else REST_S
+        self._thread.join(max(0.0, ended_at + wait_s - time.monotonic()))
+        where = f"{self._tracker.title} at {self._destination}"
+        late = f"{where}: it takes longer than {wait_s:g} s" if self._thread.is_alive() else ""
+        why = "; ".join(filter(None, (self.trouble or late, self._backlog.told_of_refused)))
+        if not why:
+            return f"every row is in {where}"
+        command = f"nightgrid export {self._destination} --to {self._tracker.name}"
+        return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
+
+    def _work(self) -> None:
+        left, known, last_try = self._backlog, False, False
+        while True:
+            written = left.written
+            connected = False
+            try:
+                with self._tracker.explained(self._destination):
+                    connection = self._tracker.connect(
+                        self._destination, self._store.run, self._store.path
+                    )
+                    connected = True
+                    if not known:
+                        self._add_earlier()
+                        known = True
+                    self._write(connection)
+                    return
+            except StoreError as error:
+                self.trouble = str(error)
+                if connected and left:
+                    left.put_back(self.trouble)
+            if left.hopeless and last_try:
+                left.give_up(self.trouble)
+                self.trouble = ""  # what is said of the rows has it
+                return
+            if left.hopeless:
+                self._take_rest()
+                left.hope()
+                last_try = True
+            elif self._ending.is_set():
+                if not (connected and known):
+                    return
+            elif left.written == written:  # else the connection worked until this row came
+                self._ending.wait(self._again_s)  # an end that comes meanwhile has one more try
+
+    def _add_earlier(self) -> None:
+        """Add the rows of earlier drivers, some of which may not be there: those died before."""
+        from orchestrator.analysis.selection import newest_final
+
+        for row in newest_final(self._store.measurements(samples=False)):
+            self._backlog.add(row)
+
+    def _take_rest(self) -> None:
+        """Add what comes until the end, which ``_write`` is told once more."""
+        while (row := self._rows.get()) is not None:
+            self._backlog.add(row)
+        self._rows.put(None)
+
+    def _write(self, connection: Connection) -> None:
+        """Write what is left and what comes, until the end."""
+        while True:
+            self._backlog.write(connection)
+            self.trouble = ""
+            row = self._rows.get()
+            if row is None:
+                return
+            self._backlog.add(row)
+
+
+def close_all(logs: Sequence[RowLog], *, hurry: bool) -> list[str]:
+    """Write the rest of every log at the same time; return what to say of each."""
+    ended_at = time.monotonic()
+    for log in logs:
+        log.end()
+    return [log.told(hurry=hurry, ended_at=ended_at) for log in logs]

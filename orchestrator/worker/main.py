@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.util.redaction import finish_output, redact, redact_output
-from orchestrator.worker.process import TAIL_BYTES
-from orchestrator.worker.protocol import Channel, pickled
+from orchestrator.worker.protocol import TAIL_BYTES, Channel, pickled
 
 _REPORT_INTERVAL_S = 0.25
 

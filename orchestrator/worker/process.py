@@ -20,12 +20,10 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
 from orchestrator.util.host import Interval
 from orchestrator.util.redaction import redacted_end
-from orchestrator.worker.protocol import Channel, Launch, Order
+from orchestrator.worker.protocol import TAIL_BYTES, Channel, Launch, Order
 from orchestrator.worker.spawn import SpawnedProcess
 from workloads.util import files
 
-#: Part of a log that a row keeps.
-TAIL_BYTES = 4000
 #: Before it, for what is redacted as a whole: a key of many lines.
 _BEFORE_TAIL_BYTES = 1 << 16
 

@@ -30,6 +30,9 @@ from orchestrator.core.topology import Card
 from workloads.devices import host_device
 from workloads.devices.monitor.host import CardTelemetry
 
+#: Part of a log that a row keeps.
+TAIL_BYTES = 4000
+
 # ---------------------------------------------------------------- what a worker is started with
 
 

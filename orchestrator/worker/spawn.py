@@ -328,7 +328,8 @@ class Spawner:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for source in (self._listener, wake_read, *lifelines):
+        sources: tuple[Any, ...] = (self._listener, wake_read, *lifelines)
+        for source in sources:
             self._selector.register(source, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(self._patience_s()):

@@ -181,7 +181,7 @@ def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
     lean, rows = read_summary(large, lean=True)
     assert len(rows) == len(every) and not any(row.items or row.samples for row in rows)
     assert document(lean) == document(whole)
-    filled = {row.job_id: row.items for row in with_raw(large, lean.rows, "items")}
+    filled = {row.job_id: row.items for row in with_raw(large.tables_path, lean.rows, "items")}
     assert filled == {row.job_id: row.items for row in whole.rows} and any(filled.values())
 
 

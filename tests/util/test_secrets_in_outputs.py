@@ -14,7 +14,8 @@ from orchestrator.cli.main import main
 from orchestrator.core.events import RunAttempt
 from orchestrator.runtime.in_process import InProcessExecutor
 from orchestrator.store.store import Store
-from orchestrator.worker.process import TAIL_BYTES, tail_of
+from orchestrator.worker.process import tail_of
+from orchestrator.worker.protocol import TAIL_BYTES
 
 KEY_LINES = tuple(
     f"{number:02}MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTU" for number in range(60)

@@ -131,13 +131,13 @@ def test_the_status_does_not_wait_for_thousands_of_rows(
     directory.status()
     slow = threading.Event()
     monkeypatch.setattr(feed_module, "READING_PATIENCE_S", 0.01)
-    read = feed_module.scan_rows
+    read = feed_module.read_rows
 
-    def scan_slowly(*arguments: object) -> object:
+    def read_slowly(*arguments: object) -> object:
         slow.wait(patience(30))
         return read(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(feed_module, "scan_rows", scan_slowly)
+    monkeypatch.setattr(feed_module, "read_rows", read_slowly)
     feed = RunFeed(directory.store)
     state = feed.snapshot()
     assert state["reading"] and state["row_count"] == 0 and state["status"]["done"] == 17

@@ -12,7 +12,7 @@ from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, 
 from orchestrator.store.schema import SCHEMA_VERSION, required, schema
 from workloads.base import Item, MeasureSettings, Sample
 from workloads.engines import ENGINES
-from workloads.registry import METRICS, TASKS
+from workloads.registry import METRICS, TASKS, WORKLOADS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,8 +65,9 @@ def _figures() -> str:
     lines = ["| figure | unit | better | ranks | meaning |", "|---|---|---|---|---|"]
     derived = [METRICS[name] for name in METRICS.own]
     of_tasks = [metric for task in TASKS.values() for metric in task.metrics]
+    of_workloads = [metric for workload in WORKLOADS.values() for metric in workload.metrics]
     of_engines = [metric for engine in ENGINES.values() for metric in engine.metrics]
-    for metric in dict.fromkeys(of_tasks + of_engines + derived):
+    for metric in dict.fromkeys(of_tasks + of_workloads + of_engines + derived):
         ranks = "" if metric.figure else metric.ranks
         cells = (metric.unit, metric.better or "", ranks, metric.description)
         lines.append(f"| `{metric.name}` | {' | '.join(cells)} |")

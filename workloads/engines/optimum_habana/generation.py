@@ -322,9 +322,9 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """ChatGLM3's config in its original layout names only one of the ids that end a text."""
     if getattr(model.config, "model_type", "") != "chatglm":
         return end_token_ids_of(model, tokenizer)
-    from workloads.models import chatglm3
+    from workloads.models.chatglm3.layout import END
 
-    ends = (chatglm3.END, "<|user|>", "<|observation|>")
+    ends = (END, "<|user|>", "<|observation|>")
     return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
 
 

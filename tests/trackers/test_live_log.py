@@ -17,10 +17,9 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.driver import loop, run
 from orchestrator.driver.options import RunOptions
 from orchestrator.store.store import Store
+from orchestrator.trackers import base
 from orchestrator.trackers import base as trackers
-from orchestrator.trackers import live
-from orchestrator.trackers.base import TrackedRun, Tracker, tracked
-from orchestrator.trackers.live import RowLog, close_all
+from orchestrator.trackers.base import RowLog, TrackedRun, Tracker, close_all, tracked
 
 
 @dataclass
@@ -115,15 +114,15 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
     told = log.close()
     assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
     assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
-    assert kept.refusals == live.MOST_FAILURES
+    assert kept.refusals == base.MOST_FAILURES
 
 
 def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) -> None:
     """A few rows are tried, and all are told to be missing, with the reason."""
     kept = Kept(failures=1000)
     rows = [row(number) for number in range(30)]
-    done = live.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
-    assert kept.connections == live.MOST_IN_A_ROW and done.written == 0
+    done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    assert kept.connections == base.MOST_IN_A_ROW and done.written == 0
     assert done.told_of_refused.startswith("30 set aside (")
     assert done.told_of_refused.endswith(
         "Kept at there: it says no; 5 in a row failed, so no more were tried"
@@ -139,7 +138,7 @@ def test_neighbours_that_are_all_refused_hold_up_no_other(
     """An experiment's rows may have what a tracker refuses, and lie beside each other."""
     rows = [row(number) for number in range(60)]
     kept = Kept(refused=[rows[number].job_id for number in refused])
-    done = live.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
+    done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
     assert set(attempts(kept)) == {each.job_id for each in rows} - {*kept.refused}
     assert done.told_of_refused.startswith(f"{len(refused)} set aside (")
     assert kept.connections < len(refused)
@@ -197,7 +196,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end waits for it as long as is said, and no longer."""
-    monkeypatch.setattr(live, "HURRIED_S", 0.05)
+    monkeypatch.setattr(base, "HURRIED_S", 0.05)
     kept = Kept(stuck=threading.Event())
     log = RowLog(store, kept.tracker(), "there")
     log.start()
@@ -251,7 +250,7 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
     tiny_workload.register(monkeypatch)
     monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
     monkeypatch.setattr(loop, "Driver", Failing)
-    monkeypatch.setattr(live, "close_all", closing)
+    monkeypatch.setattr(base, "close_all", closing)
     options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
     with pytest.raises(RuntimeError, match="the driver fails"):
         run.run_grid(grid, options, said.append)
@@ -272,7 +271,7 @@ def test_rows_that_are_there_already_are_not_made_again(
         return tracked(each)
 
     kept = Kept(runs=[tracked(row(0, run="night"))])
-    monkeypatch.setattr(live, "tracked", counting)
+    monkeypatch.setattr(base, "tracked", counting)
     log = RowLog(store, kept.tracker(), "there")
     log.start()
     assert log.close() == "every row is in Kept at there"
