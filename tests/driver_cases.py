@@ -33,8 +33,8 @@ from orchestrator.core.outcome import (
     WorkerInfo,
 )
 from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import Card, Node
-from orchestrator.runtime.status import CardStatus, RunStatus
 from workloads.base import Result, Sample
 from workloads.devices.monitor.host import CardTelemetry
 

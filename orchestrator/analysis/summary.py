@@ -49,7 +49,7 @@ from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import State
 from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.runtime.status import CardStatus, RunStatus
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
 

@@ -31,8 +31,8 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import NOTHING, Action, Plan, Span
+from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.core.topology import Card, CardSet, Node
-from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
 from workloads.devices.monitor.host import CardTelemetry
 
 #: Number of last failures whose messages are kept; all failures are counted.

@@ -39,11 +39,11 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome
+from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.driver.rows import Delayed, DelayedCommands, RowStore, RowWriter
 from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.runtime.status import RunStatus
 from orchestrator.store import files as run_files
 from orchestrator.store.card_checks import card_checks_table, earlier_card_checks, read_card_checks
 from orchestrator.store.store import Store

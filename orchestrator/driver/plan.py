@@ -110,7 +110,7 @@ def startup_of(options: RunOptions) -> Startup:
 
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     """Seconds from the command to the first attempt of the newest runs that say so."""
-    from orchestrator.runtime.status import RunStatus
+    from orchestrator.core.status import RunStatus
     from orchestrator.store import disk
     from orchestrator.store.reader import runs
     from workloads.util.files import SMALL_BYTES

@@ -51,11 +51,11 @@ from orchestrator.store import files as run_files
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
     from orchestrator.core.plan import Plan
+    from orchestrator.core.status import RunStatus
     from orchestrator.core.topology import Node
     from orchestrator.driver.loop import DriveResult
     from orchestrator.driver.session import Session
     from orchestrator.grid.parser import Grid
-    from orchestrator.runtime.status import RunStatus
     from orchestrator.store.remote import Mirror
     from orchestrator.store.store import Store
     from orchestrator.trackers.base import RowLog
@@ -104,13 +104,13 @@ def drive(
     from orchestrator.core.measurement import Measurement
     from orchestrator.core.plan import Action
     from orchestrator.driver.board import Board
+    from orchestrator.driver.local import InProcessExecutor
     from orchestrator.driver.loop import Driver, PassportBook
     from orchestrator.driver.rows import row_thread
     from orchestrator.driver.stop_signal import StopSignal
     from orchestrator.driver.watchdog import Watchdog
     from orchestrator.planning.planner import estimator_for
     from orchestrator.runtime.clean_output import CleanView, clean_row
-    from orchestrator.runtime.in_process import InProcessExecutor
     from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
     from orchestrator.store.files import stop_requests
     from orchestrator.util.redaction import redact

@@ -16,11 +16,11 @@ from pathlib import Path
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import Executor
 from orchestrator.core.job import Accelerator, Job, default_accelerator
+from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.plan import no_cards_text, own_nodes
 from orchestrator.on_ray.outcomes import KeptOutcome, kept_outcomes
 from orchestrator.on_ray.run_queue import QueueOptions
-from orchestrator.runtime.status import RunStatus
 from orchestrator.worker.environment import threads_of_nodes, with_own_packages
 from orchestrator.worker.memory_limit import share_of_host
 from orchestrator.worker.orphans import Owner
@@ -87,7 +87,7 @@ def in_process_session(
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.runtime.in_process import InProcessExecutor
+        from orchestrator.driver.local import InProcessExecutor
 
         # Only where memory is scarce on purpose: it takes seconds that small things do not need.
         imported = (*PRELOAD, *modules) if card_memory_bytes is not None else ()

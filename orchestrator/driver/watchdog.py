@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core.events import Command, RunAttempt, WorkerOverdue
-from orchestrator.runtime.status import CardStatus
+from orchestrator.core.status import CardStatus
 
 #: Seconds that a worker may stay in a phase. ``starting`` is the process itself: its imports and
 #: the acquisition of its card, while all the others of the node do the same.

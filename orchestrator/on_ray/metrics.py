@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.runtime.status import RunStatus
+from orchestrator.core.status import RunStatus
 
 #: Ray sends what was recorded every ten seconds (``metrics_report_interval_ms``).
 INTERVAL_S = 5.0

@@ -22,8 +22,8 @@ from orchestrator.analysis.summary import Summary, summarize, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.status import RunStatus
 from orchestrator.report import html
-from orchestrator.runtime.status import RunStatus
 from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
 from orchestrator.store.card_checks import slow_cards_of, spread_between_runs

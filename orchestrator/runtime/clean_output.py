@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 
 from orchestrator.core.measurement import Measurement
-from orchestrator.runtime.status import RunStatus
+from orchestrator.core.status import RunStatus
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View
 

@@ -25,8 +25,8 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
-from orchestrator.runtime.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.util import output
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from orchestrator.analysis.summary import STALE_AFTER_S, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
+from orchestrator.core.status import RunStatus
 from orchestrator.report.run_report import current_status
-from orchestrator.runtime.status import RunStatus
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows

@@ -4,7 +4,7 @@ A worker lives through many jobs. It pays for its imports once (about ten second
 model loaded for the next job with an equal residency key, and puts the process back to its first
 state before each job. Whatever goes wrong in a job becomes a ``RankOutcome`` with a failure class:
 ``run`` does not raise. There is no Ray here; an agent owns the process (``process.py``), or an
-executor is in it (``in_process.py``).
+executor is in it (``local.py``).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Injector:
         """Node, card and process of every worker that runs a job which works. Those that go wrong
         of themselves are left alone: what they did would not be known from what was done. They are
         never in the phase with which one that works begins."""
-        from orchestrator.runtime.status import RunStatus
+        from orchestrator.core.status import RunStatus
 
         try:
             text = (self.run / "status.json").read_text()

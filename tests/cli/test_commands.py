@@ -24,8 +24,8 @@ from measurements import row
 from orchestrator.cli.main import COMMANDS, EPILOG, full_parser, main, parsed
 from orchestrator.core import errors
 from orchestrator.core.measurement import Measurement, Metrics
+from orchestrator.core.status import RunStatus
 from orchestrator.on_ray.jobs import JobInfo, Submission
-from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.simulator import SimulationResult
 from orchestrator.store.store import Store
 from orchestrator.watch.state import RunEntry

@@ -15,7 +15,7 @@ from example_grids import GRID
 from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.runtime.status import RunStatus
+from orchestrator.core.status import RunStatus
 from orchestrator.store.store import Store
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from orchestrator.cli.main import build_parser, main
 from orchestrator.core.errors import SubmitError
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.jobs import JobInfo, Submission
-from orchestrator.runtime.status import CardStatus, RunStatus
 from orchestrator.store import files as run_files
 from orchestrator.store.files import remove_stop_requests, stop_requests
 from orchestrator.store.store import Store

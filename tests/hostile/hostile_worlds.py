@@ -32,7 +32,7 @@ from odd_files import (
     a_sparse_file,
 )
 
-from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.store import disk
 from orchestrator.store.store import Store
 

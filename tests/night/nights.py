@@ -31,13 +31,13 @@ from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Action, Plan, PlannedJob
+from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Card
 from orchestrator.driver import loop as driver_module
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import SimulationSettings

@@ -34,7 +34,7 @@ LAYERS = {
         ("on_ray",),
         ("report", "trackers"),
         ("watch", "watching"),
-        ("driver", "runtime", "doctor"),
+        ("driver", "doctor"),
         ("cli", "commands", "api", "run_rows", "__main__"),
     ),
     "workloads": (

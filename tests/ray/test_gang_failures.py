@@ -15,8 +15,8 @@ import pytest
 from patience import patience
 
 from orchestrator.core.job import State
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.grid.parser import parse_grid
-from orchestrator.runtime.status import CardStatus, RunStatus
 from orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -11,8 +11,8 @@ from driver_cases import STATUS
 from patience import patience
 from ray_bench import Bench
 
+from orchestrator.core.status import Rate
 from orchestrator.on_ray.metrics import PREFIX, Publisher, readings_of
-from orchestrator.runtime.status import Rate
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from orchestrator.analysis.replicates import join
 from orchestrator.analysis.selection import settings_of
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.runtime.status import RunStatus
+from orchestrator.core.status import RunStatus
 from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner, abandoned_private_directories, orphans_of
 

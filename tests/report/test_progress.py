@@ -11,11 +11,11 @@ from measurement_factory import Night, a_job, precision_grid
 from orchestrator.analysis.hardware import reference
 from orchestrator.analysis.summary import Table, summarize, underway_of
 from orchestrator.core.job import Accelerator
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.report import svg
 from orchestrator.report.charts import clipped, throughput_curve
 from orchestrator.report.html import render
 from orchestrator.report.run_report import read_summary, write_page
-from orchestrator.runtime.status import CardStatus, RunStatus
 from orchestrator.store.store import Store
 
 

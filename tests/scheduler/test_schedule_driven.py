@@ -14,11 +14,11 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.job import MAX, Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt
+from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.stop_signal import StopSignal
-from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.estimator import Estimator
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 

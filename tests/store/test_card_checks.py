@@ -163,8 +163,8 @@ def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:
     """In its line and below it; a status without the field is read as well."""
     from orchestrator.core.plan import Plan
+    from orchestrator.core.status import RunStatus
     from orchestrator.driver.board import Board
-    from orchestrator.runtime.status import RunStatus
 
     board = Board(run="night", plan=Plan(grid_name="g", jobs=(), nodes=()), started_at=0.0)
     board.slow_cards = ("hpu-1/HPU1: matrix product at 50% of the other cards of its node",)

@@ -12,7 +12,7 @@ import tiny_workload
 
 from orchestrator.cli.main import main
 from orchestrator.core.events import RunAttempt
-from orchestrator.runtime.in_process import InProcessExecutor
+from orchestrator.driver.local import InProcessExecutor
 from orchestrator.store.store import Store
 from orchestrator.worker.process import tail_of
 from orchestrator.worker.protocol import TAIL_BYTES

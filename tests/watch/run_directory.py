@@ -10,7 +10,7 @@ from typing import Any
 from driver_cases import STATUS
 from measurements import row
 
-from orchestrator.runtime.status import FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import FailedAttempt, Rate, RunStatus
 from orchestrator.store.store import Store
 
 

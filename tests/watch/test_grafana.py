@@ -10,8 +10,8 @@ from typing import Any
 
 from driver_cases import STATUS
 
+from orchestrator.core.status import CardStatus, Rate
 from orchestrator.on_ray.metrics import METRICS, PREFIX, rate_name, readings_of
-from orchestrator.runtime.status import CardStatus, Rate
 from workloads import registry
 from workloads.registry import WORKLOADS
 

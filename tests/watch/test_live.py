@@ -12,8 +12,8 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.core.status import Rate
 from orchestrator.driver.board import Board
-from orchestrator.runtime.status import Rate
 from orchestrator.watch.live import (
     PlainView,
     QuietView,

@@ -7,7 +7,7 @@ import pytest
 from driver_cases import MOMENT, STATUS
 from rich.console import Console
 
-from orchestrator.runtime.status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.watch.live import TerminalView, render
 
 

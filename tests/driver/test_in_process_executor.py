@@ -28,7 +28,7 @@ from orchestrator.core.events import (
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import Card
-from orchestrator.runtime.in_process import InProcessExecutor, ProtocolViolation
+from orchestrator.driver.local import InProcessExecutor, ProtocolViolation
 from orchestrator.worker.memory_limit import MemoryLimit
 
 NODE = node(cards=2)

@@ -42,12 +42,12 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.rows import ROWS_WAIT_S, row_thread
 from orchestrator.driver.stop_signal import StopSignal
 from orchestrator.driver.watchdog import Watchdog
-from orchestrator.runtime.status import RunStatus
 from orchestrator.store.store import Store
 from orchestrator.watch.live import summary_line
 

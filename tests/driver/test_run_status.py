@@ -24,8 +24,8 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
+from orchestrator.core.status import Rate, RunStatus
 from orchestrator.driver.board import KEPT_FAILURES, Board
-from orchestrator.runtime.status import Rate, RunStatus
 
 
 def board_with_a_running_job(jobs: int = 4) -> Board:

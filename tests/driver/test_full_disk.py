@@ -17,11 +17,11 @@ from orchestrator.core.errors import StoreError, StoreFull
 from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.rows import RowWriter
 from orchestrator.driver.stop_signal import Patience, StopSignal
-from orchestrator.runtime.status import RunStatus
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store.store import Store

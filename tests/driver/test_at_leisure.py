@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.driver.run import AtLeisure
-from orchestrator.runtime.status import CardStatus, RunStatus
 
 FIRST = RunStatus(
     run="night",

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.events import RunAttempt
+from orchestrator.core.status import CardStatus
 from orchestrator.driver.watchdog import LIMITS, LONGEST_PAUSE_S, Watchdog
-from orchestrator.runtime.status import CardStatus
 
 BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
 
