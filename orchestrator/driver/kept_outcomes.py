@@ -16,9 +16,9 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, RankOutcome
+from orchestrator.driver.rows import clean_row
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
 from orchestrator.on_ray.outcomes import KeptOutcome
-from orchestrator.runtime.clean_output import clean_row
 from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,6 @@ class RunOptions:
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     supervisor: SupervisorLink | None = None  # of a driver that has a supervisor
-    while_last_jobs_run: Callable[[], None] | None = None  # in a thread; see ``AtLeisure``
 
     @property
     def restarted(self) -> bool:

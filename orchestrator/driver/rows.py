@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
@@ -43,6 +43,7 @@ from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import Patience
 from orchestrator.store.files import trace_of
 from orchestrator.util import output
+from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, row_line, unrun_lines
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
@@ -144,6 +145,18 @@ def row_thread() -> Threads:
     for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.store.reader"):
         threads.submit(importlib.import_module, name)
     return threads
+
+
+def clean_row(row: Measurement) -> Measurement:
+    """A row whose texts hold no secret of this process. Its parameters are the grid's, and stay.
+
+    Workers and agents redact what they send with their own environments; the driver has one of its
+    own, and errors that it meets itself (the executor's, the store's, Ray's) quote that one.
+    """
+    reason = redact(row.reason, os.environ)
+    tail = None if row.failure_tail is None else redact(row.failure_tail, os.environ)
+    details = {name: redact(text, os.environ) for name, text in row.details.items()}
+    return replace(row, reason=reason, failure_tail=tail, details=details)
 
 
 def journal_row(

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
+from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
-from orchestrator.core.plan import Action, PastRow
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action, PastRow, Plan
+from orchestrator.core.status import RunStatus
+from orchestrator.core.topology import Node
+from orchestrator.driver import session as sessions
+from orchestrator.driver.board import Board
+from orchestrator.driver.kept_outcomes import recover_outcomes
+from orchestrator.driver.local import InProcessExecutor
+from orchestrator.driver.loop import Driver, DriveResult, PassportBook
 from orchestrator.driver.options import (
     RunOptions,
     kept_options,
@@ -46,44 +53,46 @@ from orchestrator.driver.recovery import (
     final_states,
     owner_of,
 )
+from orchestrator.driver.rows import clean_row, row_thread
+from orchestrator.driver.session import Session
+from orchestrator.driver.stop_signal import StopSignal
+from orchestrator.driver.watchdog import Watchdog
+from orchestrator.grid.parser import Grid
+from orchestrator.on_ray.run_queue import QueueOptions
+from orchestrator.planning.planner import estimator_for
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store import files as run_files
-
-if TYPE_CHECKING:
-    from orchestrator.core.deadline import Deadline
-    from orchestrator.core.plan import Plan
-    from orchestrator.core.status import RunStatus
-    from orchestrator.core.topology import Node
-    from orchestrator.driver.loop import DriveResult
-    from orchestrator.driver.session import Session
-    from orchestrator.grid.parser import Grid
-    from orchestrator.store.remote import Mirror
-    from orchestrator.store.store import Store
-    from orchestrator.trackers.base import RowLog
-
-_LOG = logging.getLogger("nightgrid.drive")
+from orchestrator.store.files import inside_ray_job, remove_stop_requests, stop_requests
+from orchestrator.store.reader import runs
+from orchestrator.store.remote import Mirror
+from orchestrator.store.store import Store
+from orchestrator.trackers.base import RowLog, close_all, tracker_of
+from orchestrator.util.redaction import redact
+from orchestrator.watch.live import View, open_view
+from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
+from orchestrator.worker.environment import provenance
+from orchestrator.worker.orphans import Owner
+from workloads.models import encryption, loading
+from workloads.models.hub import split
 
 
-class AtLeisure:
-    """A task for the time in which only the last jobs run: earlier it would take a core that timed
-    jobs may be measured on. It is started once, in a thread."""
+class CleanView:
+    """A view that is given no secrets of this process (see ``clean_row``)."""
 
-    def __init__(self, task: Callable[[], None] | None) -> None:
-        self._task = task
-        self.thread: threading.Thread | None = None
+    def __init__(self, view: View) -> None:
+        self._view = view
 
-    def saw(self, status: RunStatus) -> None:
-        """Start the task if the run has a result, and no job is left to start."""
-        if self._task is None or self.thread or status.to_start > 0:
-            return
-        if status.counts.get(State.SUCCEEDED):
-            self.thread = threading.Thread(target=self._run, args=(self._task,), daemon=True)
-            self.thread.start()
+    def line(self, text: str) -> None:
+        """Say one thing that happened."""
+        self._view.line(redact(text, os.environ))
 
-    def _run(self, task: Callable[[], None]) -> None:
-        try:
-            task()
-        except Exception:  # whoever needs it does it again, and says what is wrong
-            _LOG.debug("a task beside the last jobs failed", exc_info=True)
+    def show(self, status: RunStatus) -> None:
+        """Show how the run stands; its reasons are those of rows."""
+        self._view.show(status)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._view.close()
 
 
 def drive(
@@ -99,25 +108,6 @@ def drive(
     logs: Sequence[RowLog] = (),
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
-    from orchestrator.analysis.measurement import measurement_of
-    from orchestrator.core.events import RecordRow
-    from orchestrator.core.measurement import Measurement
-    from orchestrator.core.plan import Action
-    from orchestrator.driver.board import Board
-    from orchestrator.driver.local import InProcessExecutor
-    from orchestrator.driver.loop import Driver, PassportBook
-    from orchestrator.driver.rows import row_thread
-    from orchestrator.driver.stop_signal import StopSignal
-    from orchestrator.driver.watchdog import Watchdog
-    from orchestrator.planning.planner import estimator_for
-    from orchestrator.runtime.clean_output import CleanView, clean_row
-    from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-    from orchestrator.store.files import stop_requests
-    from orchestrator.util.redaction import redact
-    from orchestrator.watch.live import open_view
-    from orchestrator.worker.environment import provenance
-    from orchestrator.worker.orphans import Owner
-
     owner = Owner.of_this_process()
     assert owner is not None
     origin = provenance()
@@ -139,12 +129,9 @@ def drive(
         )
         return clean_row(row)
 
-    at_leisure = AtLeisure(options.while_last_jobs_run)
-
     def publish(status: RunStatus) -> None:
         if status.counts.get(State.SUCCEEDED):
             options.report(succeeded=True)  # should this driver die, the next one's breaker rests
-        at_leisure.saw(status)
         session.publish(status)
 
     def logged(row: Measurement) -> None:
@@ -308,12 +295,6 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
-    from orchestrator.driver.kept_outcomes import recover_outcomes
-    from orchestrator.store.files import remove_stop_requests
-    from orchestrator.store.store import Store
-    from orchestrator.trackers.base import RowLog, close_all, tracker_of
-    from workloads.models import encryption, loading
-
     grid = grid_of(source, options)
     options = with_results_of(grid, options)
     trackers = [tracker_of(text) for text in options.log_to]
@@ -383,10 +364,6 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
     Raises:
         StoreError: there is no such run.
     """
-    from orchestrator.core.errors import StoreError
-    from orchestrator.store.reader import runs
-    from orchestrator.store.store import Store
-
     known = runs(options.results)
     if options.name is None and not known:
         raise StoreError(f"no run to resume in {options.results}; {_ELSEWHERE}")
@@ -412,9 +389,6 @@ def _begun(session: Session, plan: Plan, store: Store) -> contextlib.AbstractCon
 
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
     """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
-    from orchestrator.core.errors import GridError, Problem
-    from workloads.models.hub import split
-
     known = {job.model for job in grid.jobs()} if named else set()
     models = sorted(known | {split(model)[0] for model in known})
     problems = [
@@ -434,26 +408,22 @@ def _check_models(grid: Grid, named: Sequence[str]) -> None:
 
 
 def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManager[Session]:
-    from orchestrator.core.errors import OptionError
-    from orchestrator.driver import session
-    from orchestrator.on_ray.run_queue import QueueOptions
-
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
         raise OptionError("--emulate cannot be combined with --address or --in-process")
     if options.in_process:
-        return session.in_process_session(kinds, options.card_memory_bytes)
+        return sessions.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
-        return session.emulated_session(options.emulate, kinds, options.card_memory_bytes)
+        return sessions.emulated_session(options.emulate, kinds, options.card_memory_bytes)
     if not (options.address or os.environ.get("RAY_ADDRESS")):
-        return session.own_session(kinds)
+        return sessions.own_session(kinds)
     link = options.supervisor
     place = QueueOptions(
         priority=options.priority,
         since=link.began if link is not None else time.time(),
         supervised=link is not None,
     )
-    return session.cluster_session(options.address, kinds, place)
+    return sessions.cluster_session(options.address, kinds, place)
 
 
 def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
@@ -471,9 +441,6 @@ def _announce(
     say: Say,
 ) -> None:
     """Say what will happen and where rows will lie, before it happens."""
-    from orchestrator.store.files import inside_ray_job
-    from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
-
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     say(f"cards: {nodes_text(plan.nodes)}")
     for line in summary_lines(plan):
@@ -491,8 +458,6 @@ def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
     Raises:
         StoreError: the address cannot be written, or another run has its name there.
     """
-    from orchestrator.store.remote import Mirror
-
     if not options.results_address:
         return None
     mirror = Mirror(store.path, options.results_address, store.run_id, again=options.restarted)

@@ -75,7 +75,7 @@ def test_run_offers_what_the_command_offers() -> None:
     those that only the command has: its supervisor, and how its deadline and results were
     given."""
     arguments = set(inspect.signature(run).parameters) - {"grid"}
-    only_the_command = {"supervisor", "budget", "results_named", "while_last_jobs_run"}
+    only_the_command = {"supervisor", "budget", "results_named"}
     assert arguments | only_the_command == {field.name for field in fields(RunOptions)}
 
 
