@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.errors import GridError
 from orchestrator.store import files as run_files
 from orchestrator.store.files import default_results_dir, directory_of, is_address
+from workloads.models.hub import COMMIT
 from workloads.util import files
 
 if TYPE_CHECKING:
@@ -112,8 +113,6 @@ def seed_of(run: Path) -> int:
 
 def commits_of(run: Path) -> dict[str, str]:
     """The commits that names of the hub came to when a run was begun (``Revisions``)."""
-    from workloads.models.hub import COMMIT
-
     commits = _content_of(run, run_files.REVISIONS).items()
     return {key: commit for key, commit in commits if COMMIT.fullmatch(str(commit))}
 

@@ -15,21 +15,32 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import GridError, NightgridError, OptionError
-from orchestrator.core.job import Accelerator, State
-from orchestrator.core.topology import Node
+from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.plan import PastRow, Plan
+from orchestrator.core.status import RunStatus
+from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
+from orchestrator.grid.overrides import overridden
+from orchestrator.grid.parser import Grid, load_grid
+from orchestrator.grid.yaml import read as read_yaml
+from orchestrator.planning.forecast import CLUSTER, IN_PROCESS, PRIVATE, Forecast, Startup, forecast
+from orchestrator.planning.planner import estimator_for, make_plan
+from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.files import directory_of, is_address
+from orchestrator.store.history import past_rows
+from orchestrator.store.identity import ids_at
+from orchestrator.store.reader import runs
+from orchestrator.store.store import Store
+from orchestrator.util.host import usable_cores
+from orchestrator.worker.environment import with_own_packages
 from workloads.devices import all_devices, device_class, host_device
+from workloads.models.products import saving_of
 from workloads.util import files
+from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from orchestrator.core.job import Job
-    from orchestrator.core.plan import PastRow, Plan
     from orchestrator.driver.session import Session
-    from orchestrator.grid.parser import Grid
-    from orchestrator.planning.forecast import Forecast, Startup
-    from orchestrator.store.store import Store
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
@@ -54,10 +65,6 @@ def plan_grid(
         SubmitError: the cluster's dashboard does not answer.
         StoreError: earlier rows cannot be read.
     """
-    from orchestrator.planning.planner import make_plan
-    from orchestrator.store.identity import ids_at
-    from workloads.models.products import saving_of
-
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:
         from orchestrator.on_ray.jobs import nodes_at
@@ -84,37 +91,27 @@ def plan_grid(
 
 def start_of(options: RunOptions) -> str:
     """The way in which a run comes to its cards, as ``Startup.kind`` has it."""
-    from orchestrator.planning import forecast as duration
-
     if options.in_process:
-        return duration.IN_PROCESS
+        return IN_PROCESS
     if options.emulate is None and (options.address or os.environ.get("RAY_ADDRESS")):
-        return duration.CLUSTER
-    return duration.PRIVATE
+        return CLUSTER
+    return PRIVATE
 
 
 def startup_of(options: RunOptions) -> Startup:
     """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
     the newest runs of the same results that came to theirs so."""
-    from orchestrator.planning import forecast as duration
-    from orchestrator.util.host import usable_cores
-
     kind = start_of(options)
-    return duration.Startup(
+    return Startup(
         kind=kind,
         earlier_s=_earlier_starts(options.results, kind),
         processors=len(usable_cores()),
-        load=0.0 if kind == duration.CLUSTER else os.getloadavg()[0],
+        load=0.0 if kind == CLUSTER else os.getloadavg()[0],
     )
 
 
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
     """Seconds from the command to the first attempt of the newest runs that say so."""
-    from orchestrator.core.status import RunStatus
-    from orchestrator.store import disk
-    from orchestrator.store.reader import runs
-    from workloads.util.files import SMALL_BYTES
-
     starts_s = []
     for run in runs(results)[:MOST_STARTS]:
         with contextlib.suppress(OSError, ValueError):
@@ -132,9 +129,6 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
     Raises:
         OptionError: the specification is not understood.
     """
-    from orchestrator.core.topology import assumed_servers, parse_emulation
-    from orchestrator.worker.environment import with_own_packages
-
     if emulate is not None:
         return list(with_own_packages(parse_emulation(emulate, accelerators)))
     real = [kind for kind in accelerators if not kind.spec.host]
@@ -149,8 +143,6 @@ def earlier_rows(results: Path, run: str) -> list[PastRow]:
     Raises:
         StoreError: the rows cannot be read, or the name cannot be that of a run.
     """
-    from orchestrator.store.store import Store
-
     return history_of(Store.open(results, run))
 
 
@@ -165,8 +157,6 @@ def grid_of(
     Raises:
         GridError: it is refused.
     """
-    from orchestrator.grid.parser import Grid, load_grid
-
     if isinstance(source, Grid):
         return source
     if options.emulate:
@@ -182,14 +172,11 @@ def grid_of(
 def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
     """The commits of the run that is gone on with: else its branches may have moved, and what it
     has measured would be measured again."""
-    from orchestrator.grid.overrides import overridden
-    from orchestrator.grid.yaml import read
-
     if not options.resume:
         return {}
     if source.name == run_files.GRID and (source.parent / run_files.OPTIONS).exists():
         return commits_of(source.parent)  # the run's own copy of its grid
-    data = overridden(read(source), options.overrides).data
+    data = overridden(read_yaml(source), options.overrides).data
     run, results = options.name or data.get("name"), data.get("results")
     place = options.results
     if not options.results_named and isinstance(results, str) and results:
@@ -202,10 +189,6 @@ def plan_run(
     options: RunOptions, grid: Grid, session: Session, store: Store, history: Sequence[PastRow]
 ) -> Plan:
     """Plan the grid of a run on the nodes of its session, by the rows that it has."""
-    from orchestrator.planning.planner import estimator_for, make_plan
-    from orchestrator.store.identity import ids_at
-    from workloads.models.products import saving_of
-
     retry_failed, force = options.retry_failed, options.force
     counting = history
     if options.supervisor is not None and options.restarted and (retry_failed or force):
@@ -247,17 +230,12 @@ def history_of(store: Store) -> list[PastRow]:
         StoreError: some cannot be read now: their jobs would be measured again, and attempts would
             get names that others have.
     """
-    from orchestrator.store.history import past_rows
-
     return past_rows(store.tables_path, whole=True) if store.exists else []
 
 
 def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
     """Forecast how far a run that starts now would come; None when that takes too long to
     compute."""
-    from orchestrator.planning.forecast import forecast
-    from orchestrator.planning.planner import estimator_for
-
     return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
 
 
@@ -344,8 +322,6 @@ class GridChange:
 def change_of(grid: Grid, run: Path) -> GridChange | None:
     """Compare a grid with the one that the run in a directory kept; None where these are equal, and
     where there is none or it cannot be read any more."""
-    from orchestrator.grid.parser import load_grid
-
     path = run / run_files.GRID
     with contextlib.suppress(OSError, ValueError, NightgridError):
         if files.read_text(path) == grid.text:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import ClusterError
+from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
+from orchestrator.core.outcome import Attempt, RankOutcome
+from orchestrator.core.plan import PastRow, Plan
+from orchestrator.driver.rows import clean_row
+from orchestrator.driver.session import Session
+from orchestrator.on_ray.executor import RunningAttempt, outcome_of
+from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.scheduler.queues import replicated_cells
 from orchestrator.store.history import cards_of_succeeded
-
-if TYPE_CHECKING:
-    from orchestrator.core.plan import PastRow, Plan
-    from orchestrator.store.store import Store
-    from orchestrator.worker.orphans import Owner
+from orchestrator.store.store import Store
+from orchestrator.worker.environment import provenance
+from orchestrator.worker.orphans import Owner, end_orphans
 
 
 def owner_of(store: Store) -> Owner:
     """The owner of what drivers of this run leave on a host."""
-    from orchestrator.worker.orphans import Owner
-
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
 
@@ -31,8 +36,6 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     Raises:
         ClusterError: something of it does not end.
     """
-    from orchestrator.worker.orphans import Owner, end_orphans
-
     if store.taken_over_from is not None:
         say(f"taken over from a driver that died: {store.taken_over_from}")
     owner = Owner.of_this_process()
@@ -92,3 +95,68 @@ def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
         key = (job.job_id, emulated.get(job.accelerator, False))
         states[job.job_id] = newest.get(key, State.NOT_STARTED)
     return states
+
+
+# ---------------------------------------------------------------- outcomes that nodes kept
+#
+# The attempts of a dead driver have rows already: LOST, since nothing more was known. An outcome
+# that a node kept (``on_ray/outcomes.py``) becomes the row of one more attempt at its job, so that
+# a job which was measured is not measured again.
+
+
+def recover_outcomes(session: Session, store: Store, say: Callable[[str], None]) -> None:
+    """Write the rows of interrupted attempts whose outcomes the nodes of a session kept."""
+    owner = Owner.of_this_process()
+    if not store.interrupted or owner is None:
+        return
+    kept = session.kept_outcomes(store.run_id)
+    rows = [
+        clean_row(
+            measurement_of(
+                record,
+                run=store.run,
+                invocation_id=owner.invocation_id,
+                recorded_at=time.time(),
+                provenance=provenance(),
+                nodes=session.nodes,
+            )
+        )
+        for record in recovered_records(kept, store.interrupted)
+    ]
+    if rows:
+        store.append(*rows)
+        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        say(f"recovered {count} from outcomes that nodes kept for a driver that died")
+
+
+def recovered_records(
+    kept_outcomes: Iterable[KeptOutcome], interrupted: Collection[str]
+) -> Iterator[RecordRow]:
+    """The rows of those of the interrupted attempts all of whose ranks have an outcome, each as the
+    attempt after the one that is LOST. One that failed is tried again."""
+    attempts: dict[str, RunningAttempt] = {}
+    for kept in kept_outcomes:
+        attempt = Attempt.from_json(kept.attempt)
+        rank_outcome = outcome_of(kept.ended, None)
+        if attempt.attempt_id in interrupted and isinstance(rank_outcome, RankOutcome):
+            running = attempts.setdefault(
+                attempt.attempt_id, RunningAttempt(attempt=attempt, worker_ids=())
+            )
+            running.ended[kept.rank] = rank_outcome
+    for running in attempts.values():
+        if len(running.ended) < len(running.attempt.cards):
+            continue
+        failures = [rank for rank in running.ended.values() if rank.state is not State.SUCCEEDED]
+        running.first_failure = min(failures, key=lambda rank: rank.ended_at, default=None)
+        number = running.attempt.number + 1
+        attempt_id = f"{running.attempt.job_id}-{number}"
+        attempt = replace(running.attempt, attempt_id=attempt_id, number=number)
+        outcome = replace(running.outcome(), attempt_id=attempt_id)
+        yield RecordRow(
+            job=attempt.job,
+            state=outcome.state,
+            reason=outcome.failure.message if outcome.failure is not None else "",
+            final=outcome.state is State.SUCCEEDED and attempt.purpose == "measure",
+            attempt=attempt,
+            outcome=outcome,
+        )

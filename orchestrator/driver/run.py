@@ -26,7 +26,6 @@ from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node
 from orchestrator.driver import session as sessions
 from orchestrator.driver.board import Board
-from orchestrator.driver.kept_outcomes import recover_outcomes
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.loop import Driver, DriveResult, PassportBook
 from orchestrator.driver.options import (
@@ -52,6 +51,7 @@ from orchestrator.driver.recovery import (
     clear_up,
     final_states,
     owner_of,
+    recover_outcomes,
 )
 from orchestrator.driver.rows import clean_row, row_thread
 from orchestrator.driver.session import Session

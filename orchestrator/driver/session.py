@@ -18,9 +18,14 @@ from orchestrator.core.events import Executor
 from orchestrator.core.job import Accelerator, Job, default_accelerator
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, parse_emulation
+from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.plan import no_cards_text, own_nodes
+from orchestrator.on_ray.cluster import WAYS, connect, local_address, with_packages
+from orchestrator.on_ray.executor import RayExecutor
+from orchestrator.on_ray.local_cluster import emulate
+from orchestrator.on_ray.metrics import Publisher
 from orchestrator.on_ray.outcomes import KeptOutcome, kept_outcomes
-from orchestrator.on_ray.run_queue import QueueOptions
+from orchestrator.on_ray.run_queue import QueueOptions, RunQueue
 from orchestrator.worker.environment import threads_of_nodes, with_own_packages
 from orchestrator.worker.memory_limit import share_of_host
 from orchestrator.worker.orphans import Owner
@@ -87,8 +92,6 @@ def in_process_session(
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.driver.local import InProcessExecutor
-
         # Only where memory is scarce on purpose: it takes seconds that small things do not need.
         imported = (*PRELOAD, *modules) if card_memory_bytes is not None else ()
         with contextlib.closing(InProcessExecutor(nodes, preload=imported)) as opened:
@@ -113,8 +116,6 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
     Raises:
         ClusterError: it has none of these kinds, or a Ray cluster runs here, whose cards they are.
     """
-    from orchestrator.on_ray.cluster import WAYS, local_address
-
     nodes = with_own_packages(own_nodes(accelerators))
     if not nodes:
         raise ClusterError(f"no cluster to run on: {no_cards_text(accelerators)}; {WAYS}")
@@ -146,9 +147,6 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
         with contextlib.nullcontext() if servers else begun(log_dir, modules):
-            from orchestrator.on_ray.executor import RayExecutor
-            from orchestrator.on_ray.local_cluster import emulate
-
             server = servers[-1]
             with emulate(nodes), contextlib.ExitStack() as stack:
                 if server is not None:
@@ -192,15 +190,11 @@ def cluster_session(
     Raises:
         ClusterError: there is none, or it cannot be joined.
     """
-    from orchestrator.on_ray.cluster import connect
 
     @contextlib.contextmanager
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        from orchestrator.on_ray.executor import RayExecutor
-        from orchestrator.on_ray.run_queue import RunQueue
-
         owner = Owner.of_this_process()
         queue = RunQueue(
             run=run,
@@ -218,8 +212,6 @@ def cluster_session(
         with contextlib.closing(opening) as opened:
             yield opened
 
-    from orchestrator.on_ray.cluster import with_packages
-
     with connect(address) as cluster:
         yield Session(
             description=f"the Ray cluster at {cluster.address}",
@@ -235,6 +227,4 @@ def cluster_session(
 
 def _publisher() -> Callable[[RunStatus], object]:
     """Records figures for Ray's exporter, once this process has joined a cluster."""
-    from orchestrator.on_ray.metrics import Publisher
-
     return Publisher().publish

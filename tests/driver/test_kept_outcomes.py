@@ -12,7 +12,7 @@ from schedule_cases import job, node
 
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
-from orchestrator.driver.kept_outcomes import recover_outcomes, recovered_records
+from orchestrator.driver.recovery import recover_outcomes, recovered_records
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner

@@ -91,9 +91,9 @@ def test_a_run_says_what_is_missing(tools: Path, monkeypatch: pytest.MonkeyPatch
     ):
         pass
     installs(tools, "nvidia-smi", NVIDIA_CSV)
-    monkeypatch.setattr("orchestrator.on_ray.cluster.local_address", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr("orchestrator.driver.session.local_address", lambda: "10.0.0.1:6379")
     with pytest.raises(ClusterError, match=r"runs on this machine, at 10\."), own_session([GPU]):
         pass
-    monkeypatch.setattr("orchestrator.on_ray.cluster.local_address", str)
+    monkeypatch.setattr("orchestrator.driver.session.local_address", str)
     with own_session([GPU]) as session:
         assert session.description == "this machine's own cards" and len(session.nodes) == 1

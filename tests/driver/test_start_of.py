@@ -11,7 +11,6 @@ from orchestrator.driver import plan
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.run import trouble_of
 from orchestrator.planning import forecast
-from orchestrator.store import reader
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
         read.append(results)
         return []
 
-    monkeypatch.setattr(reader, "runs", no_runs)
+    monkeypatch.setattr("orchestrator.driver.plan.runs", no_runs)
     assert plan.start_of(options) == kind
     assert not read
     assert plan.startup_of(options).kind == kind

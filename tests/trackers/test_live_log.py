@@ -14,11 +14,10 @@ from measurements import row
 from patience import patience
 
 from orchestrator.core.measurement import Measurement
-from orchestrator.driver import loop, run
+from orchestrator.driver import run
 from orchestrator.driver.options import RunOptions
 from orchestrator.store.store import Store
 from orchestrator.trackers import base
-from orchestrator.trackers import base as trackers
 from orchestrator.trackers.base import RowLog, TrackedRun, Tracker, close_all, tracked
 
 
@@ -248,9 +247,9 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
         return close_all(logs, hurry=hurry)
 
     tiny_workload.register(monkeypatch)
-    monkeypatch.setattr(trackers, "tracker_of", lambda text: (kept.tracker(), text))
-    monkeypatch.setattr(loop, "Driver", Failing)
-    monkeypatch.setattr(base, "close_all", closing)
+    monkeypatch.setattr(run, "tracker_of", lambda text: (kept.tracker(), text))
+    monkeypatch.setattr(run, "Driver", Failing)
+    monkeypatch.setattr(run, "close_all", closing)
     options = RunOptions(results=tmp_path, in_process=True, quiet=True, log_to=("there",))
     with pytest.raises(RuntimeError, match="the driver fails"):
         run.run_grid(grid, options, said.append)
