@@ -38,7 +38,8 @@ TITLE = "From the command to the first row"
 TAKES_S = Takes(whole=100, quick=62)
 NAME = "startup"
 CARDS = 8
-_MOST_S = 4.0
+#: The budgets: on a cluster that runs already, and with emulated nodes, bare start included.
+_RUNNING_S, _EMULATED_S = 10.0, 20.0
 _PATIENCE_S = 60.0
 
 
@@ -71,14 +72,16 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             joined.append(_bare_start_s(variables, address))
             results = setting.scratch / f"running-{number}"
             running.append(_start(grid, results, variables, "--address", address))
-    least = Goal(kind="at most", value=_MOST_S)
+    on_running, on_emulated = (
+        Goal(kind="at most", value=most_s) for most_s in (_RUNNING_S, _EMULATED_S)
+    )
     lines = [
         Line(
             what="first row on a running cluster",
             against="",
             unit="s",
             ours=tuple(start.first_row_s for start in running),
-            goal=least,
+            goal=on_running,
         ),
         Line(
             what="first row on a running cluster",
@@ -88,13 +91,11 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
             theirs=tuple(joined),
         ),
         Line(
-            what=f"first row on emulated {spec}, less the bare start of the same nodes",
+            what=f"first row on emulated {spec}",
             against="",
             unit="s",
-            ours=tuple(
-                start.first_row_s - alone for start, alone in zip(emulated, bare, strict=True)
-            ),
-            goal=least,
+            ours=tuple(start.first_row_s for start in emulated),
+            goal=on_emulated,
         ),
         *(
             Line(
@@ -164,7 +165,7 @@ def _start(grid: Path, results: Path, variables: Mapping[str, str], *where: str)
 def _has_row(rows: Path) -> bool:
     """Return whether a row is in a file of this directory."""
     with contextlib.suppress(OSError):  # a log that has just become Parquet
-        found = (file for name in ("*.parquet", ".appended-*") for file in rows.glob(name))
+        found = (file for name in ("*.parquet", ".rows-*.jsonl") for file in rows.glob(name))
         return any(file.stat().st_size for file in found)
     return False
 
