@@ -26,7 +26,7 @@ from orchestrator.watch.live import PlainView
 ROOM = 64 * 1024
 MAIN = """\
 import sys, pytest, tiny_workload
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 tiny_workload.register(pytest.MonkeyPatch())
 sys.exit(main(sys.argv[1:]))
 """
@@ -205,7 +205,7 @@ def test_commands_whose_product_is_their_output_say_when_it_is_lost(
     tmp_path: Path, arguments: str, shell: str, code: int, error: str
 ) -> None:
     """With an exit code of ours, one line, and none of Python's own words at the end (code 120)."""
-    main = "import sys\nfrom orchestrator.cli import main\nsys.exit(main(sys.argv[1:]))"
+    main = "import sys\nfrom orchestrator.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = nightgrid(*arguments.split(), shell=shell, cwd=tmp_path, main=main)
     assert done.returncode == code, done.stderr
     assert error in done.stderr
