@@ -78,7 +78,7 @@ def join(
         rows: one a job.
         settings: of the rows, by job id.
         raised: the flags of those that have some, by job id.
-        runs: of the cards' speed from run to run (``results/passports.py``): all processes of a
+        runs: of the cards' speed from run to run (``store/card_checks.py``): all processes of a
             run have it in common.
     """
     if all(row.replicate == 1 for row in rows):

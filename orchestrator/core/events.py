@@ -1,7 +1,7 @@
 """The words that the schedule, the driver, the executor and the simulator share.
 
 Events are what happened, with the time it was seen; commands are what is to be done. ``Schedule``
-turns the one into the other and touches nothing else (``optimization.py``).
+turns the one into the other and touches nothing else (``scheduler/scheduler.py``).
 
 The times of events and commands are seconds of a clock that only goes forward (``host.py``). What
 people read and what rows hold is the time of day; ``ClockSet`` says how the two are related.

@@ -225,7 +225,7 @@ class Job(_Identified):
     replicate: int = 1
 
     def identity(self) -> dict[str, object]:
-        """The meaning of the job (``identity.py``)."""
+        """The meaning of the job, of which its id is made."""
         return identity(self)
 
     @property

@@ -1,8 +1,8 @@
 """The record that every attempt leaves, successful or not: one row of the result tables.
 
-Raw samples are kept; statistics are derived from them (``metrics_of_samples.py``), so that a better
-statistic can be computed next year from this year's rows. Times are seconds, sizes bytes. The sums
-of a repeat are those of all ranks together; its time is that of the slowest.
+Raw samples are kept; statistics are derived from them (``workloads/bench/metrics.py``), so that a
+better statistic can be computed next year from this year's rows. Times are seconds, sizes bytes.
+The sums of a repeat are those of all ranks together; its time is that of the slowest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One row. Field order is column order (``schema.py``)."""
+    """One row. Field order is column order (``store/schema.py``)."""
 
     # which run, which job, which try
     schema_version: int

@@ -1,6 +1,6 @@
 """Memoised rules: one call of a workload's rule for all jobs that look alike to it.
 
-A rule is a function of what it reads of a job (``workloads/refusal.py``). So it is noted what each
+A rule is a function of what it reads of a job (``workloads/base.py``). So it is noted what each
 has ever read, and jobs that have all of that in common get one answer: of ten thousand jobs a rule
 may see three.
 """

@@ -4,7 +4,7 @@ Requests wait until they are sent together, in one Ray call. A call that fetches
 always outstanding; the next one is made when the last batch was handled, and takes along the
 requests that came of it, so that a busy node costs one call for each response batch. Ray may run
 calls in another order than they were made, and loses one when a connection breaks: so everything
-is numbered (``worker/messages.py``), and requests that are not confirmed are sent again.
+is numbered (``worker/protocol.py``), and requests that are not confirmed are sent again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forecasts of a run: how long it takes, and what is measured before a deadline. Pure.
 
 The start (a Ray of one's own, workers, their imports), loading and the work are added up, each with
-a range that holds nine of ten. Jobs take what the nearest rows say (``scheduling/estimate.py``),
+a range that holds nine of ten. Jobs take what the nearest rows say (``scheduler/estimator.py``),
 spread evenly over the cards. Emulated cards take turns on their host's processors, so they are
 worth as many cards as have a turn at once, and waiting for one is no part of a job's own time. Jobs
 that are guessed from the same knowledge are wrong together: a slow host makes all of them slow. So

@@ -2,14 +2,13 @@
 
 It owns the cards. Each card has at most one worker, and each worker runs at most one attempt. Jobs
 go longest first to the workers that hold their model; gangs get a legal card set drained for them
-(``scheduling/assignment.py``).
-What a failure means is looked up in ``retry.py``. The end of an attempt gives its row before any
-other command, and every job gets exactly one final row, whatever breaks. With a deadline the first
-cell of each configuration goes first (``deadline.py``), what cannot end in time is not started, and
-what overruns is stopped; a process that does not end holds up its card, never the run. Durations
-are of a clock that never jumps; the deadline is a time of day, and moves on that clock when the
-time of day is set (``ClockSet``). The same object runs the night (``loop.py``) and the simulation
-(``simulate.py``).
+(``placement.py``). What a failure means is looked up in ``retry.py``. The end of an attempt gives
+its row before any other command, and every job gets exactly one final row, whatever breaks. With a
+deadline the first cell of each configuration goes first (``deadline.py``), what cannot end in time
+is not started, and what overruns is stopped; a process that does not end holds up its card, never
+the run. Durations are of a clock that never jumps; the deadline is a time of day, and moves on that
+clock when the time of day is set (``ClockSet``). The same object runs the night
+(``driver/loop.py``) and the simulation (``simulator.py``).
 """
 
 from __future__ import annotations

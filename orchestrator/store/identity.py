@@ -1,7 +1,7 @@
 """The id of a run, bound to the path of the run's directory, so that a copy is another run.
 
 By the id the next driver of a run finds the processes that a dead driver has left, and ends them
-(``worker/leftovers.py``). A copy of the directory carries the file ``run.id`` along, so the file
+(``worker/orphans.py``). A copy of the directory carries the file ``run.id`` along, so the file
 also says for which path it was written: line 1 is the id, line 2 is JSON with that path, the host,
 and the ids that the directory had before. A directory that was renamed on its host keeps its id;
 at another path beside the original, or on another host, it gets a new one.

@@ -1,1 +1,1 @@
-"""util."""
+"""Helpers of all layers: output, words for people, redaction, and this host."""

@@ -9,7 +9,7 @@ The processes of a killed driver are recognised in three ways, since each alone 
   belongs to it. Reading there proves nothing;
 - by descent from one of those, unless the child carries the mark of another driver.
 
-Only one driver at a time holds a run (``results/lock.py``), so all processes that carry the run's
+Only one driver at a time holds a run (``store/lock.py``), so all processes that carry the run's
 mark with another invocation are orphans. A process that has cleared its environment, lost its
 parent and logs elsewhere is beyond this.
 

@@ -35,7 +35,7 @@ def test_nothing_is_unpickled(package: str) -> None:
     for path in modules(package):
         own = {name.split(".")[0] for name in imported(path)} & PICKLES
         catches = path.name == "checkpoints.py" and "pickle.load" not in path.read_text()
-        assert not own or catches or path == ROOT / "orchestrator/worker/wire.py", path
+        assert not own or catches or path == ROOT / "orchestrator/worker/protocol.py", path
     calls = (
         (path, node)
         for path in modules(package)

@@ -1,1 +1,1 @@
-"""compression."""
+"""Compression: pruning, weight sharing, distillation and quantization of models."""

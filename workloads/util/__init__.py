@@ -1,1 +1,1 @@
-"""util."""
+"""Helpers of all workloads: files from elsewhere, and statistics."""

@@ -6,7 +6,7 @@ length: a batch of one would become a fixed one in the graph, and a mask of ones
 from workloads import base
 from workloads.base import Unsupported
 from its inputs, so that padded batches were silently wrong. For the same reason the axes that may
-vary are named, and every graph is compared with torch on a padded batch (``proof.py``).
+vary are named, and every graph is compared with torch on a padded batch (``engines/proof.py``).
 """
 
 from __future__ import annotations

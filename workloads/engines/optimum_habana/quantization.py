@@ -2,7 +2,7 @@
 
 *fp8* is made by the Intel Neural Compressor in two passes: one runs the model in bf16 and writes
 down the largest values that every layer sees, the other replaces the layers by fp8 ones whose
-scales come from those. The first is a job of its own (``calibration.py``); jobs in
+scales come from those. The first is a job of its own (``engines/calibration.py``); jobs in
 fp8 wait for it. Its files hold for the same model, the same number of cards and the same
 generation of card. They lie under ``NIGHTGRID_CALIBRATIONS``, else in the node's cache: nodes that
 share no cache need the variable set to a directory that all of them see.

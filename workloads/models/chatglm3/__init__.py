@@ -1,1 +1,1 @@
-"""chatglm3."""
+"""ChatGLM3 without remote code: its original layout, its tokenizer, its conversion."""

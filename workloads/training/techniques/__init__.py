@@ -1,4 +1,4 @@
-"""Training techniques, behind the seam of ``base.py``; a file declares some in its ``SPECS``.
+"""Training techniques, behind the seam of ``technique.py``; a file declares some in its ``SPECS``.
 
 To add one, write its class and name it there and below, or name a class of another installed
 package under the entry points ``nightgrid.techniques`` (docs/extending.md). Grids, their
