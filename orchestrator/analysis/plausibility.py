@@ -266,7 +266,7 @@ def most_decoded_per_core_s(row: Measurement) -> float | None:
 
 
 def contradictions(rows: Sequence[Measurement], raw: Raw | None = None) -> list[tuple[str, ...]]:
-    """What about each succeeded row cannot be true; empty for a row that passes.
+    """The figures of each succeeded row that cannot be true; empty for a row that passes.
 
     Args:
         rows: of any number.

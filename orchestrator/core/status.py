@@ -126,11 +126,6 @@ class RunStatus:
         """Attempts on cards now; a gang counts once."""
         return len({card.attempt_id for card in self.cards if card.attempt_id})
 
-    @property
-    def to_start(self) -> int:
-        """Jobs that are neither done nor on cards."""
-        return self.total - self.done - self.running
-
     def to_json(self) -> str:
         """The content of ``status.json``, a line for each field."""
         values = {"version": STATUS_VERSION} | _values_of(self)
