@@ -10,7 +10,7 @@ import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 from measurements import row
 from small_disks import FILLER, fill, small_disk
-from test_driver import Lines, Rows
+from test_driver_loop import Lines, Rows
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError, StoreFull

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from driver_cases import MOMENT, FakeClock, Later, attempt, job, node, plan
 from measurements import row
-from test_driver import Lines, Rows
+from test_driver_loop import Lines, Rows
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
