@@ -30,6 +30,7 @@ from orchestrator.driver.loop import Driver
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray import executor as executor_module
+from orchestrator.on_ray.outcomes import Durable
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store.store import Store
@@ -64,7 +65,11 @@ class Channel:
         self._clock = clock
         self._responses = PendingResponses()
         self._workers = NodeWorkers(self._responses.put, lambda *_: None)
-        self.put: Callable[[Request], None] = self._workers.do
+
+    def put(self, request: Request | Durable) -> None:
+        """Do it at once; nothing is kept here of which it matters that rows are synced."""
+        if not isinstance(request, Durable):
+            self._workers.do(request)
 
     def send(self) -> None:
         """All is sent."""

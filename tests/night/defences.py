@@ -431,8 +431,7 @@ DEFENCES = (
     ),
     Defence(
         name="rows of attempts that a dead driver had running",
-        first=136,
-        without="left no row",
+        without="is used twice",
         take_away=_of(store_module, "read_journal", lambda _: []),
         on_disk=True,
     ),
@@ -514,7 +513,7 @@ DEFENCES = (
     Defence(
         name="jobs that wait for those they need",
         without="runs before",
-        take_away=_of(schedule_module, "Needs", lambda _, records: Dependencies([], records)),
+        take_away=_of(schedule_module, "Dependencies", lambda _, records: Dependencies([], records)),
     ),
     Defence(
         name="an end to waiting for a process that does not end",
