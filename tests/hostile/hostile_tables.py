@@ -191,17 +191,14 @@ def rows(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 def metadata(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     """The file's statement on itself."""
     meta = dict(table.schema.metadata or {})
-    action = random.choice(["none", "version", "covers", "more"])
+    action = random.choice(["none", "version", "more"])
     if action == "none":
         return table.replace_schema_metadata(None), "no metadata"
     if action == "version":
         versions = ["", "0", "-1", "one", "²", "2", "999999", "1" * 5000, "\u0661"]
         meta[_VERSION] = random.choice(versions).encode()
         return table.replace_schema_metadata(meta), f"version {meta[_VERSION]!r:.20}"
-    if action == "covers":
-        meta[b"nightgrid.covers"] = json_text(random).encode("utf-8", "surrogatepass")
-    else:
-        meta[text(random)[:30].encode() or b"x"] = random.randbytes(100)
+    meta[text(random)[:30].encode() or b"x"] = random.randbytes(100)
     return table.replace_schema_metadata(meta), f"metadata {action}"
 
 

@@ -506,14 +506,16 @@ DEFENCES = (
     ),
     Defence(
         name="a breaker that counts who has failed already",
-        first=100_083,
+        first=867,
         without="others are tried",
         take_away=_watch_the_first_only,
     ),
     Defence(
         name="jobs that wait for those they need",
         without="runs before",
-        take_away=_of(schedule_module, "Dependencies", lambda _, records: Dependencies([], records)),
+        take_away=_of(
+            schedule_module, "Dependencies", lambda _, records: Dependencies([], records)
+        ),
     ),
     Defence(
         name="an end to waiting for a process that does not end",

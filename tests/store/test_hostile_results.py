@@ -194,11 +194,6 @@ def _parameter(text: str) -> pa.Array:
     return pa.array([[("prompts", text)]], pa.map_(pa.string(), pa.string()))
 
 
-def _names_of_all(results: Path) -> bytes:
-    names = [path.name for path in rows_of(results)]
-    return json.dumps([*names, *(f"another-{number}.parquet" for number in range(9))]).encode()
-
-
 FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "another table": lambda _: foreign(pa.table({"x": [1, 2]})),
     "no columns": lambda _: foreign(pa.table({})),
@@ -226,25 +221,12 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "text that is not UTF-8": lambda r: _with(
         r, "reason", pa.array([b"\xff"], pa.binary()).view(pa.string())
     ),
-    "more files than rows": lambda r: foreign(
-        real_table(r),
-        {**real_table(r).schema.metadata, b"nightgrid.covers": _names_of_all(r)},
-    ),
     "no job": lambda r: _with(r, "job_id", pa.array([None], pa.string())),
     "no state": lambda r: _with(r, "state", pa.array([None], pa.string())),
     "a kind of card that is none": lambda r: _with(r, "accelerator", pa.array(["TPU"])),
     "parameters that are no JSON": lambda r: _with(r, "parameters", pa.array(["{"])),
     "a time beyond all": lambda r: _with(
         r, "started_at", pa.array([2**62], pa.timestamp("us", "UTC"))
-    ),
-    "covers that are no list": lambda r: foreign(
-        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b"5"}
-    ),
-    "covers that are no JSON": lambda r: foreign(
-        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b"[[["}
-    ),
-    "covers that lead elsewhere": lambda r: foreign(
-        real_table(r), {**real_table(r).schema.metadata, b"nightgrid.covers": b'["../../x", 5]'}
     ),
     "columns twice": lambda r: foreign(
         pa.Table.from_arrays(
