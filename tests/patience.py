@@ -19,10 +19,10 @@ def busyness() -> float:
     """The factor by which work takes longer now than on an idle machine: 1 to ``MOST``."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     tasks = os.getloadavg()[0] / (cores or 1)
-    return min(MOST, max(1.0, 1.0 + tasks, 1.0 / max(0.01, 1.0 - _waiting())))
+    return min(MOST, max(1.0, 1.0 + tasks, 1.0 / max(0.01, 1.0 - share_waiting())))
 
 
-def _waiting() -> float:
+def share_waiting() -> float:
     """The share of the last ten seconds in which some task waited for a processor; 0 if unknown."""
     try:
         some = Path("/proc/pressure/cpu").read_text().split()[1]

@@ -70,7 +70,7 @@ class Declared(Mapping[str, T], Generic[T]):
             group: the entry points of other packages, e.g. ``nightgrid.engines``.
             separator: stands between the words of a name, where a file's name has ``_``.
         """
-        self._where = where
+        self.where = where
         self._kind_or_name = kind
         self._group = group
         self._separator = separator
@@ -86,14 +86,14 @@ class Declared(Mapping[str, T], Generic[T]):
     @cached_property
     def _modules(self) -> Mapping[str, str]:
         """The module of each of our names."""
-        if not isinstance(self._where, str):
-            return self._where
-        module = importlib.import_module(self._where)
+        if not isinstance(self.where, str):
+            return self.where
+        module = importlib.import_module(self.where)
         if not hasattr(module, "__path__"):
-            return {spec.name: self._where for spec in module.SPECS}
+            return {spec.name: self.where for spec in module.SPECS}
         files = (m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
         named = {
-            file.replace("_", self._separator): f"{self._where}.{file}"
+            file.replace("_", self._separator): f"{self.where}.{file}"
             for file in files
             if file != _NO_SPEC
         }

@@ -71,7 +71,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLink:
-    """What a supervisor passes to its driver, and the pipe on which the driver reports."""
+    """Facts that a supervisor passes to its driver, and the pipe on which the driver reports."""
 
     supervisor: int  # process id
     pipe: int  # for reports, a JSON object a line

@@ -161,7 +161,7 @@ class OwnSpawner:
             logged = open_log(str(log))
             done.callback(os.close, logged)
             number, module = str(listener.fileno()), "orchestrator.worker.spawn"
-            self._reaper = subprocess.Popen(
+            self.reaper = subprocess.Popen(
                 [sys.executable, "-m", module, number, str(self._directory.path), *preload],
                 stdin=subprocess.PIPE,
                 stdout=logged,
@@ -174,9 +174,9 @@ class OwnSpawner:
 
     def release(self) -> None:
         """Have it end, with all its workers."""
-        assert self._reaper.stdin is not None
+        assert self.reaper.stdin is not None
         with contextlib.suppress(OSError):
-            self._reaper.stdin.close()
+            self.reaper.stdin.close()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until its reaper is gone.
@@ -185,7 +185,7 @@ class OwnSpawner:
             TimeoutError: it is still there.
         """
         try:
-            self._reaper.wait(timeout_s)
+            self.reaper.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(str(error)) from error
 
@@ -195,8 +195,8 @@ class OwnSpawner:
         try:
             self.wait(_END_S)
         except TimeoutError:
-            self._reaper.kill()  # without it the spawner ends everything
-            self._reaper.wait()
+            self.reaper.kill()  # without it the spawner ends everything
+            self.reaper.wait()
         self._directory.remove()
 
 

@@ -34,7 +34,7 @@ NAMES = [name for name, *_ in LIES]
 
 
 def contradictions(row: Measurement) -> tuple[str, ...]:
-    """What about one row cannot be true."""
+    """Statements of one row that cannot be true."""
     return plausibility.contradictions([row])[0]
 
 

@@ -27,7 +27,7 @@ def attempt(name: str = "job", cards: int = 1, **changes: Any) -> Attempt:
 
 
 def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutcome:
-    """What a node kept of one rank."""
+    """An outcome of one rank that a node kept."""
     outcome = RankOutcome(
         rank=rank,
         state=State.FAILED if failure else State.SUCCEEDED,

@@ -17,7 +17,7 @@ def test_limits_grow_with_the_load(
     """By the tasks for each processor, or by the time for which tasks wait, whichever is more."""
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "getloadavg", lambda: (load_per_core * cores, 0.0, 0.0))
-    monkeypatch.setattr(patience, "_waiting", lambda: waiting)
+    monkeypatch.setattr(patience, "share_waiting", lambda: waiting)
     assert patience.patience(10) == pytest.approx(10 * longest)
 
 

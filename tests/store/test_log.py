@@ -157,7 +157,8 @@ def test_rows_whose_append_failed_may_come_again_in_any_company(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """None is lost, and none is two, in our reader and in Parquet."""
-    with Store.open(tmp_path, "night") as store:
+    log = RowLog(tmp_path / "night" / run_files.ROWS)
+    with Store(tmp_path, "night", log=log) as store:
         for first in ((), (9,)):
             for number in first:
                 store.append(row(number))
@@ -165,7 +166,7 @@ def test_rows_whose_append_failed_may_come_again_in_any_company(
                 broken.setattr(disk, call, away)
                 broken.setattr(disk, "remove", away)
                 if call in ("create_new", "sync_directory"):
-                    store._log.close()
+                    log.close()
                 store.append(row(0), row(1), row(2))
             store.append(row(1))
             store.append(row(2), row(3))
@@ -494,12 +495,15 @@ def begun(path: Path) -> list[str]:
     return [str(line.row["attempt_id"]) for line in read_journal(path) if line.row is not None]
 
 
-def test_attempts_without_a_row_get_one_from_the_next_driver(tmp_path: Path) -> None:
+def test_attempts_without_a_row_get_one_from_the_next_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that ran when their driver died, once; those that have a row are left."""
     with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
         store.begin(*(journal_row(number) for number in range(3)))
-        store.append(row(1))
-        store._journal.end = lambda _: None  # type: ignore[method-assign, assignment]
+        with monkeypatch.context() as dying:
+            dying.setattr(AttemptJournal, "end", lambda *_: None)
+            store.append(row(1))
         raise Killed
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == tuple(sorted((IDS[0], IDS[2])))

@@ -70,7 +70,7 @@ class Server:
 
     @property
     def reaper(self) -> int:
-        return self.spawner._reaper.pid
+        return self.spawner.reaper.pid
 
     @property
     def pid(self) -> int:
@@ -101,7 +101,7 @@ def open_server(tmp_path: Path, *preload: str) -> Server:
 def close_server(server: Server) -> None:
     directory = Path(server.path).parent
     server.spawner.close()
-    assert server.spawner._reaper.returncode == 0
+    assert server.spawner.reaper.returncode == 0
     assert not directory.exists()
 
 

@@ -38,7 +38,7 @@ def loading(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PIDS", str(tmp_path))
     spawner = OwnSpawner(["loads_for_ever"], threads=1, log=tmp_path / "log")
-    written = tmp_path / str(spawner._reaper.pid)
+    written = tmp_path / str(spawner.reaper.pid)
     assert until(written.exists, 20), (tmp_path / "log").read_text()
     pids = [int(pid) for pid in written.read_text().split()]
     yield spawner, pids
@@ -51,7 +51,7 @@ def test_a_spawner_can_be_ended_while_it_imports(loading: tuple[OwnSpawner, list
     """Its reaper ends it, with all that it has started, and leaves no directory."""
     spawner, pids = loading
     spawner.close()
-    assert spawner._reaper.returncode == 128 + signal.SIGKILL  # of the spawner
+    assert spawner.reaper.returncode == 128 + signal.SIGKILL  # of the spawner
     assert not processes().keys() & set(pids)
     assert not Path(spawner.shared.path).parent.exists()
 
@@ -61,7 +61,7 @@ def test_a_spawner_that_imports_ends_with_its_reaper(
 ) -> None:
     """No process is left to end it later."""
     spawner, (pid, _) = loading
-    spawner._reaper.kill()
+    spawner.reaper.kill()
     assert until(lambda: pid not in processes(), 5)
 
 
@@ -81,7 +81,7 @@ with shared_spawner((), threads=1, log_dir=log_dir) as own:
     own.release()
     own.wait(20)
     node.wait()
-    print("released", own._reaper.returncode, flush=True)
+    print("released", own.reaper.returncode, flush=True)
 """
 
 

@@ -71,7 +71,7 @@ def test_varlen_attention_is_called_as_torch_has_it() -> None:
         return torch.empty_like(given[0])
 
     heads = [torch.randn(1, 2, 7, 8) for _ in range(3)]
-    found = sample_attention._by_varlen(varlen, *heads, [4, 3], 0.5)
+    found = sample_attention.by_varlen(varlen, *heads, [4, 3], 0.5)
     (call,) = calls
     assert found.shape == (7, 2, 8) and torch.equal(call["query"], heads[0][0].transpose(0, 1))
     assert call["cu_seq_q"].tolist() == call["cu_seq_k"].tolist() == [0, 4, 7]

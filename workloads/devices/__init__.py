@@ -104,7 +104,7 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What a device's rules for servers look at (``DeviceSpec.examine``)."""
+    """Facts that a device's rules for servers look at (``DeviceSpec.examine``)."""
 
     versions: Mapping[str, str]  # of packages, and of nightgrid, by name
     cards: tuple[CardFacts, ...] = ()

@@ -81,7 +81,7 @@ class SampleAttention:
         in_half = query.dtype in (torch.float16, torch.bfloat16)
         if self._varlen is not None and query.is_cuda and in_half and not dropout:
             self.method = "apart, by varlen attention"
-            attended = _by_varlen(self._varlen, query, key, value, lengths, scaling)
+            attended = by_varlen(self._varlen, query, key, value, lengths, scaling)
         else:
             self.method = "apart, one call a sample"
             attended = _by_calls(query, key, value, lengths, scaling, dropout)
@@ -111,7 +111,7 @@ def _varlen_function() -> Callable[..., Any] | None:
     return varlen_attn if {"window_size", "scale"} <= known.keys() else None
 
 
-def _by_varlen(
+def by_varlen(
     varlen: Callable[..., Any],
     query: torch.Tensor,
     key: torch.Tensor,

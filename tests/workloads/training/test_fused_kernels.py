@@ -42,7 +42,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.util, "find_spec", lambda name, *_: name in packages or find(name)
     )
     monkeypatch.setattr(CpuDevice, "cannot_compile", lambda self: None)
-    monkeypatch.setattr(FusedKernels, "refusals", lambda self, asked: ())  # of other devices
+    monkeypatch.setattr(FusedKernels, "capabilities", {})  # of other devices
 
 
 # ------------------------------------------------------------------ modules of one model

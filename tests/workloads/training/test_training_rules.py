@@ -326,7 +326,7 @@ def test_a_setting_of_ours_is_not_taken_by_another_package(
     (tmp_path / "twice.py").write_text(SETTING.format(taken))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "twice", raising=False)
-    fresh = Declared(techniques.TECHNIQUES._where, Technique, "nightgrid.techniques")
+    fresh = Declared(techniques.TECHNIQUES.where, Technique, "nightgrid.techniques")
     monkeypatch.setattr(techniques, "TECHNIQUES", fresh)
     assert "twice" in fresh
     assert all_techniques.__wrapped__() == all_techniques()
