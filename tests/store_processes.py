@@ -85,16 +85,16 @@ def die_at(
     results: Path,
     acknowledged: Connection,
 ) -> None:
-    """Do ``act``, but be killed just before the ``number``-th system call; a write that is the
-    one writes half of its bytes before. Ends with exit code 0 when there were fewer calls."""
+    """Do ``act``, but be killed just before the ``number``-th system call; ``torn``: after half of
+    the bytes of the ``number``-th write. Ends with exit code 0 when there were fewer calls."""
     made = 0
 
     def guard(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*arguments: Any, **named: Any) -> Any:
             nonlocal made
-            made += 1
-            if made == number:
-                if torn and name == "write":
+            made += not torn or name == "write"
+            if made == number and (not torn or name == "write"):
+                if torn:
                     handle, data = arguments
                     call(handle, bytes(data)[: len(data) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -473,6 +473,7 @@ def test_plain_readers_follow_a_live_writer(tmp_path: Path) -> None:
     rows = tmp_path / "night" / "rows"
     deadline, seen, looks = time.monotonic() + patience(60), 0, 0
     while seen < 60 and time.monotonic() < deadline:
+        assert process.exitcode in (None, 0)
         if not list(rows.glob("*.parquet")):
             time.sleep(0.01)
             continue
