@@ -178,8 +178,9 @@ class ChaosCluster:
         """``kill -9`` of a server's raylet alone. All else there is to end by itself."""
         self._down.add(name)
         for process in psutil.Process(self._processes[name].pid).children(recursive=True):
-            if process.name() == "raylet":
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go meanwhile
+                if process.name() == "raylet":
+                    process.kill()
 
     def clear(self, name: str) -> list[str]:
         """Remove what is left of a server whose raylet was killed; the logs of the workers that
