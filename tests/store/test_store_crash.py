@@ -42,7 +42,7 @@ def run_until_killed(number: int, torn: bool, act: Callable, results: Path) -> t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("torn", "every"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("torn", "every"), [(False, 3), (True, 1)])
 def test_a_writer_killed_between_any_two_system_calls(
     tmp_path: Path, torn: bool, every: int
 ) -> None:
