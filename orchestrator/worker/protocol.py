@@ -6,9 +6,10 @@ that a call which is lost on the way loses nothing and repeats nothing. An agent
 process exchange messages over a socket pair (``Channel``). An attempt travels as JSON, and the
 outcome of a rank as bytes that only its worker process and the driver read.
 
-This is the one place where anything is unpickled. The bytes come through Ray, or through a socket
-pair between a process and its parent, from processes that may run code here anyway
-(docs/security.md). Results, files of others and downloads are never read so.
+This is the one place where anything is unpickled. The bytes come through Ray, through a socket pair
+between a process and its parent, or from a node's directory of kept outcomes, which only the run's
+user may enter: from processes that may run code here anyway (docs/security.md). Results, files of
+others and downloads are never read so.
 """
 
 from __future__ import annotations
