@@ -92,6 +92,7 @@ def _write_received(run: Path, name: str, data: bytes) -> None:
         disk.make_directory(run / files.ROWS)
         disk.write_durably(run / files.ROWS, name.rpartition("/")[2], data)
     else:
+        disk.make_directory(run)
         disk.replace_file(run, name, data)
 
 
