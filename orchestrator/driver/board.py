@@ -32,7 +32,7 @@ from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import NOTHING, Action, Plan, Span
 from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
-from orchestrator.core.topology import Card, CardSet, Node
+from orchestrator.core.topology import Card, Node
 from workloads.devices.monitor.host import CardTelemetry
 
 #: Number of last failures whose messages are kept; all failures are counted.
@@ -116,11 +116,6 @@ class Board:
     def nodes(self) -> tuple[Node, ...]:
         """Every node that joined, those that left again included: one object until another does."""
         return self._every_node
-
-    def nodes_of(self, cards: CardSet) -> tuple[Node, ...]:
-        """The nodes of cards, each once; those that never joined left out."""
-        ids = dict.fromkeys(card.node_id for card in cards)
-        return tuple(self._nodes[node_id] for node_id in ids if node_id in self._nodes)
 
     def node_name(self, node_id: str) -> str:
         """The name people know the node by."""

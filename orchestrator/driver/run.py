@@ -135,8 +135,6 @@ def drive(
         session.publish(status)
 
     def logged(row: Measurement) -> None:
-        if (durable := getattr(executor, "durable", None)) is not None:
-            durable([row.attempt_id])
         for log in logs:
             log.take(row)
 
