@@ -5,7 +5,7 @@ fail."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future
 from typing import Any
@@ -247,6 +247,9 @@ class FakeExecutor:
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
         """Card 0 alone has a sensor."""
         return {card: CardTelemetry(power_w=412.5) for card in self._cards if card.index == 0}
+
+    def durable(self, attempt_ids: Sequence[str]) -> None:
+        """Keep no outcome."""
 
     def progress(self) -> Mapping[str, Progress]:
         """Busy workers are always measuring."""

@@ -9,7 +9,7 @@ people read and what rows hold is the time of day; ``ClockSet`` says how the two
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -232,6 +232,9 @@ class Executor(Protocol):
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
         """Latest readings of the cards from outside their workers; cards without any are not in
         it."""
+
+    def durable(self, attempt_ids: Sequence[str]) -> None:
+        """The rows of these attempts are synced: their outcomes need not be kept any longer."""
 
     def close(self) -> None:
         """Stop every worker and release every card."""

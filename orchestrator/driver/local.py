@@ -107,6 +107,9 @@ class InProcessExecutor:
         """Return nothing: emulated cards have no sensors."""
         return {}
 
+    def durable(self, attempt_ids: Sequence[str]) -> None:
+        """Do nothing: outcomes are kept in this process alone."""
+
     def close(self) -> None:
         """Drop what is queued and forget every worker. An attempt that still runs cannot be
         killed without its process: it is left to itself, and ends with the program."""

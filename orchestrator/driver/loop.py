@@ -174,7 +174,7 @@ class Driver:
             patience=self._patience,
             clock=self.clock,
             wall=self.wall,
-            durable=getattr(self.executor, "durable", lambda _: None),
+            durable=self.executor.durable,
             logged=self.logged,
             thread=self.row_thread,
         )

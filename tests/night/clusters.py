@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -271,6 +272,9 @@ class NightExecutor:
     def telemetry(self) -> dict[Card, CardTelemetry]:
         """Virtual cards have no sensors."""
         return {}
+
+    def durable(self, attempt_ids: Sequence[str]) -> None:
+        """Keep no outcome."""
 
     def close(self) -> None:
         """Nothing to close."""
