@@ -26,8 +26,8 @@ from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
 from orchestrator.worker.environment import packages_here
 from workloads.devices import all_devices, host_device
 from workloads.engines import choice_packages
-from workloads.environment import variables
 from workloads.util import files
+from workloads.util.processes import variables
 
 # Advice for users whose Ray cluster asks for a token that this process does not have.
 #

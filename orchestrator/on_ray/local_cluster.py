@@ -47,7 +47,7 @@ from orchestrator.worker.orphans import (
     remove_abandoned,
 )
 from workloads.devices import all_devices
-from workloads.owned_directory import OwnedDirectory
+from workloads.util.processes import OwnedDirectory
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80_000_000  # rows are small; Ray's least is 75 MiB

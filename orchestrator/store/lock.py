@@ -26,9 +26,8 @@ from pathlib import Path
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.store import disk
 from orchestrator.store.files import LOCK, LOCK_GUARD
-from workloads.owned_directory import ProcessIdentity
-from workloads.process_stat import started_ticks
 from workloads.util import files
+from workloads.util.processes import ProcessIdentity, started_ticks
 
 HEARTBEAT_S = 5.0
 _RENEW_S = 1.0  # between two signs of life that looks leave beside it

@@ -28,7 +28,6 @@ from typing import TextIO
 from urllib.parse import quote, quote_plus
 
 from orchestrator.util import output
-from workloads.environment import environment_bytes
 
 # ---------------------------------------------------------------- secrets of an environment
 
@@ -254,7 +253,7 @@ class _Own:
         self._made: tuple[dict[bytes, bytes], Redactor] | None = None
 
     def now(self) -> Redactor:
-        made, now = self._made, environment_bytes()
+        made, now = self._made, dict(os.environb)
         if made is None or made[0] != now:
             values = {os.fsdecode(name): os.fsdecode(value) for name, value in now.items()}
             made = self._made = now, Redactor(values)

@@ -42,8 +42,8 @@ from orchestrator.core.readings import (
 )
 from workloads.base import Collective
 from workloads.devices import host_device
-from workloads.process_stat import process_stat
 from workloads.util import files
+from workloads.util.processes import process_stat
 
 #: Names another file, for processes that share slots among themselves alone.
 VARIABLE = "NIGHTGRID_TURNS"

@@ -33,7 +33,7 @@ from orchestrator.worker.protocol import (
     Stop,
     Stopped,
 )
-from workloads.process_stat import ProcessStat, process_stat
+from workloads.util.processes import ProcessStat, process_stat
 
 #: A rank is halted when so many looks in a row have found it so: one a second, while the agent
 #: itself is not halted. With the 20 s after which an unconfirmed stop is given up, a gang ends

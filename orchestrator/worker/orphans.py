@@ -33,13 +33,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.owned_directory import (
+from workloads.util.processes import (
     OwnedDirectory,
     abandoned_directories,
     make_owned_directory,
     owned_directory,
+    process_stat,
+    started_ticks,
 )
-from workloads.process_stat import process_stat, started_ticks
 
 #: Holds an ``Owner`` as text.
 VARIABLE = "NIGHTGRID_OWNER"

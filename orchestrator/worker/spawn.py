@@ -57,8 +57,8 @@ from orchestrator.worker.orphans import (
     remove_abandoned,
 )
 from workloads.devices import environment_for, host_device
-from workloads.owned_directory import OwnedDirectory, owned_directory
 from workloads.util import files
+from workloads.util.processes import OwnedDirectory, owned_directory
 
 #: Modules that a node which computes on the CPU imports once, for all its workers.
 PRELOAD = (

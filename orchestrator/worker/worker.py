@@ -53,7 +53,7 @@ from workloads.base import (
 )
 from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.devices.monitor.host import ReleaseWait
-from workloads.resident import ResidentModel
+from workloads.isolation import ResidentModel
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workloads.isolation import ProcessState, generation_configs, restore_generation_configs
+from workloads.isolation import ProcessState, ResidentModel
 
 
 def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,40 +72,42 @@ def test_changes_in_place_are_undone(
     wrap: Callable[[Model], Any], config: Callable[[Any], Config]
 ) -> None:
     """Wherever a loader puts the model, its config is found, and restored twice over."""
-    loaded = wrap(Model())
-    kept = generation_configs(loaded)
+    resident = ResidentModel()
+    loaded = resident.load("key", lambda: wrap(Model()))
     for _ in range(2):
         config(loaded).max_length = 99
         config(loaded).stop.append(2)
         config(loaded).static_shapes = True  # type: ignore[attr-defined]
-        restore_generation_configs(kept)
+        resident.clean()
         assert vars(config(loaded)) == {"max_length": 20, "stop": [1]}
 
 
 def test_a_config_that_was_replaced_comes_back() -> None:
     """The very object from loading is the model's again."""
-    model = Model()
+    resident, model = ResidentModel(), Model()
     original = model.generation_config
-    kept = generation_configs(model)
+    resident.load("key", lambda: model)
     model.generation_config = Config()
-    restore_generation_configs(kept)
+    resident.clean()
     assert model.generation_config is original
 
 
-def test_what_has_no_config_is_left_alone() -> None:
-    """Plain objects, and models whose config is None, need nothing."""
-    model = Model()
-    model.generation_config = None  # type: ignore[assignment]
-    assert generation_configs(model) == []
-    assert generation_configs("text") == []
-    assert generation_configs(Loaded) == []
+class Engine:
+    """Makes a fresh config for every call."""
+
+    def generation_config(self) -> Config:
+        return Config()
 
 
-def test_a_method_of_that_name_is_no_config() -> None:
-    """An engine that makes a fresh config for every call keeps nothing that could change."""
+class Plain:
+    """Has none."""
 
-    class Engine:
-        def generation_config(self) -> Config:
-            return Config()
+    generation_config = None
 
-    assert generation_configs(Engine()) == []
+
+@pytest.mark.parametrize("loaded", [Plain(), "text", Loaded, Engine()])
+def test_what_has_no_config_is_left_alone(loaded: Any) -> None:
+    """Plain objects, models whose config is None or a method of that name need nothing."""
+    resident = ResidentModel()
+    assert resident.load("key", lambda: loaded) is loaded
+    resident.clean()

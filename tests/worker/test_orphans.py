@@ -24,7 +24,7 @@ from orchestrator.worker.orphans import (
     orphans_of,
     remove_abandoned,
 )
-from workloads.owned_directory import MARKER, ProcessIdentity, make_owned_directory
+from workloads.util.processes import MARKER, ProcessIdentity, make_owned_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +170,7 @@ _DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
 from orchestrator.worker.orphans import guarded
-from workloads.owned_directory import make_owned_directory
+from workloads.util.processes import make_owned_directory
 
 directory = make_owned_directory("ng-", Path(sys.argv[1]), "run.a")
 with guarded(directory):

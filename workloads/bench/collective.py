@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import CollectiveFailed
-from workloads.environment import variables
+from workloads.util.processes import variables
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workloads.base import BadConfiguration, DataMissing, Metric
-from workloads.environment import variables
 from workloads.models.checkpoints import (
     PROTECTED,
     TEXT_FILES,
@@ -36,6 +35,7 @@ from workloads.models.checkpoints import (
     weight_files,
 )
 from workloads.util import files
+from workloads.util.processes import variables
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

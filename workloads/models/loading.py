@@ -18,7 +18,6 @@ from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
-from workloads.environment import variables
 from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
 from workloads.models.chatglm3 import conversion
@@ -26,6 +25,7 @@ from workloads.models.chatglm3.conversion import Layout
 from workloads.models.checkpoints import has_tokenizer, read_config
 from workloads.models.rules import no_tokenizer
 from workloads.util import files
+from workloads.util.processes import variables
 
 # Masked language models: how one is loaded, made with fresh weights, and what its files say.
 

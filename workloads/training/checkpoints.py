@@ -31,8 +31,8 @@ from typing import Any
 
 from workloads.base import BadConfiguration
 from workloads.data.cache import cache_root, try_lock
-from workloads.owned_directory import abandoned_directories, make_owned_directory
 from workloads.training.technique import Training
+from workloads.util.processes import abandoned_directories, make_owned_directory
 
 #: A directory that has the folder of checkpoints, instead of the node's cache.
 VARIABLE = "NIGHTGRID_CHECKPOINTS"

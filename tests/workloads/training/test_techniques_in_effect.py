@@ -31,7 +31,6 @@ from workloads.devices.base import Copies, SideCopies
 from workloads.devices.cpu import CpuDevice
 from workloads.models.attention import register_xformers, xformers_attention
 from workloads.models.precision import stored_bytes
-from workloads.owned_directory import MARKER, make_owned_directory
 from workloads.registry import TASKS
 from workloads.training import checkpoints as saver_module
 from workloads.training import loop
@@ -45,6 +44,7 @@ from workloads.training.techniques.memory import Freezing, MemoryRelease
 from workloads.training.techniques.optimization import OptimizerChoice, state_bytes
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 from workloads.training.techniques.saving import Saving
+from workloads.util.processes import MARKER, make_owned_directory
 
 SAME = 1e-5
 

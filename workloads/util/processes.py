@@ -1,10 +1,10 @@
-"""Directories that say which process made them, so that only abandoned ones of ours are removed.
+"""Processes of this host: their state, their environment, and directories that they own.
 
-A name proves nothing: people call their directories what they like, and a process id means another
-process in another container. So a marker file is written when a directory is made. It names the
-process with its start time, since process ids come back, the pid namespace in which that id has a
-meaning, and the boot. Whatever has no such marker, or one from another namespace or boot, is left
-alone: nobody here can know whether it is still in use.
+A directory's name proves nothing: people call their directories what they like, and a process id
+means another process in another container. So a marker file is written when a directory is made. It
+names the process with its start time, since process ids come back, the pid namespace in which that
+id has a meaning, and the boot. Whatever has no such marker, or one from another namespace or boot,
+is left alone: nobody here can know whether it is still in use.
 """
 
 from __future__ import annotations
@@ -15,17 +15,79 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from workloads.process_stat import started_ticks
 from workloads.util import files
+
+#: The kernel's flag of a process that is ending (PF_EXITING).
+_EXITING = 0x4
 
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1
 _LONGEST_MARKER_BYTES = 4096
 _PID_LIMIT = 2**31
+_MARKER_TYPES = {
+    **{"format": int, "pid": int, "started_ticks": int},
+    **{"pid_namespace": str, "boot_id": str, "owner": str},
+}
+
+
+class ProcessStat(NamedTuple):
+    """One process at one moment. Its number comes back one day, with another start."""
+
+    pid: int
+    parent: int
+    started_ticks: int  # since boot, as the kernel counts
+    ended: bool  # a zombie, which waits for its parent to look
+    stopped: bool  # by a signal or a debugger, until another lets it go on
+    ending: bool  # on its way out, which may last where a driver has to let go of memory
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """The process of this number; None if there is none, or no ``/proc``."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name comes second, in brackets, and may hold anything, brackets included.
+            words = file.read().rpartition(b")")[2].split()
+        state = words[0]
+        return ProcessStat(
+            pid=pid,
+            parent=int(words[1]),
+            started_ticks=int(words[19]),
+            ended=state in (b"Z", b"X"),
+            stopped=state in (b"T", b"t"),
+            ending=bool(int(words[6]) & _EXITING),
+        )
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def started_ticks(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None if it has ended."""
+    stat = process_stat(pid)
+    return None if stat is None or stat.ended else stat.started_ticks
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process's environment (None: unset) for the block."""
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        put(values)
+        yield
+    finally:
+        put(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,63 +177,37 @@ def make_owned_directory(prefix: str, base: Path, owner: str = "") -> OwnedDirec
 def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
     """The directories in ``base`` that processes of this user, of this pid namespace and boot, made
     with this prefix and did not live to remove."""
-    found = []
-    with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(base) if name.startswith(prefix)]
-        for name in sorted(names):
-            directory = owned_directory(base / name)
-            if directory is not None and directory.is_abandoned:
-                found.append(directory)
-    return found
+    try:
+        names = sorted(name for name in os.listdir(base) if name.startswith(prefix))
+    except OSError:
+        return []
+    directories = (owned_directory(base / name) for name in names)
+    return [directory for directory in directories if directory and directory.is_abandoned]
 
 
 def owned_directory(path: Path) -> OwnedDirectory | None:
     """The directory at ``path`` if it is one of this user's, no symbolic link, with a marker that
     says whose it is; None otherwise."""
+    marker = path / MARKER
     try:
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (OSError, ValueError):
-        return None
-    try:
-        if os.fstat(directory).st_uid != os.geteuid():
+        owners = {os.lstat(path).st_uid, os.lstat(marker).st_uid}
+        if not stat.S_ISDIR(os.lstat(path).st_mode) or owners != {os.geteuid()}:
             return None
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
-        marker = os.open(MARKER, flags, dir_fd=directory)
-        try:
-            status = os.fstat(marker)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                return None
-            content = os.read(marker, _LONGEST_MARKER_BYTES + 1)
-        finally:
-            os.close(marker)
-    except OSError:
-        return None
-    finally:
-        os.close(directory)
-    return _parsed(path, content)
-
-
-def _parsed(path: Path, content: bytes) -> OwnedDirectory | None:
-    """Owner that a marker names; None if it is not one of ours."""
-    if len(content) > _LONGEST_MARKER_BYTES:
-        return None
-    try:
+        content = files.read_bytes(marker, limit_bytes=_LONGEST_MARKER_BYTES, follow=False)
         values = json.loads(content)
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(values, dict):
-        return None
-    numbers: list[Any] = [values.get(name) for name in ("format", "pid", "started_ticks")]
-    if any(type(number) is not int for number in numbers):  # true is an integer too
-        return None
-    written, pid, ticks = numbers
-    if written != _FORMAT or not 0 < pid < _PID_LIMIT or ticks < 1:
-        return None
-    texts = [values.get(name) for name in ("pid_namespace", "boot_id", "owner")]
-    pid_namespace, boot_id, owner = (text if isinstance(text, str) else None for text in texts)
-    if not pid_namespace or not boot_id or owner is None:
+    if not isinstance(values, dict) or any(
+        type(values.get(name)) is not kind for name, kind in _MARKER_TYPES.items()
+    ):
         return None
     process = ProcessIdentity(
-        pid=pid, started_ticks=ticks, pid_namespace=pid_namespace, boot_id=boot_id
+        pid=values["pid"],
+        started_ticks=values["started_ticks"],
+        pid_namespace=values["pid_namespace"],
+        boot_id=values["boot_id"],
     )
-    return OwnedDirectory(path=path, process=process, owner=owner)
+    possible = 0 < process.pid < _PID_LIMIT and process.started_ticks > 0
+    if values["format"] != _FORMAT or not (possible and process.pid_namespace and process.boot_id):
+        return None
+    return OwnedDirectory(path=path, process=process, owner=values["owner"])

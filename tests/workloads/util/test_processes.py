@@ -18,24 +18,24 @@ from hypothesis import strategies as st
 
 from orchestrator.worker import orphans
 from orchestrator.worker.orphans import remove_abandoned
-from workloads.owned_directory import (
+from workloads.util.processes import (
     MARKER,
     ProcessIdentity,
     abandoned_directories,
     make_owned_directory,
     owned_directory,
+    started_ticks,
 )
-from workloads.process_stat import started_ticks
 
 ME = ProcessIdentity.of_this_process()
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def ended_process() -> ProcessIdentity:
     """A real process that has ended."""
     code = (
         "import json; from dataclasses import asdict\n"
-        "from workloads.owned_directory import ProcessIdentity\n"
+        "from workloads.util.processes import ProcessIdentity\n"
         "print(json.dumps(asdict(ProcessIdentity.of_this_process())))"
     )
     told = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
@@ -140,7 +140,7 @@ def test_a_dead_processs_directory_is_removed(tmp_path: Path) -> None:
     """A real process made it and was killed; that of one that lives stays."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from workloads.owned_directory import make_owned_directory\n"
+        "from workloads.util.processes import make_owned_directory\n"
         "print(make_owned_directory('ng-', Path(sys.argv[1]), 'run.i').path, flush=True)\n"
         "sys.stdin.read()"
     )
