@@ -25,7 +25,6 @@ from workloads.base import (
     Request,
     Result,
     Workload,
-    require,
 )
 from workloads.engines import engine_function
 from workloads.models import rules
@@ -33,7 +32,7 @@ from workloads.models.catalog import known_config, positions_of
 from workloads.models.precision import quantized, support
 from workloads.models.rules import saving_refusals, too_long
 from workloads.registry import WorkloadSpec, find_workload
-from workloads.rules import refusals
+from workloads.rules import require_allowed
 from workloads.training.methods import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.training.pairs import Seq2SeqParameters, source_length, target_length
 from workloads.training.parallel.layout import model_parallel_size
@@ -194,16 +193,7 @@ def run(request: Request, context: JobContext) -> Result:
     parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    job = JobDescription(
-        model=request.model,
-        dataset=request.dataset,
-        precision=request.precision,
-        device=context.device.name,
-        batch_size=request.batch_size,
-        cards=context.world_size,
-        parameters={**parameters, **request.settings},
-        engine=request.engine,
-    )
-    require(refusals(spec, job))
+    request = replace(request, parameters=parameters)
+    require_allowed(request, context.device.name, context.world_size)
     train: Workload = engine_function(request.engine, "train", context.device.name)
-    return train(replace(request, parameters=parameters), context)
+    return train(request, context)

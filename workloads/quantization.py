@@ -27,7 +27,6 @@ from workloads.base import (
     Sample,
     Unsupported,
     WorkloadError,
-    require,
 )
 from workloads.compression.quantization import (
     INT4_GROUP,
@@ -54,8 +53,8 @@ from workloads.models.precision import (
 from workloads.models.products import origin_by, save_trained
 from workloads.models.random_weights import PREFIX
 from workloads.models.rules import is_protected, linear_shapes, saving_refusals
-from workloads.registry import WorkloadSpec, find_workload, task_for
-from workloads.rules import refusals
+from workloads.registry import WorkloadSpec, task_for
+from workloads.rules import require_allowed
 from workloads.settings import setting
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples, padded, split
 from workloads.training.methods import SAVE_MODEL
@@ -362,7 +361,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
 
     parameters = QuantizationParameters.model_validate(dict(request.parameters))
     device = context.device
-    _require(request, device)
+    require_allowed(request, device.name, 1)
     context.enter_phase("load")
     context.resident(f"{request.residency_key}|quantised", lambda: None)  # others make room
     device.release_memory()
@@ -487,21 +486,6 @@ def _origin(
         "precision": PRECISION[parameters.numbers],
         **({RANGES_NOTE: ranges} if ranges else {}),
     }
-
-
-def _require(request: Request, device: Device) -> None:
-    spec = find_workload(request.workload)
-    job = JobDescription(
-        model=request.model,
-        dataset=request.dataset,
-        precision=request.precision,
-        device=device.name,
-        batch_size=request.batch_size,
-        cards=1,
-        parameters={**request.parameters, **request.settings},
-        engine=request.engine,
-    )
-    require(refusals(spec, job))
 
 
 def calibration_texts(

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from workloads.base import JobDescription, Refusal
+from workloads.base import JobDescription, Refusal, Request, require
 from workloads.data.datasets import DatasetParameters, dataset_refusals
-from workloads.engines import ENGINES, engine_refusals
-from workloads.engines.base import Ability
+from workloads.engines import ENGINES, elsewhere
+from workloads.engines.base import Ability, EngineSpec
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.checkpoints import CheckpointKind
 from workloads.models.rules import text_refusals
-from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, task_of
+from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, find_workload, task_of
+from workloads.settings import declarations
 
 
 def refusals(spec: WorkloadSpec, job: JobDescription) -> tuple[Refusal, ...]:
@@ -42,6 +43,114 @@ def refusals_by(
         return None if spec is None else partial(refusals, spec)
 
     return rule_of
+
+
+def require_allowed(request: Request, device: str, cards: int) -> None:
+    """Ask all rules once more, in the process that is about to run the job.
+
+    Raises:
+        BadConfiguration: the job contradicts itself.
+        Unsupported: it cannot run on this device.
+    """
+    job = JobDescription(
+        model=request.model,
+        dataset=request.dataset,
+        precision=request.precision,
+        device=device,
+        batch_size=request.batch_size,
+        cards=cards,
+        parameters={**request.parameters, **request.settings},
+        engine=request.engine,
+    )
+    require(refusals(find_workload(request.workload), job))
+
+
+def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
+    """Objections to a job's engine, and to settings that depend on it. Pure."""
+    spec = ENGINES.get(asked.engine)
+    if spec is None:
+        return  # the grid's reader has said so
+    if not spec.runs_on(asked.device):
+        yield Refusal(setting="engine", reason=elsewhere(spec, asked.device), unsupported=True)
+        return
+    yield from _mode_refusals(spec, asked)
+    yield from _setting_refusals(spec, asked, ability)
+    if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
+        "tensor_parallel" not in spec.features
+    ):
+        others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
+        yield Refusal(
+            setting="tensor_parallel",
+            reason=f"with the engine {spec.name} this version gives every card the whole model",
+            hint=f"engine {' or '.join(others)} splits matrices over cards",
+            unsupported=True,
+        )
+    if (able := spec.abilities.get(ability)) is not None:
+        yield from _ability_refusals(spec, able, ability, asked)
+
+
+def _ability_refusals(
+    spec: EngineSpec, able: Ability, ability: str, asked: JobDescription
+) -> Iterator[Refusal]:
+    """Adapters and attentions that this engine does not take, and what else it refuses."""
+    if asked.parameters.get("adapter") and not able.adapters:
+        others = [
+            other.name
+            for other in ENGINES.known()
+            if other.runs_on(asked.device)
+            and ability in other.abilities
+            and other.abilities[ability].adapters
+        ]
+        yield Refusal(
+            setting="adapter",
+            reason=f"with the engine {spec.name} this version puts on no adapters",
+            hint=f"engine {' or '.join(others)} does" if others else "",
+            unsupported=True,
+        )
+    attention = asked.parameters.get("attention")
+    if attention is not None and able.attentions is not None and attention not in able.attentions:
+        yield Refusal(
+            setting="attention",
+            reason=f"the engine {spec.name} has its own in the place of "
+            f"{' or '.join(able.attentions)}, and none for {attention}",
+            hint="leave attention out",
+            unsupported=True,
+        )
+    if able.refuse is not None:
+        yield from able.refuse(asked)
+
+
+def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]:
+    """A mode that this device or this engine has not."""
+    for device, modes in spec.modes.items():
+        wanted = asked.parameters.get(modes.setting)
+        if wanted is None:
+            continue
+        if device != asked.device:
+            reason, hint = f"{asked.device} has no such mode; it is one of {device} cards", ""
+        elif wanted in modes.lacking:
+            reason = f"the engine {spec.name} {modes.lacking[wanted]}"
+            hint = f"leave {modes.setting} out"
+        else:
+            continue
+        yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
+
+
+def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> Iterator[Refusal]:
+    """Settings of other engines that this one has not."""
+    own = declarations(settings) if (settings := spec.settings(ability)) else {}
+    refused = set(own)
+    for other in ENGINES.known():
+        settings = other.settings(ability)
+        for name, declaration in declarations(settings).items() if settings else ():
+            value = asked.parameters.get(name, declaration.default)
+            if name not in refused and not declaration.is_default(value):
+                refused.add(name)
+                yield Refusal(
+                    setting=name,
+                    reason=f"the engine {spec.name} has no {name}; {other.name} has",
+                    unsupported=True,
+                )
 
 
 def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal]:

@@ -307,7 +307,7 @@ class Vocabulary:
         """All settings of a job with defaults filled in; faults that only their union has.
 
         Settings of engines are left out where the job's engine has them not, unless they say
-        something: then a rule refuses the job (``engines.engine_refusals``).
+        something: then a rule refuses the job (``rules.engine_refusals``).
         """
         model = self.workloads[workload].model(engine)
         own = {name: value for name, value in settings.items() if name in model.model_fields}

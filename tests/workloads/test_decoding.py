@@ -30,13 +30,13 @@ from transformers import (
 
 from workloads.base import JobDescription, Unsupported
 from workloads.devices import device_for
-from workloads.engines import engine_refusals
 from workloads.engines.graph import decoder, description, packing, slots
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import runs
 from workloads.engines.passes import ContinuousPass, Prompt
 from workloads.engines.torch_models import graph_limits
 from workloads.models import precision as weights
+from workloads.rules import engine_refusals
 
 _SIZES = {
     "vocab_size": 96,

@@ -29,6 +29,7 @@ from workloads.base import (
 from workloads.devices import DEVICES
 from workloads.engines.optimum_habana import quantization
 from workloads.registry import ENGINES, WORKLOADS
+from workloads.rules import engine_refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def asked(**given) -> JobDescription:
 
 
 def refusals(job: JobDescription) -> list[Refusal]:
-    return list(engines.engine_refusals(job, "generate"))
+    return list(engine_refusals(job, "generate"))
 
 
 def request(engine: str, precision: str = "bf16") -> Request:

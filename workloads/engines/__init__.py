@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
-from workloads.engines.base import Ability, EngineSpec
+from workloads.engines.base import EngineSpec
 from workloads.registry import ENGINES as ENGINES
 from workloads.registry import default_engine as default_engine
 from workloads.registry import engines_for as engines_for
-
-if TYPE_CHECKING:
-    from workloads.base import JobDescription, Refusal
 
 
 def find_engine(name: str) -> EngineSpec:
@@ -74,7 +71,7 @@ def engine_function(name: str, ability: str, device: str) -> Any:
         others = ", ".join(engines_for(ability)) or "no engine does"
         raise BadConfiguration(f"the engine {name} does not {ability}; {others} does")
     if not spec.runs_on(device):
-        raise Unsupported(_elsewhere(spec, device))
+        raise Unsupported(elsewhere(spec, device))
     for package in spec.packages:
         if not _is_installed(package.module):
             raise Unsupported(
@@ -129,104 +126,8 @@ def process_kinds(device: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["", *kinds]))
 
 
-def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
-    """Objections to a job's engine, and to settings that depend on it. Pure."""
-    from workloads.base import Refusal
-
-    spec = ENGINES.get(asked.engine)
-    if spec is None:
-        return  # the grid's reader has said so
-    if not spec.runs_on(asked.device):
-        yield Refusal(setting="engine", reason=_elsewhere(spec, asked.device), unsupported=True)
-        return
-    yield from _mode_refusals(spec, asked)
-    yield from _setting_refusals(spec, asked, ability)
-    if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
-        "tensor_parallel" not in spec.features
-    ):
-        others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
-        yield Refusal(
-            setting="tensor_parallel",
-            reason=f"with the engine {spec.name} this version gives every card the whole model",
-            hint=f"engine {' or '.join(others)} splits matrices over cards",
-            unsupported=True,
-        )
-    if (able := spec.abilities.get(ability)) is not None:
-        yield from _ability_refusals(spec, able, ability, asked)
-
-
-def _ability_refusals(
-    spec: EngineSpec, able: Ability, ability: str, asked: JobDescription
-) -> Iterator[Refusal]:
-    """Adapters and attentions that this engine does not take, and what else it refuses."""
-    from workloads.base import Refusal
-
-    if asked.parameters.get("adapter") and not able.adapters:
-        others = [
-            other.name
-            for other in ENGINES.known()
-            if other.runs_on(asked.device)
-            and ability in other.abilities
-            and other.abilities[ability].adapters
-        ]
-        yield Refusal(
-            setting="adapter",
-            reason=f"with the engine {spec.name} this version puts on no adapters",
-            hint=f"engine {' or '.join(others)} does" if others else "",
-            unsupported=True,
-        )
-    attention = asked.parameters.get("attention")
-    if attention is not None and able.attentions is not None and attention not in able.attentions:
-        yield Refusal(
-            setting="attention",
-            reason=f"the engine {spec.name} has its own in the place of "
-            f"{' or '.join(able.attentions)}, and none for {attention}",
-            hint="leave attention out",
-            unsupported=True,
-        )
-    if able.refuse is not None:
-        yield from able.refuse(asked)
-
-
-def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]:
-    """A mode that this device or this engine has not."""
-    from workloads.base import Refusal
-
-    for device, modes in spec.modes.items():
-        wanted = asked.parameters.get(modes.setting)
-        if wanted is None:
-            continue
-        if device != asked.device:
-            reason, hint = f"{asked.device} has no such mode; it is one of {device} cards", ""
-        elif wanted in modes.lacking:
-            reason = f"the engine {spec.name} {modes.lacking[wanted]}"
-            hint = f"leave {modes.setting} out"
-        else:
-            continue
-        yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
-
-
-def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> Iterator[Refusal]:
-    """Settings of other engines that this one has not."""
-    from workloads.base import Refusal
-    from workloads.settings import declarations
-
-    own = declarations(settings) if (settings := spec.settings(ability)) else {}
-    told = set(own)
-    for other in ENGINES.known():
-        settings = other.settings(ability)
-        for name, declaration in declarations(settings).items() if settings else ():
-            value = asked.parameters.get(name, declaration.default)
-            if name not in told and not declaration.is_default(value):
-                told.add(name)
-                yield Refusal(
-                    setting=name,
-                    reason=f"the engine {spec.name} has no {name}; {other.name} has",
-                    unsupported=True,
-                )
-
-
-def _elsewhere(spec: EngineSpec, device: str) -> str:
+def elsewhere(spec: EngineSpec, device: str) -> str:
+    """Say where an engine runs, for a device on which it does not."""
     where = " and ".join(spec.devices) or f"devices with {spec.needs}"
     return f"the engine {spec.name} runs on {where}, not on {device}"
 

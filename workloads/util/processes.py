@@ -30,8 +30,12 @@ _FORMAT = 1
 _LONGEST_MARKER_BYTES = 4096
 _PID_LIMIT = 2**31
 _MARKER_TYPES = {
-    **{"format": int, "pid": int, "started_ticks": int},
-    **{"pid_namespace": str, "boot_id": str, "owner": str},
+    "format": int,
+    "pid": int,
+    "started_ticks": int,
+    "pid_namespace": str,
+    "boot_id": str,
+    "owner": str,
 }
 
 

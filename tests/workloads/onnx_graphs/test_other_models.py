@@ -24,7 +24,6 @@ from transformers import AutoConfig
 from workloads import text_encoding as encoding
 from workloads import text_generation, text_to_image
 from workloads.base import JobDescription, Unsupported
-from workloads.engines import engine_refusals
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.seq2seq import OnnxSeq2Seq
 from workloads.models.loading import (
@@ -35,7 +34,7 @@ from workloads.models.loading import (
 )
 from workloads.quality import Answered, loss_of
 from workloads.registry import find_workload
-from workloads.rules import refusals
+from workloads.rules import engine_refusals, refusals
 
 pytestmark = pytest.mark.slow  # exports graphs
 

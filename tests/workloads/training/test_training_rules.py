@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from tools.documents.techniques import markdown
 from workloads.base import BadConfiguration
-from workloads.engines import engine_refusals
 from workloads.models import rules
 from workloads.registry import Declared, find_workload
+from workloads.rules import engine_refusals
 from workloads.training import techniques
 from workloads.training.methods import ADAPTER_METHODS
 from workloads.training.technique import Technique
