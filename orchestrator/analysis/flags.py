@@ -15,7 +15,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.plausibility import contradictions
-from orchestrator.analysis.raw import Raw
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
@@ -117,17 +116,6 @@ def _oversubscribed(row: Measurement) -> str | None:
     return f"{many}{threads}{cores}: threads waited for each other"
 
 
-def _implausible(row: Measurement) -> str | None:
-    return _first_of(contradictions([row])[0])
-
-
-def _first_of(reasons: Sequence[str]) -> str | None:
-    if not reasons:
-        return None
-    more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return reasons[0] + more
-
-
 def _bimodal(row: Measurement) -> str | None:
     ratio = row.metrics.hump_ratio
     if ratio is None or ratio <= MOST_APART:
@@ -139,7 +127,7 @@ IMPLAUSIBLE = Flag(
     name="suspect",
     description="Its figures cannot be true: they exceed what the card can do, or contradict each "
     "other.",
-    reason=_implausible,
+    reason=lambda row: None,  # found for many rows at once, see ``raised_on``
 )
 
 #: Nightgrid's own flags, by name.
@@ -190,35 +178,26 @@ def every_flag() -> tuple[Flag, ...]:
     return (*OWN, *(flag for name, flag in others.items() if name not in own))
 
 
-def raised_on(row: Measurement) -> tuple[Raised, ...]:
-    """The flags that apply to a row; none to a row without a figure."""
-    return raised_on_each([row])[0]
-
-
-def raised_on_each(
+def raised_on(
     rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
 ) -> list[tuple[Raised, ...]]:
-    """The flags of each row.
+    """The flags of each row; none of a row without a figure.
 
     Args:
         rows: with their samples and items, unless ``raw`` has these.
         raw: the columns ``samples`` and ``items`` of these rows.
     """
-    measured = [number for number, row in enumerate(rows) if row.state is State.SUCCEEDED]
-    flags = every_flag()
-    implausible = dict.fromkeys(measured, None)
-    if IMPLAUSIBLE in flags:
-        source = Raw.of_rows(rows) if raw is None else Raw.of_batch(raw)
-        verdicts = contradictions(rows, source)
-        implausible = {number: _first_of(verdicts[number]) for number in measured}
-    raised: list[tuple[Raised, ...]] = [()] * len(rows)
-    for number in measured:
-        reasons = (
-            (flag, implausible[number] if flag is IMPLAUSIBLE else flag.reason(rows[number]))
-            for flag in flags
-        )
-        raised[number] = tuple(Raised(flag, reason) for flag, reason in reasons if reason)
+    raised: list[tuple[Raised, ...]] = []
+    for row, impossible in zip(rows, contradictions(rows, raw), strict=True):
+        flags = every_flag() if row.state is State.SUCCEEDED else ()
+        reasons = ((f, _first(impossible) if f is IMPLAUSIBLE else f.reason(row)) for f in flags)
+        raised.append(tuple(Raised(flag, reason) for flag, reason in reasons if reason))
     return raised
+
+
+def _first(reasons: Sequence[str]) -> str | None:
+    more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{more}" if reasons else None
 
 
 def raised_by_job(
@@ -234,13 +213,11 @@ def raised_by_job(
     flags: dict[str, tuple[Raised, ...]] = {}
     rest = {row.job_id: row for row in rows}
     for batch, columns in raw:
-        for row, raised in zip(batch, raised_on_each(batch, columns), strict=True):
+        for row, raised in zip(batch, raised_on(batch, columns), strict=True):
             flags[row.job_id] = raised
             del rest[row.job_id]
     others = list(rest.values())
-    flags |= {
-        row.job_id: raised for row, raised in zip(others, raised_on_each(others), strict=True)
-    }
+    flags |= {row.job_id: raised for row, raised in zip(others, raised_on(others), strict=True)}
     return {row.job_id: raised for row in rows if (raised := flags[row.job_id])}
 
 

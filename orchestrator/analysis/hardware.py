@@ -22,11 +22,11 @@ import csv
 import io
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from orchestrator.analysis.metrics import figure_of
 from orchestrator.core.job import Scalar, State
@@ -111,83 +111,49 @@ class Reference:
 def reference() -> Reference:
     """The published figures and data sheets that came with this program."""
     return Reference(
-        published=_read("published.csv", read_published),
-        devices=_read("devices.csv", read_devices),
+        published=_read("published.csv", _published),
+        devices=_read("devices.csv", _device),
     )
 
 
-def _read(name: str, read: Callable[[Path], tuple[_Line, ...]]) -> tuple[_Line, ...]:
+def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line, ...]:
     """The lines of a file; none, and a warning, where it is not what it should be: a report has its
     own figures without it."""
     path = DIRECTORY / name
     try:
-        return read(path)
-    except (OSError, ValueError) as error:
-        _LOG.warning("not read: %s: %s", path, error)
+        text = io.StringIO(files.read_text(path), newline="")
+        return tuple(map(make, csv.DictReader(text, restval="")))
+    except (OSError, ValueError, LookupError, csv.Error) as error:
+        _LOG.warning("not read: %s: %r", path, error)
         return ()
 
 
-def read_published(path: Path) -> tuple[Published, ...]:
-    """The lines of ``published.csv``.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a number is none, or a column is missing.
-    """
-    return tuple(
-        Published(
-            task=line["task"],
-            model=line["model"].split("|")[0],
-            also=tuple(line["model"].split("|")[1:]),
-            dataset=line["dataset"],
-            device=line["device"],
-            cards=_whole(line["cards"]),
-            batch_size=_whole(line["batch_size_per_card"]) if line["batch_size_per_card"] else 0,
-            precision=line["precision"],
-            settings=_settings(line["settings"]),
-            metric=line["metric"],
-            value=_positive(line["value"]),
-            unit=line["unit"],
-            steps=_whole(line["steps"]) if line.get("steps") else None,
-            time=line.get("time") or "",
-            software=line.get("software") or "",
-            doubtful=line.get("doubtful") == "yes",
-            note=line["note"],
-            source=line["source"],
-        )
-        for line in _lines(path, _PUBLISHED_COLUMNS)
+def _published(line: Mapping[str, str]) -> Published:
+    """A line of ``published.csv``; settings are written ``ignore_eos=true guidance=7.5|null``."""
+    model, *also = line["model"].split("|")
+    settings = (pair.partition("=") for pair in line["settings"].split())
+    return Published(
+        task=line["task"],
+        model=model,
+        also=tuple(also),
+        dataset=line["dataset"],
+        device=line["device"],
+        cards=_count(line["cards"]),
+        batch_size=_count(line["batch_size_per_card"] or "0"),
+        precision=line["precision"],
+        settings=tuple((name, tuple(values.split("|"))) for name, _, values in settings),
+        metric=line["metric"],
+        value=_positive(line["value"]),
+        unit=line["unit"],
+        steps=_count(line["steps"]) if line["steps"] else None,
+        time=line["time"],
+        software=line["software"],
+        doubtful=line["doubtful"] == "yes",
+        note=line["note"],
+        source=line["source"],
     )
 
 
-def read_devices(path: Path) -> tuple[DeviceSheet, ...]:
-    """The lines of ``devices.csv``, in bytes and operations per second.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a number is none, or a column is missing.
-    """
-    return tuple(
-        DeviceSheet(
-            device=line["device"],
-            memory_gb=_number(line["memory_gb"]),
-            bandwidth_bytes_per_s=_times(line["bandwidth_tb_s"], 1e12),
-            flops={
-                kind: rate
-                for kind, column in _PEAKS.items()
-                if (rate := _times(line.get(column) or "", 1e12)) is not None
-            },
-            link_bytes_per_s=_times(line.get("link_gb_s") or "", 1e9),
-            tdp_w=_number(line["tdp_w"]),
-            source=line["source"],
-        )
-        for line in _lines(path, _DEVICE_COLUMNS)
-    )
-
-
-_PUBLISHED_COLUMNS = (
-    *("task", "model", "dataset", "device", "cards", "batch_size_per_card", "precision"),
-    *("settings", "metric", "value", "unit", "note", "source"),
-)
 #: The column of each arithmetic's peak; a sheet may lack any of them.
 _PEAKS = {
     "bf16": "bf16_tflops_dense",
@@ -196,42 +162,31 @@ _PEAKS = {
     "tf32": "tf32_tflops_dense",
     "fp32": "fp32_tflops_dense",
 }
-_DEVICE_COLUMNS = (
-    *("device", "memory_gb", "bandwidth_tb_s", "bf16_tflops_dense", "fp8_tflops_dense"),
-    *("tdp_w", "source"),
-)
 
 
-def _lines(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    text = files.read_text(path)
-    try:
-        lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise ValueError(f"not a table: {error}") from error
-    for place, line in enumerate(lines, start=2):
-        for column in columns:
-            if not isinstance(line.get(column), str):
-                raise ValueError(f"line {place} has no {column}")
-    return lines
+def _device(line: Mapping[str, str]) -> DeviceSheet:
+    """A line of ``devices.csv``, in bytes and operations per second."""
+
+    def figure(column: str, factor: float = 1.0) -> float | None:
+        return _positive(line[column]) * factor if line[column].strip() else None
+
+    peaks = {kind: figure(column, 1e12) for kind, column in _PEAKS.items()}
+    return DeviceSheet(
+        device=line["device"],
+        memory_gb=figure("memory_gb"),
+        bandwidth_bytes_per_s=figure("bandwidth_tb_s", 1e12),
+        flops={kind: rate for kind, rate in peaks.items() if rate is not None},
+        link_bytes_per_s=figure("link_gb_s", 1e9),
+        tdp_w=figure("tdp_w"),
+        source=line["source"],
+    )
 
 
-def _settings(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Names and values, as in ``ignore_eos=true guidance=7.5|null``."""
-    pairs = [pair.partition("=") for pair in text.split()]
-    if any(not name or not value for name, _, value in pairs):
-        raise ValueError(f"{text!r:.40} are not settings such as output_tokens=100")
-    return tuple((name, tuple(value.split("|"))) for name, _, value in pairs)
-
-
-def _whole(text: str) -> int:
+def _count(text: str) -> int:
     value = int(text)
-    if not 1 <= value <= 2**31:
+    if not 0 <= value <= 2**31:
         raise ValueError(f"{text!r:.40} is not a count")
     return value
-
-
-def _number(text: str) -> float | None:
-    return _positive(text) if text.strip() else None
 
 
 def _positive(text: str) -> float:
@@ -239,11 +194,6 @@ def _positive(text: str) -> float:
     if not 1e-12 <= value <= 1e12:
         raise ValueError(f"{text!r:.40} is not a figure of a data sheet")
     return value
-
-
-def _times(text: str, factor: float) -> float | None:
-    value = _number(text)
-    return None if value is None else value * factor
 
 
 # ---------------------------------------------------------------- the roofline
@@ -293,7 +243,7 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
         if row.emulated:
             emulated += 1
             continue
-        sheet = sheet_of(row.device_name or "", sheets)
+        sheet = sheet_of(row, sheets)
         if sheet is None:
             unknown.append(row.device_name or "no device name")
             continue
@@ -303,10 +253,18 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
     return Roofline(shares=tuple(shares), emulated=emulated, unknown=tuple(dict.fromkeys(unknown)))
 
 
-def sheet_of(device_name: str, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
-    """The data sheet of a card that the driver calls so; None if it is not exactly that card."""
-    named = next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
-    return next((sheet for sheet in sheets if sheet.device == named), None)
+def sheet_of(row: Measurement, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
+    """The data sheet of exactly the card that the row ran on; None also for emulated cards."""
+    if row.emulated or not row.device_name:
+        return None
+    product = _product(row.device_name)
+    return next((sheet for sheet in sheets if sheet.device == product), None)
+
+
+@lru_cache(maxsize=256)
+def _product(device_name: str) -> str | None:
+    """The product that a driver calls so."""
+    return next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
 
 
 def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
@@ -318,8 +276,12 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
         bandwidth = row.weight_bytes / step_s / sheet.bandwidth_bytes_per_s
     arithmetic = arithmetic_of(row)
     peak = sheet.flops.get(arithmetic)
-    operations, prefill = _operations_per_s(row), _prefill_flops_per_s(row)
-    intensity = None
+    per_token, operations, prefill, intensity = flops_per_token(row), None, None, None
+    if per_token and metrics.total_tokens_per_s:  # of real tokens; padding is not counted
+        operations = metrics.total_tokens_per_s * per_token / row.cards
+    read_per_s = figure_of(row, PREFILL.name, {PREFILL.name: PREFILL})
+    if read_per_s and row.parameter_count:  # of the prompts' real tokens while they were read
+        prefill = 2.0 * row.parameter_count * read_per_s
     if step_s and row.weight_bytes and row.parameter_count and row.batch_size:
         intensity = 2 * row.parameter_count * row.batch_size / row.weight_bytes
     return Share(
@@ -344,21 +306,13 @@ def arithmetic_of(row: Measurement) -> str:
     return kind
 
 
-def _prefill_flops_per_s(row: Measurement) -> float | None:
-    """Operations that the prompts' real tokens needed while they were read, per second and card."""
-    rate = figure_of(row, PREFILL.name, {PREFILL.name: PREFILL})
-    return 2.0 * row.parameter_count * rate if rate and row.parameter_count else None
-
-
-def _operations_per_s(row: Measurement) -> float | None:
-    """Operations that the real tokens needed, per second and card; padding is not counted."""
-    tokens = row.metrics.total_tokens_per_s
-    if not tokens:
-        return None
-    per_token = row.train_flops_per_token
-    if per_token is None and row.metrics.generated_tokens_per_s and row.parameter_count:
-        per_token = 2.0 * row.parameter_count
-    return tokens * per_token / row.cards if per_token else None
+def flops_per_token(row: Measurement) -> float | None:
+    """Operations that a token needs: in training as the workload counted them."""
+    if row.train_flops_per_token is not None:
+        return row.train_flops_per_token
+    if row.metrics.generated_tokens_per_s and row.parameter_count:
+        return 2.0 * row.parameter_count
+    return None
 
 
 # ---------------------------------------------------------------- measured against published
@@ -371,9 +325,6 @@ TASKS: dict[str, frozenset[str]] = {
     "text-generation": frozenset({"text-generation"}),
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
-
-#: Rows by batch size per card and number of cards.
-BySize: TypeAlias = "dict[tuple[int | None, int], list[Measurement]]"
 
 #: Devices over which the published comparison gives its speed-ups.
 REFERENCES = ("Gaudi1", "A100-80GB")
@@ -413,14 +364,16 @@ class Line:
 class Comparison:
     """One task: the published lines in their order, each followed by those of ours that match."""
 
-    task: str
-    model: str
-    dataset: str
-    cards: int
-    unit: str
-    lower_is_better: bool
+    about: (
+        Published  # the first of its figures: task, model, dataset, cards and unit are all theirs
+    )
     lines: tuple[Line, ...]
     emulated: int  # rows of ours that would match if they had not been emulated
+
+    @property
+    def title(self) -> str:
+        """Task and model."""
+        return f"{self.about.task.replace('-', ' ')}: {self.about.model}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -442,18 +395,12 @@ def against_published(
     for figure in published:
         key = (figure.task, figure.model, figure.dataset, figure.cards)
         groups.setdefault(key, []).append(figure)
-    alike = _by_size(rows)
-    return tuple(_comparison(group, alike) for group in groups.values())
-
-
-def _by_size(rows: Sequence[Measurement]) -> BySize:
-    """The succeeded rows by what a figure is compared by first: a large run has few rows of the
-    sizes of a figure."""
-    by_size: BySize = {}
+    # A large run has few rows of the sizes of a figure.
+    by_size: dict[tuple[int | None, int], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
             by_size.setdefault((row.batch_size, row.cards), []).append(row)
-    return by_size
+    return tuple(_comparison(group, by_size) for group in groups.values())
 
 
 def matches(row: Measurement, figure: Published) -> bool:
@@ -465,7 +412,7 @@ def matches(row: Measurement, figure: Published) -> bool:
         and same_precision(row, figure.precision)
         and row.batch_size == figure.batch_size
         and row.cards == figure.cards
-        and all(_plain_value(row.parameters.get(name)) in same for name, same in figure.settings)
+        and all(_text(row.parameters.get(name)) in values for name, values in figure.settings)
     )
 
 
@@ -479,9 +426,7 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
     sheets = reference().devices
     sentences = {}
     for row in rows:
-        if row.state is not State.SUCCEEDED or row.emulated or not row.device_name:
-            continue
-        sheet = sheet_of(row.device_name, sheets)
+        sheet = sheet_of(row, sheets) if row.state is State.SUCCEEDED else None
         for figure in published if sheet is not None else ():
             if sheet is None or figure.device != sheet.device or not matches(row, figure):
                 continue
@@ -516,35 +461,36 @@ def speedup(metric: str, value: float, reference: float) -> float:
     return reference / value if metric == "latency" else value / reference
 
 
-def _comparison(figures: Sequence[Published], rows: BySize) -> Comparison:
-    first = figures[0]
-    lines: list[Line] = []
+def _comparison(
+    figures: Sequence[Published], rows: Mapping[tuple[int | None, int], Sequence[Measurement]]
+) -> Comparison:
+    lines = [_line(figure, None, figures) for figure in figures]
     emulated: set[str] = set()
     seen: set[str] = set()
-    for figure in figures:
-        lines.append(_line(figure, None, figures))
     for figure in figures:
         for row in rows.get((figure.batch_size, figure.cards), ()):
             if row.job_id in seen or not matches(row, figure):
                 continue
             if row.emulated:
                 emulated.add(row.job_id)
-                continue
-            value = _value(row, figure)
-            if value is None:
-                continue
-            seen.add(row.job_id)
-            lines.append(_line(_as_published(row, figure, value), row, figures))
-    return Comparison(
-        task=first.task,
-        model=first.model,
-        dataset=first.dataset,
-        cards=first.cards,
-        unit=first.unit,
-        lower_is_better=first.metric == "latency",
-        lines=tuple(lines),
-        emulated=len(emulated),
-    )
+            elif (value := _value(row, figure)) is not None:
+                seen.add(row.job_id)
+                ours = replace(
+                    figure,
+                    model=row.model,
+                    also=(),
+                    dataset=row.dataset,
+                    device=row.device_name or str(row.accelerator),
+                    cards=row.cards,
+                    value=value,
+                    time="",
+                    software="",
+                    doubtful=False,
+                    note="",
+                    source="this run",
+                )
+                lines.append(_line(ours, row, figures))
+    return Comparison(about=figures[0], lines=tuple(lines), emulated=len(emulated))
 
 
 def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
@@ -580,26 +526,7 @@ def _value(row: Measurement, figure: Published) -> float | None:
     return row.cards / rate if figure.unit == "s/image" else None
 
 
-def _as_published(row: Measurement, figure: Published, value: float) -> Published:
-    return Published(
-        task=figure.task,
-        model=row.model,
-        dataset=row.dataset,
-        device=row.device_name or str(row.accelerator),
-        cards=row.cards,
-        batch_size=figure.batch_size,
-        precision=figure.precision,
-        settings=figure.settings,
-        steps=figure.steps,
-        metric=figure.metric,
-        value=value,
-        unit=figure.unit,
-        note="",
-        source="this run",
-    )
-
-
-def _plain_value(value: Scalar) -> str:
+def _text(value: Scalar) -> str:
     return "null" if value is None else scalar(value)
 
 

@@ -5,28 +5,35 @@ would show it is not known. Limits leave room for what honest rows differ by (ro
 clocks that are read one after the other), so that a row that fails was not measured as it says.
 
 Plain columns are checked row by row. Samples and prompts, of which a run may have millions, are
-columns (``raw.py``), and each check looks at all of them at once. NaN stands for what is not known,
+arrays (``Records``), and each check looks at all of them at once. NaN stands for what is not known,
 and a comparison with NaN passes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from orchestrator.analysis.hardware import DeviceSheet, arithmetic_of, reference, sheet_of
-from orchestrator.analysis.raw import Groups, Numbers, Raw, Records, floats
+from orchestrator.analysis.hardware import (
+    DeviceSheet,
+    arithmetic_of,
+    flops_per_token,
+    reference,
+    sheet_of,
+)
+from orchestrator.analysis.raw import Groups, Numbers, Records, floats, largest, whole
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
-from workloads.base import END_TOKEN_IDS
+from workloads.base import END_TOKEN_IDS, Item, Sample
 from workloads.util.statistics import percentile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: How a value of each record is written, and the values.
 Written: TypeAlias = tuple[Callable[[Any], object], "Sequence[Any] | Numbers"]
@@ -62,18 +69,13 @@ PARTS = (
     *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
 )
 #: Figures of which none may exceed the next.
-_ASCENDING = tuple(
-    (names, attrgetter(*names))
-    for names in (
-        ("throughput_low", "throughput", "throughput_high"),
-        ("ttft_s", "ttft_p95_s"),
-        ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
-        ("latency_p50_s", "latency_p95_s"),
-        ("generated_tokens_per_s", "total_tokens_per_s"),
-    )
+_ASCENDING = (
+    ("throughput_low", "throughput", "throughput_high"),
+    ("ttft_s", "ttft_p95_s"),
+    ("tpot_p50_s", "tpot_p95_s", "tpot_p99_s"),
+    ("latency_p50_s", "latency_p95_s"),
+    ("generated_tokens_per_s", "total_tokens_per_s"),
 )
-_STEP_PERCENTILES = (("tpot_p50_s", 50), ("tpot_p95_s", 95), ("tpot_p99_s", 99))
-_LATENCY_PERCENTILES = (("latency_p50_s", 50), ("latency_p95_s", 95))
 
 
 # ---------------------------------------------------------------- plain columns
@@ -85,9 +87,9 @@ def _admitted(row: Measurement) -> str | None:
 
 
 def _order(row: Measurement) -> str | None:
-    for names, values_of in _ASCENDING:
-        values = values_of(row.metrics)
-        known = [pair for pair in zip(names, values, strict=True) if pair[1] is not None]
+    for names in _ASCENDING:
+        figures = ((name, getattr(row.metrics, name)) for name in names)
+        known = [(name, value) for name, value in figures if value is not None]
         for (name, value), (above, limit) in pairwise(known):
             if value > limit * (1 + 1e-9) and not _near(value, limit):
                 return f"{name} is {number(value)} and {above} only {number(limit)}"
@@ -159,7 +161,7 @@ def _bandwidth(row: Measurement) -> str | None:
 
 
 def _memory(row: Measurement) -> str | None:
-    sheet, peak = sheet_for(row), row.peak_device_memory_bytes
+    sheet, peak = _sheet(row), row.peak_device_memory_bytes
     if sheet is None or sheet.memory_gb is None or peak is None:
         return None
     has = sheet.memory_gb * 2**30  # the largest that a maker's GB may mean
@@ -198,7 +200,7 @@ def _energy(row: Measurement) -> str | None:
 
 
 def _power(row: Measurement) -> str | None:
-    sheet, power_w = sheet_for(row), row.metrics.power_w
+    sheet, power_w = _sheet(row), row.metrics.power_w
     if sheet is None or sheet.tdp_w is None or power_w is None:
         return None
     limit_w = sheet.tdp_w * row.cards
@@ -216,24 +218,16 @@ _ROW_CHECKS: tuple[Callable[[Measurement], str | None], ...] = (
 # ---------------------------------------------------------------- limits of the hardware
 
 
-def sheet_for(row: Measurement) -> DeviceSheet | None:
-    """The data sheet of the row's card; None where it is emulated, or no sheet is known."""
-    return None if row.emulated or not row.device_name else _sheet(row.device_name)
-
-
-@lru_cache(maxsize=256)
-def _sheet(device_name: str) -> DeviceSheet | None:
-    return sheet_of(device_name, reference().devices)
+def _sheet(row: Measurement) -> DeviceSheet | None:
+    return sheet_of(row, reference().devices)
 
 
 def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
     """Tokens, or positions, that a card can work on in a second, and the peak that says so."""
-    sheet = sheet_for(row)
+    sheet = _sheet(row)
     if sheet is None or not sheet.flops:
         return None
-    per_token = row.train_flops_per_token
-    if per_token is None and row.metrics.generated_tokens_per_s and row.parameter_count:
-        per_token = 2.0 * row.parameter_count
+    per_token = flops_per_token(row)
     if not per_token:
         return None
     # Some libraries multiply int8, others unpack to bf16.
@@ -247,7 +241,7 @@ def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
 
 def least_step_s(row: Measurement) -> float | None:
     """The time that reading all weights takes, as each decoding step and each first token does."""
-    sheet, weights = sheet_for(row), row.weight_bytes
+    sheet, weights = _sheet(row), row.weight_bytes
     if sheet is None or not sheet.bandwidth_bytes_per_s or not weights or weights < CACHED_BYTES:
         return None
     return weights / sheet.bandwidth_bytes_per_s / MOST
@@ -265,18 +259,25 @@ def most_decoded_per_core_s(row: Measurement) -> float | None:
 # ---------------------------------------------------------------- samples and prompts
 
 
-def contradictions(rows: Sequence[Measurement], raw: Raw | None = None) -> list[tuple[str, ...]]:
+def contradictions(
+    rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
+) -> list[tuple[str, ...]]:
     """The figures of each succeeded row that cannot be true; empty for a row that passes.
 
     Args:
-        rows: of any number.
-        raw: their samples and prompts, where the rows were read without them.
+        rows: with their samples and items, unless ``raw`` has these.
+        raw: the columns ``samples`` and ``items`` of these rows.
     """
     reasons = [[text for check in _ROW_CHECKS if (text := check(row)) is not None] for row in rows]
-    raw = Raw.of_rows(rows) if raw is None else raw
-    if len(raw.samples.row):
+    if raw is None:
+        samples = Records.of_rows(Sample, (row.samples for row in rows))
+        items = Records.of_rows(Item, (row.items for row in rows))
+    else:
+        samples = Records.of_column(Sample, raw["samples"])
+        items = Records.of_column(Item, raw["items"])
+    if len(samples.row):
         with np.errstate(all="ignore"):
-            for place, texts in _RawChecks(rows, raw).reasons.items():
+            for place, texts in _RawChecks(rows, samples, items).reasons.items():
                 reasons[place] += texts.values()
     return list(map(tuple, reasons))
 
@@ -284,32 +285,33 @@ def contradictions(rows: Sequence[Measurement], raw: Raw | None = None) -> list[
 class _RawChecks:
     """The checks of samples and prompts. ``reasons`` has the first one of each check by row."""
 
-    def __init__(self, rows: Sequence[Measurement], raw: Raw) -> None:
+    def __init__(self, rows: Sequence[Measurement], samples: Records, items: Records) -> None:
         self.rows, self.n = rows, len(rows)
         self.reasons: dict[int, dict[str, str]] = {}
         self.every = np.arange(self.n)
-        self.timed = raw.samples.chosen(raw.samples["warmup"] == 0)
+        self.timed = samples.where(samples["warmup"] == 0)
         if not len(self.timed.row):
             return
-        self.items = raw.items.chosen(np.isin(raw.items.row, self.timed.row))
+        self.items = items.where(np.isin(items.row, self.timed.row))
         self._repeats()
         self._limits()
         self._rates()
         self._durations()
-        steps, lengths = self.counted.lists("step_s")
-        owner = np.repeat(self.counted.row, lengths.astype(np.int64))
+        steps, lengths = self.counted.lists["step_s"]
+        owner = np.repeat(self.counted.row, whole(lengths))
         first = self.counted["ttft_s"]
-        self._percentiles(self.counted.row, first, (("ttft_s", 50),), "samples")
-        self._percentiles(owner, steps, _STEP_PERCENTILES, "steps")
-        latencies = self.items["latency_s"]
-        self._percentiles(self.items.row, latencies, _LATENCY_PERCENTILES, "prompts")
-        self._losses(raw.samples)
+        self._percentiles(self.counted.row, first, {"ttft_s": 50}, "samples")
+        times = {"tpot_p50_s": 50, "tpot_p95_s": 95, "tpot_p99_s": 99}
+        self._percentiles(owner, steps, times, "steps")
+        latencies = {"latency_p50_s": 50, "latency_p95_s": 95}
+        self._percentiles(self.items.row, self.items["latency_s"], latencies, "prompts")
+        self._losses(samples)
         self._counts()
-        self._lengths()
+        self.whole()
         self._texts()
         self._times()
         self._prompt_times()
-        self._warmup(raw.samples)
+        self._warmup(samples)
         self._against_the_card()
 
     def _blame(
@@ -348,23 +350,22 @@ class _RawChecks:
         repeat = Groups(timed.row[ranked.first], timed["repeat"][ranked.first])
         self.repeat_of = repeat.of[ranked.of]  # of each sample
         self.repeat_row = timed.row[ranked.first][repeat.first]
-        self.repeat_wall = repeat.largest(np.bincount(ranked.of, timed["wall_s"]))
+        rank_wall = np.bincount(ranked.of, timed["wall_s"])
+        self.repeat_wall = largest(repeat.of, rank_wall, len(repeat.first))
         rank = Groups(timed.row, timed["rank"])
         rank_row = timed.row[rank.first]
-        self.whole_wall = np.full(n, -np.inf)
-        np.maximum.at(self.whole_wall, rank_row, np.bincount(rank.of, timed["wall_s"]))
+        self.whole_wall = largest(rank_row, np.bincount(rank.of, timed["wall_s"]), n)
         complete = np.bincount(repeat.of) == self._sum(rank_row)[self.repeat_row]
         complete &= np.bincount(self.repeat_of, timed["complete"] == 0) == 0
         self.repeats = self._sum(self.repeat_row, complete)  # of each row
         self.there = self._sum(timed.row) > 0
         #: Repeats that rates are computed from: the complete ones; all where there are none.
         self.rated = complete | (self.repeats == 0)[self.repeat_row]
-        self.counted = timed.chosen(self.rated[self.repeat_of])
+        self.counted = timed.where(self.rated[self.repeat_of])
         number = timed["repeat"][ranked.first][repeat.first]
-        last = np.full(n, -np.inf)
-        np.maximum.at(last, self.repeat_row, np.where(self.rated, number, -np.inf))
+        last = largest(self.repeat_row, np.where(self.rated, number, -np.inf), n)
         #: The samples of the repeat that the items are of.
-        self.last = timed.chosen((number == last[self.repeat_row])[self.repeat_of])
+        self.last = timed.where((number == last[self.repeat_row])[self.repeat_of])
         self.trains = self._sum(self.counted.row, ~np.isnan(self.counted["loss"])) > 0
 
     def _limits(self) -> None:
@@ -428,7 +429,7 @@ class _RawChecks:
         self._blame(check, wrong, self.every, text, (write, stored), (write, recounted))
 
     def _percentiles(
-        self, owner: Numbers, numbers: Numbers, names: Sequence[tuple[str, int]], of: str
+        self, owner: Numbers, numbers: Numbers, names: Mapping[str, int], of: str
     ) -> None:
         """A percentile lies between two neighbours in the order of numbers, however computed."""
         known = ~np.isnan(numbers)
@@ -437,7 +438,7 @@ class _RawChecks:
         count = self._sum(owner)
         start = np.concatenate(([0], np.cumsum(count)[:-1])).astype(np.int64)
         there = count > 0
-        for name, percent_ in names:
+        for name, percent_ in names.items():
             stored, recomputed = self._metric(name), np.full(self.n, np.nan)
             place = (percent_ / 100 * np.maximum(count - 1, 0))[there]
             low, high = np.full(self.n, np.nan), np.full(self.n, np.nan)
@@ -449,10 +450,10 @@ class _RawChecks:
                 recomputed[row] = percentile(own.tolist(), percent_)
             text = f"{name} is {{}}, its {of} give {{}}"
             written = ((seconds, stored), (seconds, recomputed))
-            self._blame(names[0][0], wrong, self.every, text, *written)
+            self._blame(of, wrong, self.every, text, *written)
 
     def _losses(self, samples: Records) -> None:
-        known = samples.chosen(~np.isnan(samples["loss"]))
+        known = samples.where(~np.isnan(samples["loss"]))
         if not len(known.row):
             return
         step = Groups(known.row, known["repeat"], known["batch"])
@@ -480,7 +481,7 @@ class _RawChecks:
             text = f"its last repeat counts {{}} {name}, its prompts have {{}}"
             self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, recounted))
 
-    def _lengths(self) -> None:
+    def whole(self) -> None:
         """Tokens that the job's settings fix, in batches and in prompts."""
         timed, own = self.timed, self.timed.row
         count, written, read = timed["items"], timed["output_tokens"], timed["input_tokens"]
@@ -511,12 +512,12 @@ class _RawChecks:
         tokens = (lambda value: plural(int(value), "token"), written)
         wrong = sizes > LONGEST_TOKEN * written
         self._blame("texts", wrong, own, "a text of {} bytes counts as {}", (_count, sizes), tokens)
-        ids, lengths = items.lists("output_ids")
+        ids, lengths = items.lists["output_ids"]
         wrong = ~np.isnan(lengths) & (lengths != written)
         self._blame(
             "ids", wrong, own, "a text counts as {}, and has {} ids", tokens, (_count, lengths)
         )
-        counts = np.nan_to_num(lengths).astype(np.int64)
+        counts = whole(lengths)
         place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         text_of = np.repeat(np.arange(len(counts)), counts)
         ends = [_end_ids(row) for row in self.rows]
@@ -540,8 +541,8 @@ class _RawChecks:
         timed, own, wall = self.timed, self.timed.row, self.timed["wall_s"]
         took = (seconds, wall)
         self._blame("walls", wall <= 0, own, "a batch took {}", took)
-        values, lengths = timed.lists("step_s")
-        batch = np.repeat(np.arange(len(own)), lengths.astype(np.int64))
+        values, lengths = timed.lists["step_s"]
+        batch = np.repeat(np.arange(len(own)), whole(lengths))
         steps, first = np.bincount(batch, values, len(own)), timed["ttft_s"]
         # Under continuous batching prompts are read between steps, and the time to first token is
         # their mean, so that the two overlap.
@@ -562,8 +563,7 @@ class _RawChecks:
     def _prompt_times(self) -> None:
         items, own = self.items, self.items.row
         latency, first, written = items["latency_s"], items["ttft_s"], items["output_tokens"]
-        longest, fastest = np.full(self.n, -np.inf), np.full(self.n, np.inf)
-        np.maximum.at(longest, self.last.row, self.last["wall_s"])
+        longest = largest(self.last.row, self.last["wall_s"], self.n)
         took, batch = (seconds, latency), (seconds, longest[own])
         wrong = latency > _most(longest)[own]
         self._blame("prompt times", wrong, own, "a prompt took {}, its batch {}", took, batch)
@@ -572,8 +572,8 @@ class _RawChecks:
         self._blame("prompt times", wrong, own, text, (seconds, first), took)
         # The tokens of a prompt cannot come faster than the fastest step of its repeat. (Under
         # continuous batching a prompt that came last does not wait for the reading of others.)
-        steps, lengths = self.last.lists("step_s")
-        np.minimum.at(fastest, np.repeat(self.last.row, lengths.astype(np.int64)), steps)
+        steps, lengths = self.last.lists["step_s"]
+        fastest = -largest(np.repeat(self.last.row, whole(lengths)), -steps, self.n)
         known = np.isfinite(fastest) & (fastest > 0) & self.static
         least = np.where(known[own], first + fastest[own] * (written - 1), np.nan)
         text = "a prompt of {:.0f} tokens took {}; at the fastest step of all that takes {}"
@@ -581,7 +581,7 @@ class _RawChecks:
         self._blame("prompt steps", wrong, own, text, (float, written), took, (seconds, least))
 
     def _warmup(self, samples: Records) -> None:
-        warm = samples.chosen((samples["warmup"] != 0) & (samples["rank"] == 0))
+        warm = samples.where((samples["warmup"] != 0) & (samples["rank"] == 0))
         spent = self._sum(warm.row, warm["wall_s"])
         stored = floats(row.warmup_s for row in self.rows)
         wrong = self.there & (spent > 0) & (spent > _most(stored))
@@ -593,8 +593,7 @@ class _RawChecks:
         timed, own, rows = self.timed, self.timed.row, self.rows
         wall, written = timed["wall_s"], timed["output_tokens"]
         rate = np.where(wall > 0, timed["computed_tokens"] / wall, 0.0)
-        fastest = np.full(self.n, -np.inf)
-        np.maximum.at(fastest, own, rate / self.cards[own])
+        fastest = largest(own, rate / self.cards[own], self.n)
         share = MOST * fastest / self.most
         values: tuple[Written, ...] = ((number, fastest), (_percent, share), (str, self.peak))
         self._blame("peak", fastest > self.most, self.every, TOO_MANY, *values)

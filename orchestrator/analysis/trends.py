@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.flags import barred, raised_on_each
+from orchestrator.analysis.flags import barred, raised_on
 from orchestrator.analysis.ratio import (
     ASSUMED_NOISE,
     ENOUGH_JOBS,
@@ -118,7 +118,7 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
         if not measured or not math.isfinite(rate or 0.0) or (rate or 0.0) <= 0:
             continue
         candidates.append((night, at, row))
-    verdicts = raised_on_each([row for _, _, row in candidates])
+    verdicts = raised_on([row for _, _, row in candidates])
     for (night, at, row), raised in zip(candidates, verdicts, strict=True):
         if barred(raised):
             continue

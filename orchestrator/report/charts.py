@@ -458,8 +458,8 @@ def published_chart(one: Comparison, title: str) -> str:
             text_at(start + length + 6, at + 17, units.number(figure.value), "ink"),
         ]
     foot = high * len(one.lines) + 16
-    better = ", less is better" if one.lower_is_better else ""
-    parts.append(text_at(start, foot, one.unit + better))
+    better = ", less is better" if one.about.metric == "latency" else ""
+    parts.append(text_at(start, foot, one.about.unit + better))
     return svg(title, *parts, size=(WIDE, foot + 6))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.comparison import Change, RunComparison
-from orchestrator.analysis.flags import Raised, raised_on_each
+from orchestrator.analysis.flags import Raised, raised_on
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import precision_rank
@@ -167,7 +167,7 @@ def _document(summary: Summary) -> dict[str, object]:
 
 def records(rows: Sequence[Measurement]) -> list[dict[str, object]]:
     """Each row as one mapping of plain values, without its raw samples."""
-    pairs = zip(rows, raised_on_each(rows), strict=True)
+    pairs = zip(rows, raised_on(rows), strict=True)
     return [_plain_record(_flat(row, raised)) for row, raised in pairs]
 
 

@@ -140,7 +140,7 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
         drawing = roofline_figure(sheet, shares, title)
         yield Picture(name=f"roofline-{n:02d}", title=title, about=sheet.source, drawing=drawing)
     for n, one in enumerate(summary.published, 1):
-        title = f"{one.task.replace('-', ' ')}: {one.model}, {units.plural(one.cards, 'card')}"
+        title = f"{one.title}, {units.plural(one.about.cards, 'card')}"
         drawing = charts.published_chart(one, title)
         yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
     if lanes := summary.timeline.lanes:
@@ -457,7 +457,7 @@ def _roofline(summary: Summary) -> Iterator[Record]:
 def _published(summary: Summary) -> Iterator[Record]:
     return (
         {
-            "task": one.task,
+            "task": one.about.task,
             "who": "this run" if line.ours else "published",
             "model": line.figure.model,
             "dataset": line.figure.dataset,

@@ -146,7 +146,7 @@ def _with_flags(table: pa.Table) -> pa.Table:
     """The table with the flags of each row as text, derived anew: no file is trusted."""
     import pyarrow as pa
 
-    from orchestrator.analysis.flags import raised_on_each
+    from orchestrator.analysis.flags import raised_on
     from orchestrator.store.reader import measurements_of
 
     texts: list[str | None] = []
@@ -154,7 +154,7 @@ def _with_flags(table: pa.Table) -> pa.Table:
         part = table.slice(start, _TOGETHER).combine_chunks()
         rows = list(measurements_of(part))
         (batch,) = part.select(["samples", "items"]).to_batches()
-        texts += ["; ".join(map(str, raised)) or None for raised in raised_on_each(rows, batch)]
+        texts += ["; ".join(map(str, raised)) or None for raised in raised_on(rows, batch)]
     return table.append_column("flags", pa.array(texts, pa.string()))
 
 

@@ -376,9 +376,8 @@ def _published(summary: Summary) -> Section:
 
     def figures() -> Iterator[Figure]:
         for one in measured[:MOST_FIGURES]:
-            name = f"{one.task.replace('-', ' ')}: {one.model}"
-            title = f"{name}. The table below has the values."
-            yield Figure(drawing=published_chart(one, title), caption=name)
+            title = f"{one.title}. The table below has the values."
+            yield Figure(drawing=published_chart(one, title), caption=one.title)
 
     lines = [line for one in summary.published for line in one.lines]
     sources = dict.fromkeys(line.figure.source for line in lines if not line.ours)
@@ -387,7 +386,7 @@ def _published(summary: Summary) -> Section:
         if one.emulated:
             verb = "is" if one.emulated == 1 else "are"
             remarks.append(
-                f"{one.task}: {units.plural(one.emulated, 'row')} of this run did the same on "
+                f"{one.about.task}: {units.plural(one.emulated, 'row')} of this run did the same on "
                 f"emulated cards and {verb} left out."
             )
     return Section(
@@ -419,9 +418,9 @@ def _published_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
-    figure, row = line.figure, line.row
-    task_notes = [f"on {one.dataset}"] if one.dataset else []
-    notes = ["less is better"] if one.lower_is_better else []
+    figure, row, task = line.figure, line.row, one.about
+    task_notes = [f"on {task.dataset}"] if task.dataset else []
+    notes = ["less is better"] if task.metric == "latency" else []
     notes += ["?: doubtful"] if figure.doubtful else []
     notes += [f"trained {line.training}"] if line.training else []
     about = [figure.software] if figure.software else []
@@ -432,10 +431,10 @@ def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
     return (
         Cell(text="this run" if line.ours else "published", style="good" if line.ours else ""),
         Cell(
-            text=f"{one.task}, {one.model}, {units.plural(one.cards, 'card')}",
+            text=f"{task.task}, {task.model}, {units.plural(task.cards, 'card')}",
             notes=tuple(task_notes),
         ),
         Cell(text=f"{figure.device} {figure.precision} b={figure.batch_size}", notes=tuple(about)),
-        Cell(text=f"{units.number(figure.value)} {one.unit}", notes=tuple(notes)),
+        Cell(text=f"{units.number(figure.value)} {task.unit}", notes=tuple(notes)),
         *(line.speedup(device) for device in REFERENCES),
     )

@@ -41,7 +41,7 @@ def a_row(
 def test_a_row_is_disturbed_by_what_it_lost(facts: dict[str, Any], disturbed: bool) -> None:
     """Waiting while runnable counts, and what a hypervisor took while it ran; sleep does not, nor
     does the wait of its own threads for each other, nor how busy its host was."""
-    names = {one.flag.name for one in raised_on(a_row(**facts))}
+    names = {one.flag.name for one in raised_on([a_row(**facts)])[0]}
     assert ("disturbed" in names) == disturbed
 
 
@@ -88,7 +88,7 @@ def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
 def reasons(one: Measurement) -> dict[str, str]:
     """The reasons of the two flags that a row has."""
     names = ("not_steady", "compiled_in_timed_part")
-    return {r.flag.name: r.reason for r in raised_on(one) if r.flag.name in names}
+    return {r.flag.name: r.reason for r in raised_on([one])[0] if r.flag.name in names}
 
 
 def drifting(drift: float | None) -> Measurement:
@@ -112,7 +112,7 @@ def test_a_warm_up_that_was_cut_is_told_with_its_limit_and_what_it_missed() -> N
     }
     late = reasons(replace(cut, shapes_unmet=0))["not_steady"]
     assert late == "its warm-up was cut by warmup_limit_s (1800 s)"
-    assert barred(raised_on(cut))
+    assert barred(raised_on([cut])[0])
 
 
 def test_drift_is_told_with_its_direction() -> None:
@@ -129,7 +129,7 @@ def test_compilation_in_the_timed_part_is_told_with_its_number() -> None:
     assert reason.startswith("3 graphs were compiled while it was timed once more")
     once = reasons(replace(compiled, timed_compilations=1, timed_parts=1))
     assert once["compiled_in_timed_part"].startswith("1 graph was compiled while it was timed; ")
-    assert barred(raised_on(compiled))
+    assert barred(raised_on([compiled])[0])
     assert reasons(replace(compiled, state=State.FAILED)) == {}
     assert {"not_steady", "compiled_in_timed_part"} <= {flag.name for flag in OWN}
 
@@ -152,6 +152,6 @@ def of(**changes: object) -> Metrics:
 )
 def test_what_is_flagged(changes: dict[str, float | None], said: str) -> None:
     """Above the limit, and never where nothing is known."""
-    raised = raised_on(row(metrics=of(**changes)))
+    raised = raised_on([row(metrics=of(**changes))])[0]
     assert bool(raised) is bool(said) is barred(raised)
     assert not said or str(raised[0]).startswith(said)

@@ -123,7 +123,7 @@ def test_a_flagged_row_is_not_compared() -> None:
 def test_a_row_without_a_figure_is_never_flagged() -> None:
     """Flags are about figures."""
     row = Night().add(a_job(), State.FAILED, details={"noise": "loud"})
-    assert raised_on(row) == ()
+    assert raised_on([row]) == [()]
 
 
 def test_the_guide_lists_every_flag() -> None:

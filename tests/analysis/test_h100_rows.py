@@ -91,7 +91,7 @@ def test_every_pair_differs_in_one_choice() -> None:
 
 def test_no_row_of_the_card_is_implausible() -> None:
     """Slow and disturbed as some of them are, each is possible."""
-    flags = {one.flag.name for row in rows() for one in raised_on(row)}
+    flags = {one.flag.name for raised in raised_on(rows()) for one in raised}
     assert len(rows()) == 86 and "suspect" not in flags
 
 

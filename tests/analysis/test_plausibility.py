@@ -26,7 +26,6 @@ from orchestrator.analysis import plausibility
 from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.hardware import reference, roofline_of
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
-from orchestrator.analysis.raw import Raw
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.codec import from_table, to_table
 
@@ -42,7 +41,7 @@ def contradictions(row: Measurement) -> tuple[str, ...]:
 def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, words: str) -> None:
     """The row passes, and with the lie it is suspect for a reason that names the figure."""
     assert contradictions(make()) == ()
-    assert "suspect" in {one.flag.name for one in raised_on(lie(make()))}
+    assert "suspect" in {one.flag.name for one in raised_on([lie(make())])[0]}
     found = contradictions(lie(make()))
     assert any(word in reason for reason in found for word in words.split("|")), found
 
@@ -108,7 +107,7 @@ def test_rows_and_columns_give_the_same_verdicts() -> None:
     table = to_table([replace(row, metrics=Metrics()) for row in rows])  # a lie has any numbers
     (batch,) = table.select(["samples", "items"]).combine_chunks().to_batches()
     lean = [replace(row, samples=(), items=()) for row in rows]
-    verdicts = plausibility.contradictions(lean, Raw.of_batch(batch))
+    verdicts = plausibility.contradictions(lean, batch)
     read = [
         replace(row, samples=stored.samples, items=stored.items)
         for row, stored in zip(rows, from_table(table), strict=True)

@@ -214,7 +214,7 @@ def test_names_and_precisions_are_matched_by_meaning() -> None:
 )
 def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) -> None:
     """Other boards of the same chip and slices of a card have no sheet here."""
-    found = sheet_of(driver, SHEETS)
+    found = sheet_of(replace(t5(), device_name=driver), SHEETS)
     assert (found.device if found else None) == sheet
 
 
@@ -283,15 +283,3 @@ def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
     packaged = apply_configuration(Distribution(), root / "pyproject.toml").package_data
     copied = hardware.DIRECTORY.glob(*packaged["orchestrator.analysis"])
     assert {"published.csv", "devices.csv"} <= {path.name for path in copied}
-
-
-def test_a_damaged_data_sheet_is_refused(tmp_path: Path) -> None:
-    """A figure that is no number does not become a share."""
-    path = tmp_path / "devices.csv"
-    path.write_text(
-        "device,memory_gb,bandwidth_tb_s,bf16_tflops_dense,fp8_tflops_dense,tdp_w,source\n"
-        "X,96,-1,1,1,1,nobody\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(ValueError, match="data sheet"):
-        hardware.read_devices(path)
