@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 from orchestrator.analysis.samples import NOTHING, derived_figures, metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
-from orchestrator.core.measurement import Measurement, timed_repeats
+from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome
 from orchestrator.core.topology import Node
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -43,32 +42,17 @@ _LARGEST = (
     "peak_host_memory_bytes",
     "peak_device_memory_bytes",
 )
-_largest = attrgetter(*_LARGEST)
-#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
-_WORST = (
-    ("processor_wait_share", "wait_share"),
-    ("stolen_share", "stolen_share"),
-    ("host_load", "host_load"),
+#: Columns that a row has from its job.
+_OF_JOB = (
+    *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
+    *("engine", "isolation", "measure", "replicate"),
 )
-
-
-class _LastNodes:
-    """Nodes by their id. Those of the last row are kept: the next row has the same."""
-
-    def __init__(self) -> None:
-        self._last: tuple[tuple[Node, ...], Mapping[str, Node]] = ((), {})
-
-    def by_id(self, nodes: Iterable[Node]) -> Mapping[str, Node]:
-        """Nodes by their id."""
-        known, by_id = self._last
-        if nodes is not known:
-            by_id = {node.node_id: node for node in nodes}
-            if isinstance(nodes, tuple):  # which stays as it is
-                self._last = nodes, by_id
-        return by_id
-
-
-_LAST_NODES = _LastNodes()
+#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
+_WORST = {
+    "processor_wait_share": "wait_share",
+    "stolen_share": "stolen_share",
+    "host_load": "host_load",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +85,8 @@ def measurement_of(
     """
     provenance = provenance or Provenance()
     attempt, job = record.attempt, record.job
-    runs = attempt.job if attempt else job
-    ranks: Sequence[RankOutcome] = record.outcome.ranks if record.outcome else ()
-    if len(ranks) > 1:
-        ranks = sorted(ranks, key=lambda rank: rank.rank)
+    tried = attempt.job if attempt else job
+    ranks = sorted(record.outcome.ranks if record.outcome else (), key=lambda rank: rank.rank)
     results = [rank.result for rank in ranks if rank.result is not None]
     samples = tuple((r.rank, s) for r in ranks if r.result for s in r.result.samples)
     items = tuple((r.rank, i) for r in ranks if r.result for i in r.result.items)
@@ -113,19 +95,16 @@ def measurement_of(
     declared = registry.metrics_of(job.workload)
     figures = of_ranks(declared, [result.metrics for result in results])
     if whole:
-        complete = timed_repeats(samples)
-        figures = derived_figures(declared, samples, items, complete=complete) | figures
+        figures = derived_figures(declared, samples, items) | figures
         metrics = metrics_of(
             samples,
             items,
             confidence=job.measure.confidence,
             throughput=registry.throughput_of(job.workload),
-            complete=complete,
         )
-        if energy := _energy(ranks):
-            metrics = replace(metrics, **energy)
+        metrics = replace(metrics, **_energy(ranks))
     failure = _failure(record)
-    by_id = _LAST_NODES.by_id(nodes)
+    by_id = {node.node_id: node for node in nodes}
     return Measurement(
         schema_version=SCHEMA_VERSION,
         run=run,
@@ -136,20 +115,10 @@ def measurement_of(
         final=record.final,
         purpose=attempt.purpose if attempt else "measure",
         recorded_at=to_microseconds(recorded_at),
-        experiment=job.experiment,
-        workload=job.workload,
-        model=job.model,
-        dataset=job.dataset,
-        accelerator=job.accelerator,
-        cards=job.cards,
-        precision=job.precision,
-        batch_size=runs.batch_size if isinstance(runs.batch_size, int) else None,
+        **{name: getattr(job, name) for name in _OF_JOB},
+        batch_size=tried.batch_size if isinstance(tried.batch_size, int) else None,
         batch_size_requested=str(job.batch_size),
-        engine=job.engine,
-        isolation=job.isolation,
         parameters=dict(job.parameters),
-        measure=job.measure,
-        replicate=job.replicate,
         state=record.state,
         reason=record.reason,
         failure_class=str(failure.failure_class) if failure else None,
@@ -226,16 +195,16 @@ def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
     """Processor time of the worst rank; null where that of one is not known."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if turns:
-        found["queued_s"] = max(turn.waited_s for turn in turns)
-        found["oversubscribed"] = any(turn.oversubscribed for turn in turns)
+        columns["queued_s"] = max(turn.waited_s for turn in turns)
+        columns["oversubscribed"] = any(turn.oversubscribed for turn in turns)
     if uses and len(uses) == len(ranks):
-        found["processor_cores"] = min(use.cores for use in uses)
-        for column, name in _WORST:
+        columns["processor_cores"] = min(use.cores for use in uses)
+        for column, name in _WORST.items():
             values = [getattr(use, name) for use in uses]
-            found[column] = None if None in values else max(values)
-    return found
+            columns[column] = None if None in values else max(values)
+    return columns
 
 
 def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
@@ -274,10 +243,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
     if not results:
         return {}
     first = results[0]
-    values = _largest(first)
-    if len(results) > 1:
-        values = tuple(map(_most, zip(*map(_largest, results), strict=True)))
-    return dict(zip(_LARGEST, values, strict=True)) | {
+    return {name: _most(getattr(one, name) for one in results) for name in _LARGEST} | {
         "stop_reason": first.stop_reason,
         "warmup_end": first.warmup_end,
         "random_weights": any(result.random_weights for result in results),

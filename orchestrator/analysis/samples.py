@@ -12,12 +12,10 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from orchestrator.analysis.series import LEAST_SAMPLES, hump_ratio_of
 from orchestrator.core.measurement import (
     Metrics,
-    Ranked,
     Totals,
     complete_of,
     repeats_of,
@@ -28,7 +26,6 @@ from orchestrator.core.measurement import (
 from workloads.base import SAMPLES, TOKENS, Item, Metric, Sample, Throughput, Timed
 from workloads.bench.warmup import LEAST_STEPS, Step, drift
 from workloads.util.statistics import (
-    Interval,
     mean_interval,
     percentile,
     ratio_interval,
@@ -45,33 +42,24 @@ def metrics_of(
     *,
     confidence: float = 0.95,
     throughput: Throughput | None = None,
-    complete: Mapping[int, Sequence[Ranked]] | None = None,
 ) -> Metrics:
     """The metrics of an attempt from its raw samples, each with the rank that measured it.
 
     ``throughput`` is what the workload declares; without it, and where no token was generated,
     throughput is of generated tokens if there are any, else of samples.
-    ``complete`` has the timed repeats that every rank finished, where the caller has them.
     Every rank is taken to have left samples; see the module's description for what counts.
     ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
     """
     timed = [pair for pair in samples if not pair[1].warmup]
     if not timed:
         return NOTHING
-    complete = complete_of(repeats_of(timed)) if complete is None else complete
+    complete = complete_of(repeats_of(timed))
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
     repeats = [totals_of(pairs) for pairs in complete.values()]
-    whole = repeats[0] if len(repeats) == 1 and len(counted) == len(timed) else totals_of(timed)
+    whole = totals_of(timed)
     totals = [total for total in repeats or [whole] if total.wall_s > 0]
-    generates = trains = False
-    steps: list[float] = []
-    first_tokens: list[float] = []
-    for _, sample in counted:
-        generates = generates or bool(sample.output_tokens)
-        trains = trains or sample.loss is not None
-        steps += sample.step_s
-        if sample.ttft_s is not None:
-            first_tokens.append(sample.ttft_s)
+    generates = any(sample.output_tokens for _, sample in counted)
+    trains = any(sample.loss is not None for _, sample in counted)
     interval = None
     if trains and complete and totals:
         walls = [total.wall_s for total in totals]
@@ -84,61 +72,35 @@ def metrics_of(
     primary = done if throughput.counts == "items" else generated
     if complete and not trains:
         interval = mean_interval(primary, confidence)
-    generated_per_s, items_per_s = _mean(generated), _mean(done)
     losses = _losses(samples)
+    speeds = _speeds_of_equal_repeats(repeats) if len(repeats) >= LEAST_SAMPLES else []
+    first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
+    steps = [time for _, sample in counted for time in sample.step_s]
+    latencies = [item.latency_s for _, item in items]
     return Metrics(
-        generated_tokens_per_s=generated_per_s,
+        generated_tokens_per_s=_mean(generated),
         total_tokens_per_s=_mean([(t.input_tokens + t.output_tokens) / t.wall_s for t in totals]),
-        items_per_s=items_per_s,
-        throughput=items_per_s if primary is done else generated_per_s,
+        items_per_s=_mean(done),
+        throughput=_mean(primary),
         throughput_unit=throughput.unit,
+        throughput_low=interval.low if interval else None,
+        throughput_high=interval.high if interval else None,
+        relative_half_width=interval.relative_half_width if interval else None,
         repeats=len(complete),
+        ttft_s=percentile(first_tokens, 50) if first_tokens else None,
+        ttft_p95_s=tail_percentile(first_tokens, 95, confidence) if first_tokens else None,
+        tpot_p50_s=percentile(steps, 50) if steps else None,
+        tpot_p95_s=tail_percentile(steps, 95, confidence) if steps else None,
+        tpot_p99_s=tail_percentile(steps, 99, confidence) if steps else None,
+        latency_p50_s=percentile(latencies, 50) if latencies else None,
+        latency_p95_s=tail_percentile(latencies, 95, confidence) if latencies else None,
         measure_s=whole.wall_s,
-        cpu_s=math.fsum([sample.cpu_s for _, sample in timed]),
+        cpu_s=math.fsum(sample.cpu_s for _, sample in timed),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         drift=drift(list(map(_step, repeats))) if len(repeats) >= LEAST_STEPS else None,
-        hump_ratio=(
-            hump_ratio_of(_speeds_of_equal_repeats(repeats))
-            if len(repeats) >= LEAST_SAMPLES
-            else None
-        ),
-        **(_interval(interval) if interval else {}),
-        **(_first_tokens(first_tokens, confidence) if first_tokens else {}),
-        **(_steps(steps, confidence) if steps else {}),
-        **(_latencies(items, confidence) if items else {}),
+        hump_ratio=hump_ratio_of(speeds) if speeds else None,
     )
-
-
-def _interval(interval: Interval) -> dict[str, Any]:
-    return {
-        "throughput_low": interval.low,
-        "throughput_high": interval.high,
-        "relative_half_width": interval.relative_half_width,
-    }
-
-
-def _first_tokens(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
-    return {
-        "ttft_s": percentile(times_s, 50),
-        "ttft_p95_s": tail_percentile(times_s, 95, confidence),
-    }
-
-
-def _steps(times_s: Sequence[float], confidence: float) -> dict[str, Any]:
-    return {
-        "tpot_p50_s": percentile(times_s, 50),
-        "tpot_p95_s": tail_percentile(times_s, 95, confidence),
-        "tpot_p99_s": tail_percentile(times_s, 99, confidence),
-    }
-
-
-def _latencies(items: Sequence[tuple[int, Item]], confidence: float) -> dict[str, Any]:
-    times_s = [item.latency_s for _, item in items]
-    return {
-        "latency_p50_s": percentile(times_s, 50),
-        "latency_p95_s": tail_percentile(times_s, 95, confidence),
-    }
 
 
 def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
@@ -168,10 +130,6 @@ def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
     return [math.fsum(values) / len(values) for _, values in sorted(steps.items())]
 
 
-# Figures that metrics derive from the timed part of an attempt.
-#
-# Only complete timed repeats count: those that every rank finished, without warm-up.
-
 _LOG = logging.getLogger("nightgrid.metrics")
 
 
@@ -179,26 +137,21 @@ def derived_figures(
     metrics: Mapping[str, Metric],
     samples: Sequence[tuple[int, Sample]],
     items: Sequence[tuple[int, Item]] = (),
-    *,
-    complete: Mapping[int, Sequence[Ranked]] | None = None,
 ) -> dict[str, float]:
     """The figures, by name, of those metrics that derive theirs from raw samples.
 
     One that fails, or gives no finite number, is left out: a row is worth more than its figure.
-
-    Args:
-        complete: the timed repeats that every rank finished, where the caller has them.
     """
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:
         return {}
-    repeats = timed_repeats(samples) if complete is None else complete
-    counted = tuple(sample for pairs in repeats.values() for _, sample in pairs)
+    repeats = timed_repeats(samples).values()
+    counted = tuple(sample for pairs in repeats for _, sample in pairs)
     if not counted:
         return {}
     timed = Timed(samples=counted, items=tuple(item for _, item in items))
-    found = {metric.name: _figure(metric, timed) for metric in deriving}
-    return {name: value for name, value in found.items() if value is not None}
+    figures = {metric.name: _figure(metric, timed) for metric in deriving}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _figure(metric: Metric, timed: Timed) -> float | None:

@@ -382,13 +382,11 @@ def _published(summary: Summary) -> Section:
     lines = [line for one in summary.published for line in one.lines]
     sources = dict.fromkeys(line.figure.source for line in lines if not line.ours)
     remarks = [note for one in summary.published for note in one.notes]
-    for one in measured:
-        if one.emulated:
-            verb = "is" if one.emulated == 1 else "are"
-            remarks.append(
-                f"{one.about.task}: {units.plural(one.emulated, 'row')} of this run did the same on "
-                f"emulated cards and {verb} left out."
-            )
+    remarks += [
+        f"{one.about.task}: {units.plural(one.emulated, 'row')} of emulated cards left out."
+        for one in measured
+        if one.emulated
+    ]
     return Section(
         id="published",
         title="Measured against published",

@@ -63,10 +63,14 @@ def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published
     ]
     found = [row for row in rows if matches(row, figure)]
     assert found and len({row.batch_size for row in found}) == 1
-    (one,) = [each for each in against_published(rows, PUBLISHED) if each.model == figure.model]
+    (one,) = [
+        each for each in against_published(rows, PUBLISHED) if each.about.model == figure.model
+    ]
     assert one.measured
     mine = next(line for line in one.lines if line.ours)
-    assert mine.figure.value == (0.01 if one.lower_is_better else 100.0 * mine.figure.cards)
+    assert mine.figure.value == (
+        0.01 if one.about.metric == "latency" else 100.0 * mine.figure.cards
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
     """The figures read back, and the speed-ups are those that the comparison gave."""
     assert len(PUBLISHED) == 18
     comparisons = against_published([], PUBLISHED)
-    assert [one.task for one in comparisons] == [
+    assert [one.about.task for one in comparisons] == [
         "pretraining",
         "text-to-image",
         "summarization-finetuning",
@@ -108,7 +108,7 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
             device: round(value, 2) for device, value in line.speedups.items()
         }
         for one in comparisons
-        if one.task == "pretraining"
+        if one.about.task == "pretraining"
         for line in one.lines
     }
     assert told["Gaudi2", 32] == {"Gaudi1": 3.04, "A100-80GB": 1.61}
