@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from orchestrator.analysis.rankings import Works, peak_memory_bytes
+from orchestrator.analysis.rankings import peak_memory_bytes, work_of
 from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of, ratio_of_rows
 from orchestrator.analysis.selection import Setting, precision_rank
 from orchestrator.core.job import State
@@ -29,10 +30,9 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import declared_of, usual_engine
 from orchestrator.util.format import scalar
 
-#: Every choice of a row but its batch size, by name.
+#: Every choice of a row but its batch size, by name; and the same as one hashable value.
 Choices = Mapping[str, str]
 Technique = frozenset[tuple[str, str]]
-Place = tuple[str, str, Technique]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,131 +88,105 @@ class Effect:
 def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Effect, ...]:
     """Every effect that the rows show, grouped by work; within it the largest gain first."""
     groups: dict[Setting, list[Measurement]] = {}
-    works = Works(settings)
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row):
-            groups.setdefault(works[row], []).append(row)
+            groups.setdefault(work_of(settings[row.job_id]), []).append(row)
     effects = []
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
-        shared: dict[tuple[Setting, str], Choices] = {}  # rows of all batch sizes have them
+        techniques: dict[tuple[Setting, str], Technique] = {}  # rows of all batch sizes have them
         chosen = []
         for row in group:
             own = settings[row.job_id], row.precision
-            if own not in shared:
-                shared[own] = _choices(row, own[0], defaults)
-            chosen.append((row, shared[own]))
+            if own not in techniques:
+                techniques[own] = frozenset(_choices(row, own[0], defaults).items())
+            chosen.append((row, techniques[own]))
         pairs_of_change: dict[tuple[_Change, Technique], list[Pair]] = {}
         for change, around, pair in _pairs(chosen, defaults):
             pairs_of_change.setdefault((change, around), []).append(pair)
-        effects += [
-            Effect(
-                setting=_with(work, dict(around)),
-                label_setting=_without_defaults(_with(work, dict(around))),
-                name=change.name,
-                before=change.before,
-                after=change.after,
-                pairs=tuple(sorted(pairs, key=_batch)),
+        for (change, around), pairs in sorted(pairs_of_change.items(), key=_gain, reverse=True):
+            setting = _with(work, dict(around))
+            effects.append(
+                Effect(
+                    setting=setting,
+                    label_setting=_without_defaults(setting),
+                    name=change[0],
+                    before=change[1],
+                    after=change[2],
+                    pairs=tuple(sorted(pairs, key=_batch)),
+                )
             )
-            for (change, around), pairs in sorted(pairs_of_change.items(), key=_gain, reverse=True)
-        ]
     return tuple(effects)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A choice and its two values."""
-
-    name: str
-    before: str
-    after: str
-
-    @property
-    def undone(self) -> _Change:
-        return _Change(self.name, self.after, self.before)
+_Change: TypeAlias = tuple[str, str, str]  # name of a choice, its value before and after
+_Chosen: TypeAlias = Sequence[tuple[Measurement, Technique]]
 
 
-_Step: TypeAlias = "tuple[_Change, Technique, Technique]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """Two rows that differ in one choice. ``unusual`` counts the choices in which the row differs
-    from the baseline, the changed one included."""
-
-    unusual: int
-    change: _Change
-    around: Technique  # the choices of both
-    row: Measurement
-    base: Measurement
-
-
-def _pairs(
-    chosen: Sequence[tuple[Measurement, Choices]], defaults: Choices
-) -> Iterator[tuple[_Change, Technique, Pair]]:
+def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Technique, Pair]]:
     """Each pair worth telling, with its change and the choices that both rows have."""
     measured: set[_Change] = set()  # by pairs nearer to the baseline
     coming: set[_Change] = set()
     seen: set[frozenset[str]] = set()
     nearness = 1
-    for pair in sorted(_candidates(chosen, defaults), key=lambda pair: pair.unusual):
-        if pair.unusual > nearness:
-            measured, nearness = measured | coming, pair.unusual
-        both = frozenset({pair.row.job_id, pair.base.job_id})
-        known = pair.unusual > 1 and bool({pair.change, pair.change.undone} & measured)
-        ratio = None if known or both in seen else ratio_of_rows(pair.row, pair.base)
+    for unusual, change, around, row, base in sorted(
+        _candidates(chosen, defaults), key=lambda candidate: candidate[0]
+    ):
+        if unusual > nearness:
+            measured, nearness = measured | coming, unusual
+        name, before, after = change
+        both = frozenset({row.job_id, base.job_id})
+        known = unusual > 1 and bool({change, (name, after, before)} & measured)
+        ratio = None if known or both in seen else ratio_of_rows(row, base)
         if ratio is not None:
             seen.add(both)
-            coming.add(pair.change)
-            yield (
-                pair.change,
-                pair.around,
-                Pair(row=pair.row, base=pair.base, ratio=ratio),
-            )
+            coming.add(change)
+            yield change, around, Pair(row=row, base=base, ratio=ratio)
 
 
 def _candidates(
-    chosen: Sequence[tuple[Measurement, Choices]], defaults: Choices
-) -> Iterator[_Candidate]:
+    chosen: _Chosen, defaults: Choices
+) -> Iterator[tuple[int, _Change, Technique, Measurement, Measurement]]:
     """Every row with each other that has one choice as the baseline has it, and all others as the
-    row. Those of the row's own experiment come first."""
+    row. Those of the row's own experiment come first.
+
+    Each with the number of choices in which the row differs from the baseline, the change, the
+    choices of both, the row and the other.
+    """
     experiments: dict[str, list[Choices]] = {}
-    places: dict[Place, Measurement] = {}
-    own_places: list[Place] = []
-    techniques: dict[int, Technique] = {}
-    for row, choices in chosen:
-        experiments.setdefault(row.experiment, []).append(choices)
-        if id(choices) not in techniques:
-            techniques[id(choices)] = frozenset(choices.items())
-        own_places.append(_place(row, techniques[id(choices)]))
-        places.setdefault(own_places[-1], row)
+    places: dict[tuple[str, str, Technique], Measurement] = {}  # rows of one place did the same
+    for row, technique in chosen:
+        experiments.setdefault(row.experiment, []).append(dict(technique))
+        places.setdefault((*_size(row), technique), row)
+    of_all = baseline([one for group in experiments.values() for one in group], defaults)
     own = {name: baseline(group, defaults, share=0.5) for name, group in experiments.items()}
-    of_all = baseline([choices for _, choices in chosen], defaults)
-    steps: dict[tuple[int, int], list[_Step]] = {}
-    for base_of in (own.__getitem__, lambda _: of_all):
-        for (row, choices), place in zip(chosen, own_places, strict=True):
-            if places[place] is not row:
-                continue  # another row did exactly the same
-            base = base_of(row.experiment)
-            pair = id(choices), id(base)
-            if pair not in steps:
-                steps[pair] = _steps(choices, base)
-            for change, around, before in steps[pair]:
-                other = places.get(_place(row, before))
-                if other is not None:
-                    yield _Candidate(len(steps[pair]), change, around, row, other)
+    steps = cache(_steps)
+    for bases in (own, dict.fromkeys(own, of_all)):
+        usual = {name: frozenset(base.items()) for name, base in bases.items()}
+        for row, technique in chosen:
+            if places[(*_size(row), technique)] is row:  # else another row did exactly the same
+                changes = steps(technique, usual[row.experiment])
+                for change, around, before in changes:
+                    other = places.get((*_size(row), before))
+                    if other is not None:
+                        yield len(changes), change, around, row, other
 
 
-def _steps(choices: Choices, base: Choices) -> list[_Step]:
+def _size(row: Measurement) -> tuple[str, str]:
+    return row.metrics.throughput_unit, row.batch_size_requested
+
+
+def _steps(technique: Technique, base: Technique) -> list[tuple[_Change, Technique, Technique]]:
     """The choices that differ from the baseline's: the change, what stays, and what was before."""
+    usual = dict(base)
+    changed = [(name, value) for name, value in sorted(technique) if usual[name] != value]
     return [
         (
-            _Change(name, base[name], choices[name]),
-            frozenset((n, value) for n, value in choices.items() if n != name),
-            frozenset({**choices, name: base[name]}.items()),
+            (name, usual[name], value),
+            technique - {(name, value)},
+            technique - {(name, value)} | {(name, usual[name])},
         )
-        for name in choices
-        if choices[name] != base[name]
+        for name, value in changed
     ]
 
 
@@ -236,11 +210,6 @@ def baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) 
             usual = min(common, key=precision_rank if name == "precision" else None)
         usual_choices[name] = usual
     return usual_choices
-
-
-def _place(row: Measurement, technique: Technique) -> Place:
-    """Unit, batch size and choices of a row: two rows of one place did the same."""
-    return row.metrics.throughput_unit, row.batch_size_requested, technique
 
 
 def _batch(pair: Pair) -> tuple[bool, int]:
@@ -317,33 +286,27 @@ def scalings_of(
 ) -> tuple[Scaling, ...]:
     """One entry for each job that succeeded on two or more numbers of cards."""
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
-    apart: dict[Setting, Setting] = {}  # from what cards say; a few settings serve all rows
+    without_cards = cache(lambda setting: replace(setting, cards=0))  # a few serve all rows
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row):
-            own = settings[row.job_id]
-            if own not in apart:
-                apart[own] = replace(own, cards=0)
-            setting = apart[own]
-            unit = row.metrics.throughput_unit
-            key = (setting, row.precision, row.batch_size_requested, unit)
-            groups.setdefault(key, []).append(row)
+            setting = without_cards(settings[row.job_id])
+            groups.setdefault((setting, row.precision, *_size(row)), []).append(row)
     scalings = []
-    for (setting, precision, batch_size, _), group in groups.items():
+    for (setting, precision, _, batch_size), group in groups.items():
         ordered = sorted(group, key=lambda row: row.cards)
-        # Batches that were searched for may differ, and then the cards did unlike work.
-        ordered = [row for row in ordered if row.batch_size == ordered[0].batch_size]
-        if len({row.cards for row in ordered}) < 2:
-            continue
         base = ordered[0]
-        scalings.append(
-            Scaling(
-                setting=replace(setting, cards=base.cards),
-                precision=precision,
-                batch_size=batch_size,
-                base=base,
-                steps=tuple(_step(row, base) for row in ordered),
+        # Batches that were searched for may differ, and then the cards did unlike work.
+        ordered = [row for row in ordered if row.batch_size == base.batch_size]
+        if len({row.cards for row in ordered}) > 1:
+            scalings.append(
+                Scaling(
+                    setting=replace(setting, cards=base.cards),
+                    precision=precision,
+                    batch_size=batch_size,
+                    base=base,
+                    steps=tuple(_step(row, base) for row in ordered),
+                )
             )
-        )
     return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
 
 

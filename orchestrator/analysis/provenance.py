@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.analysis.replicates import Drift
 from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -70,46 +71,22 @@ class Provenance:
         )
 
 
-def slow_cards_banner(rows: Sequence[Measurement], slow: Sequence[SlowCard]) -> tuple[Banner, ...]:
-    """The banner that names slow cards, with the count of the rows that ran on one."""
-    if not slow:
-        return ()
-    names = {one.card for one in slow}
-    on_them = [
-        row
-        for row in rows
-        if names & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices}
-    ]
-    banner = Banner(
-        name="Slow cards",
-        count=len(on_them),
-        of=len(rows),
-        meaning="These cards were slower than their neighbours, or than in earlier runs, before "
-        "their first job.",
-        details=tuple(map(str, slow)),
-    )
-    return (banner,)
+def banners_of(
+    rows: Sequence[Measurement],
+    slow_cards: Sequence[SlowCard] = (),
+    far_below: Mapping[str, str] | None = None,
+    drift: Drift | None = None,
+) -> tuple[Banner, ...]:
+    """The banners that apply to at least one row, most serious first.
 
-
-def far_below_banner(rows: Sequence[Measurement], doubted: Mapping[str, str]) -> tuple[Banner, ...]:
-    """The banner that names rows far below what is published for their card."""
-    if not doubted:
-        return ()
-    banner = Banner(
-        name="Far below published figures",
-        count=len(doubted),
-        of=len(rows),
-        meaning="Others have measured more than twice as much on the same card, with the same "
-        "model, precision, batch and lengths. Look at engine, mode and software.",
-        details=tuple(dict.fromkeys(doubted.values())),
-    )
-    return (banner,)
-
-
-def banners_of(rows: Sequence[Measurement]) -> tuple[Banner, ...]:
-    """The banners that apply to at least one row, most serious first."""
-    emulated = [row for row in rows if row.emulated]
+    Args:
+        rows: one a job.
+        slow_cards: of the run, by their card checks.
+        far_below: sentences on rows far below what is published for their card, by job id.
+        drift: of the speed over the night.
+    """
     ran = [row for row in rows if row.state is State.SUCCEEDED]
+    emulated = [row for row in rows if row.emulated]
     random_weights = [row for row in rows if row.random_weights]
     synthetic = [row for row in rows if row.synthetic_data]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
@@ -149,7 +126,46 @@ def banners_of(rows: Sequence[Measurement]) -> tuple[Banner, ...]:
             details=_names(f"{row.workload}: {name}" for row, names in foreign for name in names),
         ),
     ]
-    return tuple(banner for banner in banners if banner.count)
+    banners = [banner for banner in banners if banner.count]
+    if slow_cards:
+        slow = {one.card for one in slow_cards}
+        on_slow = (
+            slow & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices}
+            for row in rows
+        )
+        banners.append(
+            Banner(
+                name="Slow cards",
+                count=sum(map(bool, on_slow)),
+                of=len(rows),
+                meaning="These cards were slower than their neighbours, or than in earlier runs, "
+                "before their first job.",
+                details=tuple(map(str, slow_cards)),
+            )
+        )
+    if far_below:
+        banners.append(
+            Banner(
+                name="Far below published figures",
+                count=len(far_below),
+                of=len(rows),
+                meaning="Others have measured more than twice as much on the same card, with the "
+                "same model, precision, batch and lengths. Look at engine, mode and software.",
+                details=tuple(dict.fromkeys(far_below.values())),
+            )
+        )
+    if drift is not None:
+        banners.append(
+            Banner(
+                name="Drift over the night",
+                count=drift.rows,
+                of=drift.rows,
+                meaning="Replicates of the same cells were not equally fast early and late. Their "
+                "order is drawn, so no cell is favoured, and the intervals hold the drift.",
+                details=(f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h",),
+            )
+        )
+    return tuple(banners)
 
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -75,10 +76,6 @@ class Ranking:
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
     tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
     verdict: Verdict
-    lowest_latency: Measurement | None = None  # by the median latency of a prompt
-    smallest_memory: Measurement | None = None  # at its peak
-    most_work_per_joule: Measurement | None = None  # of those whose energy is known
-    leaders: tuple[Leader, ...] = ()  # by the workload's own figures, in order of declaration
 
     @property
     def fastest(self) -> Measurement:
@@ -100,40 +97,60 @@ class Ranking:
         """The rows that share the first place."""
         return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
 
+    @property
+    def lowest_latency(self) -> Measurement | None:
+        """The row with the lowest median latency of a prompt."""
+        timed = [row for row in self.ranked if row.metrics.latency_p50_s is not None]
+        return min(timed, key=latency, default=None)
+
+    @property
+    def smallest_memory(self) -> Measurement | None:
+        """The row with the smallest peak."""
+        known = [row for row in self.ranked if peak_memory_bytes(row) is not None]
+        return min(known, key=lambda row: peak_memory_bytes(row) or 0, default=None)
+
+    @property
+    def most_work_per_joule(self) -> Measurement | None:
+        """The best of those whose energy is known."""
+        metered = [row for row in self.ranked if row.metrics.work_per_joule is not None]
+        return max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None)
+
+    @property
+    def leaders(self) -> tuple[Leader, ...]:
+        """The best rows by the workload's own figures, in order of declaration."""
+        return tuple(_leaders(self.setting.workload, self.ranked))
+
 
 def rankings_of(
-    rows: Sequence[Measurement], settings: Mapping[str, Setting], *, brief: bool = False
+    rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> tuple[Ranking, ...]:
     """One ranking for each piece of work that has a succeeded row with a throughput.
 
     Args:
         rows: one a job.
         settings: of the rows, by job id.
-        brief: by throughput alone, without the best rows by other figures.
     """
-    entered: dict[tuple[Setting, str], list[Measurement]] = {}
-    works = Works(settings)
+    entered = (row for row in rows if row.metrics.throughput is not None)
+    rankings = []
+    for (setting, unit), group in by_work(entered, settings).items():
+        ranked = sorted(group, key=throughput, reverse=True)
+        verdict, tied = _verdict(ranked)
+        rankings.append(
+            Ranking(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
+        )
+    return tuple(rankings)
+
+
+def by_work(
+    rows: Iterable[Measurement], settings: Mapping[str, Setting]
+) -> dict[tuple[Setting, str], list[Measurement]]:
+    """The succeeded rows by their work and the unit of their throughput."""
+    groups: dict[tuple[Setting, str], list[Measurement]] = {}
     for row in rows:
-        if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
-            key = (works[row], row.metrics.throughput_unit)
-            entered.setdefault(key, []).append(row)
-    judge = _ranked if brief else _judge
-    return tuple(judge(setting, unit, group) for (setting, unit), group in entered.items())
-
-
-class Works:
-    """The work of each row (``work_of``), worked out once for each setting: a few serve all."""
-
-    def __init__(self, settings: Mapping[str, Setting]) -> None:
-        self._settings = settings
-        self._known: dict[Setting, Setting] = {}
-
-    def __getitem__(self, row: Measurement) -> Setting:
-        setting = self._settings[row.job_id]
-        work = self._known.get(setting)
-        if work is None:
-            work = self._known[setting] = work_of(setting)
-        return work
+        if row.state is State.SUCCEEDED:
+            key = (work_of(settings[row.job_id]), row.metrics.throughput_unit)
+            groups.setdefault(key, []).append(row)
+    return groups
 
 
 def interval(row: Measurement) -> tuple[float, float]:
@@ -157,6 +174,7 @@ def memory_kind(row: Measurement) -> str:
     return "device" if row.peak_device_memory_bytes else "host"
 
 
+@lru_cache(maxsize=65_536)  # a few settings serve all rows of a large run
 def work_of(setting: Setting) -> Setting:
     """The setting without what is free to choose: rows that agree in it did the same work. What
     nobody here declares is a part of it."""
@@ -168,26 +186,6 @@ def work_of(setting: Setting) -> Setting:
     )
     blank: dict[str, Any] = dict.fromkeys(_FREE_FIELDS, "")
     return replace(setting, parameters=parameters, **blank)
-
-
-def _ranked(setting: Setting, unit: str, rows: list[Measurement]) -> Ranking:
-    ranked = sorted(rows, key=lambda row: row.metrics.throughput or 0.0, reverse=True)
-    verdict, tied = _verdict(ranked)
-    return Ranking(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
-
-
-def _judge(setting: Setting, unit: str, rows: list[Measurement]) -> Ranking:
-    timed = [row for row in rows if row.metrics.latency_p50_s is not None]
-    weighed = [row for row in rows if peak_memory_bytes(row) is not None]
-    metered = [row for row in rows if row.metrics.work_per_joule is not None]
-    efficient = max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None)
-    return replace(
-        _ranked(setting, unit, rows),
-        lowest_latency=min(timed, key=lambda row: row.metrics.latency_p50_s or 0.0, default=None),
-        smallest_memory=min(weighed, key=lambda row: peak_memory_bytes(row) or 0, default=None),
-        most_work_per_joule=efficient,
-        leaders=tuple(_leaders(setting.workload, rows)),
-    )
 
 
 def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
@@ -236,14 +234,9 @@ class Front:
 
 def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Front, ...]:
     """A front for each piece of work with at least two rows that have both figures."""
-    groups: dict[tuple[Setting, str], list[Measurement]] = {}
-    works = Works(settings)
-    for row in rows:
-        if row.state is State.SUCCEEDED and _point(row) is not None:
-            key = (works[row], row.metrics.throughput_unit)
-            groups.setdefault(key, []).append(row)
+    pointed = (row for row in rows if _point(row) is not None)
     fronts = []
-    for (setting, unit), group in groups.items():
+    for (setting, unit), group in by_work(pointed, settings).items():
         if len(group) > 1:
             best = pareto(group)
             on_it = {row.job_id for row in best}

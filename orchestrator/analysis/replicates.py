@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred
-from orchestrator.analysis.provenance import Banner
 from orchestrator.analysis.ratio import rate_of
 from orchestrator.analysis.selection import Setting
 from orchestrator.analysis.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
@@ -103,21 +102,6 @@ def join(
         night_drift=_drift(cells),
         members={row.job_id: cell.row.job_id for cell in cells for row in cell.replicates},
     )
-
-
-def drift_banner(drift: Drift | None) -> tuple[Banner, ...]:
-    """The banner of a trend over the night, if there is one."""
-    if drift is None:
-        return ()
-    banner = Banner(
-        name="Drift over the night",
-        count=drift.rows,
-        of=drift.rows,
-        meaning="Replicates of the same cells were not equally fast early and late. Their order is "
-        "drawn, so no cell is favoured, and the intervals hold the drift.",
-        details=(f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h",),
-    )
-    return (banner,)
 
 
 def _cell(

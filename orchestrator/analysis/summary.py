@@ -29,9 +29,7 @@ from orchestrator.analysis.provenance import (
     Banner,
     Provenance,
     banners_of,
-    far_below_banner,
     provenance_of,
-    slow_cards_banner,
 )
 from orchestrator.analysis.rankings import (
     Front,
@@ -41,7 +39,7 @@ from orchestrator.analysis.rankings import (
     head_to_head,
     rankings_of,
 )
-from orchestrator.analysis.replicates import Joined, drift_banner, join
+from orchestrator.analysis.replicates import Joined, join
 from orchestrator.analysis.selection import Setting, newest_final, settings_of, shared_by_workload
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
@@ -399,11 +397,8 @@ def summarize(
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
         counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
-        banners=(
-            *banners_of(rows),
-            *slow_cards_banner(rows, slow_cards),
-            *far_below_banner(rows, far_below(rows, reference.published)),
-            *drift_banner(joined.night_drift),
+        banners=banners_of(
+            rows, slow_cards, far_below(rows, reference.published), joined.night_drift
         ),
         raised=raised,
         shared=shared_by_workload(settings.values()),

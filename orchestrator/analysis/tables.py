@@ -203,7 +203,7 @@ def _table(
 ) -> Table:
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
-    rankings = rankings_of(fit, settings, brief=True)
+    rankings = rankings_of(fit, settings)
     # A table has one unit; were there two, the one with more rows is ranked.
     largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]

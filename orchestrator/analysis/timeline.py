@@ -8,6 +8,7 @@ be seen here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -129,20 +130,5 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def natural(key: tuple[str, int, str]) -> tuple[list[tuple[int, int, str]], int, str]:
     """Sort key that puts ``node-10`` after ``node-9``."""
-    parts: list[tuple[int, int, str]] = []
-    word = ""
-    for piece in _pieces(key[0]):
-        word = piece
-        parts.append((0, int(word), "") if word.isdecimal() else (1, 0, word))
-    return parts, key[1], key[2]
-
-
-def _pieces(text: str) -> Iterable[str]:
-    piece = ""
-    for character in text:
-        if piece and character.isdecimal() != piece[-1].isdecimal():
-            yield piece
-            piece = ""
-        piece += character
-    if piece:
-        yield piece
+    pieces = [piece for piece in re.split(r"(\d+)", key[0]) if piece]
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces], key[1], key[2]

@@ -197,7 +197,7 @@ def spark(trend: Trend, title: str) -> str:
 def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     newest = newest_final(rows)
     raised = raised_by_job(newest)
-    rankings = rankings_of(ranked(newest, raised), settings_of(newest, raised), brief=True)
+    rankings = rankings_of(ranked(newest, raised), settings_of(newest, raised))
     fastest = ""
     if rankings:
         best = max(rankings, key=lambda one: one.contenders)
