@@ -386,7 +386,8 @@ def _lengths(
     name: str,
     read: Callable[[], dict[str, list[Example]]],
 ) -> int:
-    from workloads.data import lengths as advertisegen
+    from workloads.data.lengths import describe, sample_by_length, token_lengths
+    from workloads.data.shapes import write_json_lines
 
     out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
     if out is not None:
@@ -396,11 +397,14 @@ def _lengths(
     from workloads.models.loading import load_tokenizer, open_model
 
     tokenizer = load_tokenizer(open_model(args.tokenizer))
-    lengths = advertisegen.measure_lengths(files, tokenizer)
-    description = advertisegen.describe(files, lengths)
+    examples = [example for part in files.values() for example in part]
+    lengths = token_lengths(examples, tokenizer)
+    description = describe(files, lengths)
     written = None
     if out is not None:
-        written = _writing(out, lambda: advertisegen.write_tiny(out, files, lengths, args.count))
+        sample = sample_by_length(examples, lengths, args.count)
+        _writing(out, lambda: write_json_lines(out, sample))
+        written = len(sample)
     if args.json:
         report = asdict(description) | {kind: name}
         report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
@@ -413,15 +417,13 @@ def _lengths(
 
 
 def _synthetic(args: argparse.Namespace) -> int:
-    from workloads.data import lengths as advertisegen
+    from workloads.data.lengths import write_synthetic
+    from workloads.data.records import ADVERTISEGEN_FILES
 
     if args.count < 2:
         raise NightgridError("--count must be at least 2: one example for each file")
-    names = advertisegen.ADVERTISEGEN_FILES
-    _refuse_overwriting([args.directory / name for name in names], args.force)
-    counts = _writing(
-        args.directory, lambda: advertisegen.write_synthetic(args.directory, args.count)
-    )
+    _refuse_overwriting([args.directory / name for name in ADVERTISEGEN_FILES], args.force)
+    counts = _writing(args.directory, lambda: write_synthetic(args.directory, args.count))
     if args.json:
         output.say_json({"directory": str(args.directory), "counts": counts, "synthetic": True})
         return 0

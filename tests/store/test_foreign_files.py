@@ -14,7 +14,7 @@ from orchestrator.cli.main import main
 from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.store import files as run_files
 from workloads.base import BadConfiguration, DataMissing
-from workloads.data.datasets import records
+from workloads.data.records import records
 from workloads.models.chatglm3.layout import from_original_config, sizes_of
 from workloads.models.checkpoints import index_shards, open_shard, read_config
 

@@ -52,16 +52,13 @@ def cache_root() -> Path:
     """
     root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid").expanduser()
     try:
-        if not root.is_dir():
-            root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(root, os.W_OK) else "is not writable"
     except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+    if problem:
         raise DataMissing(
-            f"the cache directory {root} cannot be made ({error.strerror}); "
-            "set NIGHTGRID_CACHE to a directory that can be written to"
-        ) from error
-    if not os.access(root, os.W_OK):
-        raise DataMissing(
-            f"the cache directory {root} is not writable; "
+            f"the cache directory {root} {problem}; "
             "set NIGHTGRID_CACHE to a directory that can be written to"
         )
     return root
@@ -106,8 +103,10 @@ def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = F
     try:
         with _locked_directory(aside):
             build(aside)
+            for path in (aside, *aside.rglob("*")):
+                # mkdtemp and safetensors make theirs private, and a cache is shared.
+                path.chmod(0o755 if path.is_dir() else 0o644)
             flush_tree(aside)
-            _make_readable(aside)
             if replace and final.exists():
                 final.rename(old)
             aside.rename(final)
@@ -128,16 +127,16 @@ def remove_abandoned(final: Path) -> None:
     beside, name = final.absolute().parent, f".{glob.escape(final.name)}"
     for old in beside.glob(f"{name}.replaced-*"):
         building = old.with_name(old.name.replace(".replaced-", ".building-"))
-        with _locked_directory(building) as ours:
-            if building.exists() and not ours:
+        with _locked_directory(building) as locked:
+            if building.exists() and not locked:
                 continue
             if final.exists():
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 old.rename(final)
     for leftover in beside.glob(f"{name}.building-*"):
-        with _locked_directory(leftover) as ours:
-            if ours:
+        with _locked_directory(leftover) as locked:
+            if locked:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -150,32 +149,24 @@ def _locked_directory(directory: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        try:
-            if fcntl is None:
-                raise OSError("no locks here")
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except OSError:
-            locked = False
-        yield locked
+        yield fcntl is not None and _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
+def _lock(descriptor: int) -> bool:
+    """Lock an open file or directory without waiting."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def flush_tree(directory: Path) -> None:
     """Make every file below ``directory`` durable, so that a rename publishes whole files."""
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            _flush(Path(folder) / name)
-        _flush(Path(folder))
-
-
-def _make_readable(directory: Path) -> None:
-    """Let others read it: mkdtemp and safetensors make theirs private, a cache is shared."""
-    for folder, _, names in os.walk(directory):
-        Path(folder).chmod(0o755)
-        for name in names:
-            (Path(folder) / name).chmod(0o644)
+    for path in (*directory.rglob("*"), directory):
+        _flush(path)
 
 
 def _flush(path: Path) -> None:
@@ -212,13 +203,12 @@ def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
     while fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(_LOCK_POLL_S)
-                continue
-            handle.close()
-            return None
+            if time.monotonic() >= until:
+                handle.close()
+                return None
+            time.sleep(_LOCK_POLL_S)
         except OSError:  # a file system without locks: as on a system without them
             break
-        break
     return handle

@@ -13,12 +13,25 @@ from typing import Any
 from workloads.data.shapes import Example
 
 
-def texts(name: str) -> dict[str, Any]:
-    """The content of ``NAME.json``."""
-    content: dict[str, Any] = json.loads(
-        files(__package__).joinpath(f"{name}.json").read_text("utf-8")
-    )
-    return content
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+def pick(random: Random, values: Sequence[Any]) -> Any:
+    """One of them, by one draw."""
+    # Random.random() is the one method whose sequence Python guarantees across versions.
+    return values[int(random.random() * len(values))]
+
+
+def take(random: Random, values: list[Any]) -> Any:
+    """One of them, by one draw, which is removed."""
+    return values.pop(int(random.random() * len(values)))
+
+
+def log_normal(random: Random, least: float, median: float, deviation: float, most: float) -> float:
+    """About log-normally distributed, between two limits."""
+    normal = sum(random.random() for _ in range(12)) - 6.0
+    return min(most, max(least, median * math.exp(deviation * normal)))
 
 
 # A synthetic twin of AdvertiseGen: the same shape and lengths, every word made up here.
@@ -32,23 +45,12 @@ def texts(name: str) -> dict[str, Any]:
 
 DEFAULT_SEED = 20260101
 
-_TEXTS = texts("synthetic")
+_TEXTS: dict[str, Any] = json.loads(_read("synthetic.json"))
 
 
 def synthetic_examples(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
     """``count`` made-up examples, each marked ``synthetic``; deterministic, prefix-stable."""
     return [_example(Random(seed * 1_000_003 + index)) for index in range(count)]
-
-
-def pick(random: Random, values: Sequence[str]) -> str:
-    """One of them, by one draw."""
-    # Random.random() is the one method whose sequence Python guarantees across versions.
-    return values[int(random.random() * len(values))]
-
-
-def normal(random: Random) -> float:
-    """About normally distributed, with mean 0 and deviation 1."""
-    return sum(random.random() for _ in range(12)) - 6.0
 
 
 def _example(random: Random) -> Example:
@@ -63,13 +65,13 @@ def _example(random: Random) -> Example:
 def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
     """The kind of garment, then attributes in random order; a key may come twice, as in the
     real set."""
-    wanted = min(20, max(4, round(9.2 * math.exp(0.32 * normal(random)))))
+    count = round(log_normal(random, 4, 9.2, 0.32, 20))
     known = _TEXTS["common"] | _TEXTS["garments"][garment]
     pool = [(key, value) for key, values in known.items() for value in values]
     chosen: list[tuple[str, str]] = [("类型", garment)]
     counts: dict[str, int] = {}
-    while len(chosen) < wanted:
-        key, value = pool.pop(int(random.random() * len(pool)))
+    while len(chosen) < count:
+        key, value = take(random, pool)
         if counts.get(key, 0) < 2:
             counts[key] = counts.get(key, 0) + 1
             chosen.append((key, value))
@@ -78,7 +80,7 @@ def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
 
 def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str]]) -> str:
     """Sentences about the attributes until a log-normal length is reached (median about 115)."""
-    target = min(225.0, max(50.0, 100.0 * math.exp(0.36 * normal(random))))
+    target = log_normal(random, 50, 100, 0.36, 225)
     given = dict(attributes)
     details = tuple(value for key, value in attributes[1:] if key not in _TEXTS["common"])
     words = {
@@ -94,7 +96,7 @@ def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str
     text = pick(random, _TEXTS["openings"]).format(**words)
     closing = pick(random, _TEXTS["closings"]).format(**words)
     while len(text) + len(closing) < target and middles:
-        sentence = middles.pop(int(random.random() * len(middles)))
+        sentence = take(random, middles)
         text += sentence.format(**words, detail=pick(random, details) if details else "收腰")
     return text + closing
 
@@ -108,8 +110,9 @@ def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str
 
 _CORPUS_SEED = 11
 
-_CORPUS_TEXTS = texts("english_corpus")
+_CORPUS_TEXTS: dict[str, Any] = json.loads(_read("english_corpus.json"))
 
+_GOODS = ("material", "makers", "work", "product")
 _OPENING = "{town} is a town at {land}, about {number} hours on foot from {other}."
 
 
@@ -120,34 +123,26 @@ def english_articles(count: int) -> list[Example]:
 
 def _article(random: Random) -> Example:
     """An opening and five to fourteen sentences, each pattern at most once."""
-    material, makers, work, product = _CORPUS_TEXTS["goods"][
-        int(random.random() * len(_CORPUS_TEXTS["goods"]))
-    ]
-    words = {
-        "town": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
-        "other": pick(random, _CORPUS_TEXTS["first"]) + pick(random, _CORPUS_TEXTS["last"]),
-        "land": pick(random, _CORPUS_TEXTS["lands"]),
-        "building": pick(random, _CORPUS_TEXTS["buildings"]),
-        "event": pick(random, _CORPUS_TEXTS["events"]),
-        "birds": pick(random, _CORPUS_TEXTS["birds"]),
-        "trees": pick(random, _CORPUS_TEXTS["trees"]),
-        "material": material,
-        "makers": makers,
-        "work": work,
-        "product": product,
+    lists = _CORPUS_TEXTS
+    goods = dict(zip(_GOODS, pick(random, lists["goods"]), strict=True))
+    towns = {
+        name: pick(random, lists["first"]) + pick(random, lists["last"])
+        for name in ("town", "other")
     }
-    patterns = list(_CORPUS_TEXTS["sentences"])
-    wanted = 5 + int(random.random() * (len(patterns) - 4))
-    text = [_OPENING.format(**words, number=pick(random, _CORPUS_TEXTS["numbers"]))]
-    for _ in range(wanted):
-        pattern = patterns.pop(int(random.random() * len(patterns)))
+    kinds = {"land": "lands", "building": "buildings", "event": "events"}
+    kinds |= {"birds": "birds", "trees": "trees"}
+    words = towns | {word: pick(random, lists[name]) for word, name in kinds.items()} | goods
+    patterns = list(lists["sentences"])
+    count = 5 + int(random.random() * (len(patterns) - 4))
+    text = [_OPENING.format(**words, number=pick(random, lists["numbers"]))]
+    for _ in range(count):
         text.append(
-            pattern.format(
+            take(random, patterns).format(
                 **words,
-                number=pick(random, _CORPUS_TEXTS["numbers"]),
-                month=pick(random, _CORPUS_TEXTS["months"]),
-                name=pick(random, _CORPUS_TEXTS["names"]),
-                person=pick(random, _CORPUS_TEXTS["people"]),
+                number=pick(random, lists["numbers"]),
+                month=pick(random, lists["months"]),
+                name=pick(random, lists["names"]),
+                person=pick(random, lists["people"]),
                 year=1650 + int(random.random() * 350),
             )
         )
@@ -166,7 +161,7 @@ _NEWS_SEED = 20261123
 
 #: "themes" have the event, the change, who decides, what it costs or counts; "elsewhere" has words
 #: of prompts, for the vocabulary that is made of this module's words.
-_NEWS_TEXTS = texts("articles")
+_NEWS_TEXTS: dict[str, Any] = json.loads(_read("articles.json"))
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*")
 _FIELD = re.compile(r"\{\w+\}")
 
@@ -189,7 +184,7 @@ def news_words() -> list[str]:
 
 def _news_example(random: Random) -> Example:
     words = _words(random)
-    target = min(1400.0, max(250.0, 560.0 * math.exp(0.42 * normal(random))))
+    target = log_normal(random, 250, 560, 0.42, 1400)
     paragraphs = [_filled(pick(random, _NEWS_TEXTS["leads"]), words)]
     written, left = 0, list(_NEWS_TEXTS["body"])
     while written < target:
@@ -197,7 +192,7 @@ def _news_example(random: Random) -> Example:
         sentences = []
         for _ in range(2 + int(random.random() * 3)):
             if left:
-                pattern = left.pop(int(random.random() * len(left)))
+                pattern = take(random, left)
                 sentences.append(_filled(pattern, words | _of_sentence(random)))
         paragraphs.append(" ".join(sentences))
         written += len(paragraphs[-1].split())
@@ -207,7 +202,7 @@ def _news_example(random: Random) -> Example:
 
 def _words(random: Random) -> dict[str, str]:
     """The facts of one article."""
-    theme = _NEWS_TEXTS["themes"][int(random.random() * len(_NEWS_TEXTS["themes"]))]
+    theme = pick(random, _NEWS_TEXTS["themes"])
     facts = {name: pick(random, values) for name, values in theme.items()}
     numbers = {
         "n": str(12 + int(random.random() * 80)),
@@ -246,35 +241,10 @@ def _filled(pattern: str, words: dict[str, str]) -> str:
     return text[0].upper() + text[1:]
 
 
-# Descriptions of pictures. The first is that of optimum-habana's example, by which others
-# measured; the rest were written for this project.
+# Prompts of people. Of pictures, the first is that of optimum-habana's example, by which others
+# measured. The English ones are thirty-two requests such as people send to an assistant, from a
+# handful of words to about three hundred: throughput on prompts that are all alike says little
+# about serving. They are in the public domain as far as the authors can make them so.
 
-IMAGE_PROMPTS: tuple[str, ...] = (
-    "An image of a squirrel in Picasso style",
-    "A lighthouse on a cliff at dusk, oil painting",
-    "A bowl of lemons on a blue table, morning light",
-    "A red bicycle leaning against a stone wall",
-    "An old library with ladders and green lamps",
-    "A fox asleep in deep snow, watercolour",
-    "A small harbour in fog, seen from above",
-    "A clockmaker at work, drawn with charcoal",
-    "A field of sunflowers under a heavy sky",
-    "A cat on a piano, black and white photograph",
-    "A tram in the rain at night, reflections on the street",
-    "A paper boat on a puddle, close up",
-    "A mountain hut with lit windows, winter",
-    "A glass greenhouse full of orchids",
-    "A child flying a kite on a beach, woodcut",
-    "A still life with bread, cheese and a copper jug",
-)
-
-
-# Real English prompts of mixed kind and length, written for this project.
-#
-# Thirty-two requests such as people send to an assistant, one a line of ``english_prompts.txt``,
-# from a handful of words to about three hundred: throughput on prompts that are all alike says
-# little about serving. They are in the public domain as far as the authors can make them so.
-
-ENGLISH_PROMPTS: tuple[str, ...] = tuple(
-    files(__package__).joinpath("english_prompts.txt").read_text("utf-8").splitlines()
-)
+IMAGE_PROMPTS = tuple(_read("image_prompts.txt").splitlines())
+ENGLISH_PROMPTS = tuple(_read("english_prompts.txt").splitlines())

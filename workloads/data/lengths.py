@@ -8,21 +8,24 @@ longest. Lengths are those of the texts alone, without the prompt layout a model
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.data.datasets import ADVERTISEGEN_FILES, load_examples
+from workloads.data.datasets import load_examples
 from workloads.data.embedded import synthetic_examples
+from workloads.data.records import ADVERTISEGEN_FILES
 from workloads.data.shapes import Example, write_json_lines
 from workloads.util.statistics import percentile
 
 _BATCH = 2000  # texts handed to the tokenizer at once; a fast one spreads them over cores
 _PERCENTS = {"min": 0, "p5": 5, "p25": 25, "median": 50, "p75": 75, "p95": 95, "max": 100}
+_MOST_BINS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,37 +91,24 @@ def distribution(lengths: Sequence[int]) -> Distribution:
     if not lengths:
         raise ValueError("no lengths")
     ordered = sorted(lengths)
+    low, high = ordered[0], ordered[-1]
+    # The first bin begins at a multiple of the width, which may be below the shortest.
+    width = next(w for w in _round_widths() if high // w - low // w < _MOST_BINS)
+    counts = Counter(length // width for length in ordered)
     return Distribution(
         count=len(ordered),
         mean=math.fsum(ordered) / len(ordered),
         percentiles={name: percentile(ordered, p) or 0.0 for name, p in _PERCENTS.items()},
-        bins=_bins(ordered, 12),
+        bins=tuple(
+            Bin(low=number * width, high=(number + 1) * width, count=counts[number])
+            for number in range(low // width, high // width + 1)
+        ),
     )
 
 
-def _bins(ordered: Sequence[int], wanted: int) -> tuple[Bin, ...]:
-    low, high = ordered[0], ordered[-1]
-    width = _round_up(max(1, math.ceil((high - low + 1) / wanted)))
-    if high // width - low // width >= wanted:  # the first begins below the shortest
-        width = _round_up(width + 1)
-    start = low - low % width
-    counts = [0] * ((high - start) // width + 1)
-    for length in ordered:
-        counts[(length - start) // width] += 1
-    return tuple(
-        Bin(low=start + i * width, high=start + (i + 1) * width, count=count)
-        for i, count in enumerate(counts)
-    )
-
-
-def _round_up(width: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50, …"""
-    scale = 1
-    while True:
-        for step in (1, 2, 5):
-            if step * scale >= width:
-                return step * scale
-        scale *= 10
+def _round_widths() -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, …"""
+    return (step * 10**power for power in itertools.count() for step in (1, 2, 5))
 
 
 def sample_by_length(
@@ -129,9 +119,7 @@ def sample_by_length(
     Equal totals are ordered by input length, then by position, so the sample is the same each
     time. All examples, sorted, when there are no more than ``count``; the middle one for 1.
     """
-    order = sorted(
-        range(len(examples)), key=lambda index: (lengths[index].total, lengths[index].input, index)
-    )
+    order = sorted(range(len(examples)), key=lambda i: (lengths[i].total, lengths[i].input, i))
     return [examples[order[position]] for position in equal_distance(len(order), count)]
 
 
@@ -139,8 +127,6 @@ def equal_distance(size: int, count: int) -> list[int]:
     """``count`` different positions in ``range(size)`` at equal distance, both ends included."""
     if count >= size:
         return list(range(size))
-    if count < 1:
-        return []
     if count == 1:
         return [(size - 1) // 2]
     # Rounded in integers: position i lies at i * (size - 1) / (count - 1).
@@ -174,7 +160,7 @@ def read_directory(directory: Path) -> dict[str, list[Example]]:
     Raises:
         DataMissing: a file is not there, or has a malformed line (file and line are named).
     """
-    missing = [name for name in ADVERTISEGEN_FILES if not os.path.isfile(directory / name)]
+    missing = [name for name in ADVERTISEGEN_FILES if not (directory / name).is_file()]
     if missing:
         raise DataMissing(
             f"{directory} has no {' and no '.join(missing)}; an AdvertiseGen directory holds "
@@ -192,25 +178,6 @@ def describe(files: dict[str, list[Example]], lengths: Sequence[Lengths]) -> Des
         output=distribution([length.output for length in lengths]),
         total=distribution([length.total for length in lengths]),
     )
-
-
-def measure_lengths(files: dict[str, list[Example]], tokenizer: Any) -> list[Lengths]:
-    """Tokens of all examples, the files in order."""
-    return token_lengths(merged(files), tokenizer)
-
-
-def merged(files: dict[str, list[Example]]) -> list[Example]:
-    """All examples, the files in order."""
-    return [example for examples in files.values() for example in examples]
-
-
-def write_tiny(
-    out: Path, files: dict[str, list[Example]], lengths: Sequence[Lengths], count: int
-) -> int:
-    """Write the sample that covers the lengths; returns how many examples it has."""
-    sample = sample_by_length(merged(files), lengths, count)
-    write_json_lines(out, sample)
-    return len(sample)
 
 
 def write_synthetic(directory: Path, count: int) -> dict[str, int]:

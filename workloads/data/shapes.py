@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import BadConfiguration
+from workloads.data.records import BadExample
 from workloads.util import files
 
 Role = Literal["system", "user", "assistant"]
@@ -62,17 +64,8 @@ def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
         aside.unlink(missing_ok=True)
 
 
-# The shapes that examples come in, and what each means: a prompt, and the answer to learn.
-#
-# content, summary            AdvertiseGen's
-# article, highlights         CNN/DailyMail's
-# instruction, input, output  Alpaca's; ``input`` may be empty, and stands below the instruction
-# messages                    a chat: a list of turns with ``role`` and ``content``
-# conversations               ShareGPT's: turns with ``from`` and ``value``
-# prompt, completion          two texts, or two lists of turns
-# text                        plain text
-#
-# A file has one shape, told by the columns of its first example; ``columns:`` names others.
+# The shapes that examples come in, and what each means: a prompt, and the answer to learn. A file
+# has one shape, told by the columns of its first example; ``columns:`` names others.
 
 #: A record of a file: values by column.
 Record = Mapping[str, Any]
@@ -87,15 +80,10 @@ _ROLES: dict[str, Role] = {
 }
 
 
-class BadExample(BadConfiguration):
-    """An example has not the shape of its file; another node would find it no better."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """One way to write an example."""
 
-    name: str
     needs: tuple[str, ...]  # columns that each example has
     may_have: tuple[str, ...] = ()
     learned: str  # what fine-tuning learns of an example, as the row says it
@@ -108,13 +96,11 @@ class Shape:
         return (*self.needs, *self.may_have)
 
 
-def _content(record: Record) -> Example:
-    return Example(content=_text(record, "content"), summary=_text(record, "summary", empty=True))
-
-
-def _article(record: Record) -> Example:
-    highlights = _text(record, "highlights", empty=True)
-    return Example(content=_text(record, "article"), summary=highlights)
+def _texts(prompt: str, answer: str) -> Callable[[Record], Example]:
+    """Read a prompt and an answer, which may be empty, from two columns."""
+    return lambda record: Example(
+        content=_text(record, prompt), summary=_text(record, answer, empty=True)
+    )
 
 
 def _alpaca(record: Record) -> Example:
@@ -123,27 +109,27 @@ def _alpaca(record: Record) -> Example:
     return Example(content=content, summary=_text(record, "output", empty=True))
 
 
+def _chat(*columns: str) -> Callable[[Record], Example]:
+    """Read the turns of a conversation: the last answer is learned, all before it is the prompt."""
+
+    def read(record: Record) -> Example:
+        turns = [turn for name in columns if record.get(name) for turn in _turns(record, name)]
+        if not turns:
+            raise BadExample(f'"{columns[0]}" is no list of turns')
+        answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+        summary = turns[answers[-1]].text if answers else ""
+        turns = turns[: answers[-1]] if answers else turns
+        if not turns or turns[-1].role != "user":
+            raise BadExample("no turn of the user stands before the last answer")
+        return Example(content=turns[-1].text, summary=summary, earlier=tuple(turns[:-1]))
+
+    return read
+
+
 def _prompt(record: Record) -> Example:
-    if not isinstance(record.get("prompt"), list):
-        return Example(
-            content=_text(record, "prompt"), summary=_text(record, "completion", empty=True)
-        )
-    turns = [*_turns(record, "prompt")]
-    if record.get("completion"):
-        turns += _turns(record, "completion")
-    return _of_turns(turns)
-
-
-def _plain(record: Record) -> Example:
-    return Example(content=_text(record, "text"))
-
-
-def _messages(record: Record) -> Example:
-    return _of_turns(_turns(record, "messages"))
-
-
-def _conversations(record: Record) -> Example:
-    return _of_turns(_turns(record, "conversations"))
+    several = isinstance(record.get("prompt"), list)
+    read = _chat if several else _texts
+    return read("prompt", "completion")(record)
 
 
 #: What fine-tuning learns of an example with an answer, and of one without, as a row says it.
@@ -152,46 +138,40 @@ _LAST = "the last answer of each conversation"
 
 #: The first whose columns an example has is its shape.
 SHAPES = (
-    Shape(
-        name="AdvertiseGen",
+    Shape(  # AdvertiseGen's
         needs=("content",),
         may_have=("summary",),
         learned=ANSWER,
         written='{"content": "…", "summary": "…"}',
-        read=_content,
+        read=_texts("content", "summary"),
     ),
-    Shape(
-        name="CNN/DailyMail",
+    Shape(  # CNN/DailyMail's
         needs=("article",),
         may_have=("highlights",),
         learned="the highlights",
         written='{"article": "…", "highlights": "…"}',
-        read=_article,
+        read=_texts("article", "highlights"),
     ),
-    Shape(
-        name="Alpaca",
+    Shape(  # Alpaca's; ``input`` may be empty, and stands below the instruction
         needs=("instruction", "output"),
         may_have=("input",),
         learned=ANSWER,
         written='{"instruction": "…", "input": "", "output": "…"}',
         read=_alpaca,
     ),
-    Shape(
-        name="chat",
+    Shape(  # a chat: turns with ``role`` and ``content``
         needs=("messages",),
         learned=_LAST,
         written='{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}',
-        read=_messages,
+        read=_chat("messages"),
     ),
-    Shape(
-        name="ShareGPT",
+    Shape(  # ShareGPT's: turns with ``from`` and ``value``
         needs=("conversations",),
         learned=_LAST,
         written='{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", …}]}',
-        read=_conversations,
+        read=_chat("conversations"),
     ),
-    Shape(
-        name="prompt and completion",
+    Shape(  # two texts, or two lists of turns
         needs=("prompt",),
         may_have=("completion",),
         learned=ANSWER,
@@ -199,11 +179,10 @@ SHAPES = (
         read=_prompt,
     ),
     Shape(
-        name="text",
         needs=("text",),
         learned=WHOLE_TEXT,
         written='{"text": "…"}',
-        read=_plain,
+        read=lambda record: Example(content=_text(record, "text")),
     ),
 )
 
@@ -213,7 +192,7 @@ class Columns:
     """A shape, and the names that its columns have in one dataset."""
 
     shape: Shape
-    names: tuple[tuple[str, str], ...] = ()  # from the shape's to the dataset's, where they differ
+    names: Mapping[str, str] = field(default_factory=dict)  # from the shape's to the dataset's
 
     def example(self, record: object, where: str) -> Example:
         """The example of a record.
@@ -224,28 +203,15 @@ class Columns:
         if not isinstance(record, Mapping):
             raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
         if self.names:
-            record = {ours: record.get(theirs) for ours, theirs in self._all()}
+            columns = (*self.shape.columns, "synthetic")
+            record = {name: record.get(self.names.get(name, name)) for name in columns}
         try:
             example = self.shape.read(record)
-        except _Wrong as error:
-            message = f"{self._in_their_words(error)}; expected {self._written()}"
-            raise BadExample(f"{where}: {message}") from None
+        except BadExample as error:
+            text = f"{error}; expected {self.shape.written}"
+            renamed = re.sub(r'"(\w+)"', lambda m: f'"{self.names.get(m[1], m[1])}"', text)
+            raise BadExample(f"{where}: {renamed}") from None
         return replace(example, synthetic=record.get("synthetic", False) is True)
-
-    def _all(self) -> list[tuple[str, str]]:
-        names = dict(self.names)
-        return [(ours, names.get(ours, ours)) for ours in (*self.shape.columns, "synthetic")]
-
-    def _written(self) -> str:
-        """An example of the shape, in the dataset's own names."""
-        text = self.shape.written
-        for ours, theirs in self.names:
-            text = text.replace(f'"{ours}":', f'"{theirs}":')
-        return text
-
-    def _in_their_words(self, error: _Wrong) -> str:
-        name = dict(self.names).get(error.column, error.column)
-        return error.said.format(column=f'"{name}"')
 
 
 def columns_named(text: str) -> Columns:
@@ -256,8 +222,8 @@ def columns_named(text: str) -> Columns:
     """
     names: dict[str, str] = {}
     for part in text.split(","):
-        ours, equals, theirs = (word.strip() for word in part.partition("="))
-        if not (ours and equals and theirs):
+        ours, _, theirs = (word.strip() for word in part.partition("="))
+        if not (ours and theirs):
             raise BadConfiguration(
                 f"columns: {part.strip()!r} is no pair; write columns: prompt=question, "
                 "completion=reply"
@@ -271,7 +237,7 @@ def columns_named(text: str) -> Columns:
             raise BadConfiguration(f"columns: there is no {name!r}; {meant}{_expected()}")
     for shape in SHAPES:
         if set(names) <= set(shape.columns) and set(shape.needs) & set(names):
-            return Columns(shape, tuple(sorted(names.items())))
+            return Columns(shape, names)
     raise BadConfiguration(f"columns: {', '.join(names)} belong to no one shape; {_expected()}")
 
 
@@ -305,52 +271,29 @@ def _kind(value: object) -> str:
     return next(known, "nothing" if value is None else f"a {type(value).__name__}")
 
 
-class _Wrong(Exception):
-    """One column is not what its shape wants; ``said`` has ``{column}`` where its name goes."""
-
-    def __init__(self, column: str, said: str) -> None:
-        super().__init__(said)
-        self.column = column
-        self.said = said
-
-
 def _text(record: Record, name: str, *, empty: bool = False) -> str:
     value = record.get(name)
     if value is None and empty:
         return ""
-    if not isinstance(value, str) and not (value is None or isinstance(value, (list, Mapping))):
-        raise _Wrong(name, f"{{column}} is {_kind(value)}, no text")
-    if not isinstance(value, str) or (not empty and not value.strip()):
-        raise _Wrong(name, "no text under {column}")
-    return value
+    if isinstance(value, str) and (empty or value.strip()):
+        return value
+    if value is None or isinstance(value, (str, list, Mapping)):
+        raise BadExample(f'no text under "{name}"')
+    raise BadExample(f'"{name}" is {_kind(value)}, no text')
 
 
-def _turns(record: Record, name: str) -> list[Turn]:
-    value = record.get(name)
-    if not isinstance(value, Sequence) or isinstance(value, str) or not len(value):
-        raise _Wrong(name, "{column} is no list of turns")
-    turns = []
-    for number, entry in enumerate(value, 1):
+def _turns(record: Record, name: str) -> Iterator[Turn]:
+    entries = record[name]
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise BadExample(f'"{name}" is no list of turns')
+    for number, entry in enumerate(entries, 1):
+        turn = f'turn {number} of "{name}"'
         if not isinstance(entry, Mapping):
-            raise _Wrong(name, f"turn {number} of {{column}} is {_kind(entry)}")
+            raise BadExample(f"{turn} is {_kind(entry)}")
         role = _ROLES.get(str(entry.get("role", entry.get("from"))).lower())
         text = entry.get("content", entry.get("value"))
         if role is None:
-            known = ", ".join(_ROLES)
-            raise _Wrong(name, f"turn {number} of {{column}} has none of the roles {known}")
+            raise BadExample(f"{turn} has none of the roles {', '.join(_ROLES)}")
         if not isinstance(text, str):
-            raise _Wrong(name, f"turn {number} of {{column}} has no text")
-        turns.append(Turn(role=role, text=text))
-    return turns
-
-
-def _of_turns(turns: list[Turn]) -> Example:
-    """The last answer is what is learned; all before it is the prompt."""
-    answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
-    summary = ""
-    if answers:
-        summary = turns[answers[-1]].text
-        turns = turns[: answers[-1]]
-    if not turns or turns[-1].role != "user":
-        raise _Wrong("messages", "no turn of the user stands before the last answer")
-    return Example(content=turns[-1].text, summary=summary, earlier=tuple(turns[:-1]))
+            raise BadExample(f"{turn} has no text")
+        yield Turn(role=role, text=text)

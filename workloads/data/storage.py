@@ -7,11 +7,11 @@ part ends at its time limit, so a slow network share takes no longer than a fast
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ LIMIT_S = 5.0  # of each part
 _PIECE = os.urandom(4 * files.MIB)  # which no file system compresses away
 
 Clock = Callable[[], float]
+Steps = Generator[int, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,101 +62,80 @@ def measure(
     Raises:
         OSError: the directory is not there, cannot be written, or is full.
     """
-    aside = Path(tempfile.mkdtemp(prefix=".nightgrid-probe-", dir=directory))
-    try:
-        large = aside / "large"
-        written, write_s = _timed(
-            clock, lambda ends: _write_large(large, large_bytes, ends), limit_s
-        )
-        dropped = _forgotten([large])
-        read, read_s = _timed(clock, lambda over: _read_large(large, over), limit_s)
-        names = (aside / f"{number:06}" for number in range(small_files))
-        small: list[Path] = []
-        _, small_s = _timed(clock, lambda over: _write_small(names, small, over), limit_s)
-        dropped = _forgotten(small) and dropped
-        opened, opened_s = _timed(clock, lambda over: _read_small(small, over), limit_s)
-        done, done_s = _timed(clock, lambda over: _operate(small, over), limit_s)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+
+    def timed(steps: Steps) -> tuple[int, float]:
+        """The sum of the steps that fit into the limit, at least one, and their seconds."""
+        began, done = clock(), 0
+        with contextlib.closing(steps):
+            for size in steps:
+                done += size
+                if clock() - began >= limit_s:
+                    break
+        return done, max(clock() - began, 1e-9)
+
+    with tempfile.TemporaryDirectory(prefix=".nightgrid-probe-", dir=directory) as folder:
+        large = Path(folder) / "large"
+        small = [Path(folder) / f"{number:06}" for number in range(small_files)]
+        written, write_s = timed(_write_large(large, large_bytes))
+        dropped = _drop_from_cache([large])
+        read, read_s = timed(_read_large(large))
+        made, make_s = timed(_write_small(small))
+        small = small[:made]
+        dropped = _drop_from_cache(small) and dropped
+        opened, open_s = timed(1 for file in small if file.read_bytes())
+        operations, operate_s = timed(_operate(small))
     return StorageSpeed(
         directory=str(directory),
         write_bytes_per_s=written / write_s,
         read_bytes_per_s=read / read_s,
-        files_written_per_s=len(small) / small_s,
-        files_read_per_s=opened / opened_s,
-        operations_per_s=done / done_s,
+        files_written_per_s=made / make_s,
+        files_read_per_s=opened / open_s,
+        operations_per_s=operations / operate_s,
         large_bytes=written,
-        small_files=len(small),
+        small_files=made,
         cache_dropped=dropped,
     )
 
 
-def _timed(
-    clock: Clock, part: Callable[[Callable[[], bool]], int], limit_s: float
-) -> tuple[int, float]:
-    """Work that a part got done, and its seconds; it asks whether its time is over."""
-    began = clock()
-    done = part(lambda: clock() - began >= limit_s)
-    return done, max(clock() - began, 1e-9)
-
-
-def _write_large(file: Path, size: int, over: Callable[[], bool]) -> int:
-    written = 0
+def _write_large(file: Path, size: int) -> Steps:
     with file.open("xb", buffering=0) as out:
-        while written < size and not (written and over()):
-            written += out.write(_PIECE[: size - written])
-        os.fsync(out.fileno())
-    return written
+        try:
+            for start in range(0, size, len(_PIECE)):
+                yield out.write(_PIECE[: size - start])
+        finally:  # what is written when the time is over is made durable, too
+            os.fsync(out.fileno())
 
 
-def _read_large(file: Path, over: Callable[[], bool]) -> int:
-    read = 0
+def _read_large(file: Path) -> Steps:
     with file.open("rb", buffering=0) as content:
-        while (piece := content.read(len(_PIECE))) and not (read and over()):
-            read += len(piece)
-    return read
+        while piece := content.read(len(_PIECE)):
+            yield len(piece)
 
 
-def _write_small(names: Iterable[Path], made: list[Path], over: Callable[[], bool]) -> int:
+def _write_small(names: list[Path]) -> Steps:
     for name in names:
         with name.open("xb", buffering=0) as out:
             out.write(_PIECE[:SMALL_FILE_BYTES])
             os.fsync(out.fileno())
-        made.append(name)
-        if over():
-            break
-    return len(made)
+        yield 1
 
 
-def _read_small(names: list[Path], over: Callable[[], bool]) -> int:
-    for number, name in enumerate(names, start=1):
-        name.read_bytes()
-        if over():
-            return number
-    return len(names)
-
-
-def _operate(names: list[Path], over: Callable[[], bool]) -> int:
+def _operate(names: list[Path]) -> Steps:
     """Ask the size of each file, rename and remove it: three operations."""
-    for number, name in enumerate(names, start=1):
+    for name in names:
         name.stat()
-        moved = name.rename(name.with_suffix(".moved"))
-        moved.unlink()
-        if over():
-            return 3 * number
-    return 3 * len(names)
+        name.rename(name.with_suffix(".moved")).unlink()
+        yield 3
 
 
-def _forgotten(paths: list[Path]) -> bool:
-    """Tell the kernel to forget what it keeps of files in memory; False where it cannot."""
+def _drop_from_cache(paths: list[Path]) -> bool:
+    """Tell the kernel to forget what it has of files in memory; False where it cannot."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError:
-            return False
-        finally:
-            os.close(handle)
+        with path.open("rb") as content:
+            try:
+                os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            except OSError:
+                return False
     return True

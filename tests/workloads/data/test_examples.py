@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.base import DataMissing
-from workloads.data import datasets as records_module
+from workloads.data import records
 from workloads.data.datasets import find_dataset, load_examples
-from workloads.data.shapes import BadExample, Example, write_json_lines
+from workloads.data.records import BadExample
+from workloads.data.shapes import Example, write_json_lines
 
 CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
 
@@ -82,7 +83,7 @@ def test_an_endless_line_is_refused_without_reading_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong file, such as a checkpoint, does not fill the memory."""
-    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 100)
     path = tmp_path / "x.json"
     path.write_bytes(b"x" * 1000)
     with pytest.raises(BadExample, match=r"x\.json:1: line longer than 100 bytes"):

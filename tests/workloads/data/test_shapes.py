@@ -11,7 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from workloads.base import BadConfiguration, DataMissing
-from workloads.data.datasets import Reading, find_dataset, hub_records, load_dataset, load_examples
+from workloads.data.datasets import Reading, find_dataset, load_dataset, load_examples
+from workloads.data.records import hub_records
 from workloads.data.shapes import Example, Turn
 from workloads.util import files
 
