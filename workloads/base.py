@@ -412,6 +412,15 @@ def require(refusals: Sequence[Refusal]) -> None:
         raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
 
 
+def require_batch(request: Request) -> None:
+    """
+    Raises:
+        BadConfiguration: the job has no batch.
+    """
+    if request.batch_size < 1:
+        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+
+
 # The phase of a job, told from within a library that knows nothing of jobs.
 #
 # A library may compile for minutes while it loads a model. What runs on its way there names the

@@ -25,6 +25,7 @@ from workloads.base import (
     Request,
     Result,
     Workload,
+    require_batch,
 )
 from workloads.engines import engine_function
 from workloads.models import rules
@@ -191,8 +192,7 @@ def run(request: Request, context: JobContext) -> Result:
     """Measure fine-tuning; see ``workloads.base.Workload``."""
     spec = find_workload(request.workload)
     parameters = spec.parameters.model_validate(dict(request.parameters)).model_dump()
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    require_batch(request)
     request = replace(request, parameters=parameters)
     require_allowed(request, context.device.name, context.world_size)
     train: Workload = engine_function(request.engine, "train", context.device.name)

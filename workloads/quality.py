@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.base import (
     TOKENS,
@@ -38,8 +38,9 @@ from workloads.base import (
     Unsupported,
     WorkloadError,
 )
+from workloads.bench.measure import Resident, load_resident
 from workloads.data.cache import build_aside, cache_root, file_lock
-from workloads.data.datasets import DatasetParameters, Reading, load_dataset
+from workloads.data.datasets import Dataset, DatasetParameters, Reading, load_dataset
 from workloads.data.shapes import Example
 from workloads.engines import engine_function
 from workloads.engines.base import EngineLoader, GenerationEngine
@@ -47,7 +48,7 @@ from workloads.engines.passes import by_prompt, continued, generate_once, result
 from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec
-from workloads.settings import WorkloadParameters, setting
+from workloads.settings import WorkloadParameters, amount, setting
 from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
 
@@ -58,22 +59,10 @@ if TYPE_CHECKING:
 class QualityReferenceParameters(SourceParameters, DatasetParameters):
     """The plain path's texts and probabilities; plans add such jobs by themselves."""
 
-    prompts: int = setting(
-        8,
-        role="work",
-        length=True,
-        ge=1,
-        le=1000,
-        description="How many prompts of the dataset are continued, from the first on.",
+    prompts: int = amount(
+        8, le=1000, description="How many prompts of the dataset are continued, from the first on."
     )
-    output_tokens: int = setting(
-        32,
-        role="work",
-        length=True,
-        ge=1,
-        le=4096,
-        description="How many tokens after each prompt.",
-    )
+    output_tokens: int = amount(32, le=4096, description="How many tokens after each prompt.")
     adapter: str | None = setting(
         None,
         role="work",
@@ -149,10 +138,15 @@ _FILE = "reference.safetensors"
 #: Raise when what is computed changes: it is in the cache's keys.
 _RECIPE = 1
 
-NOT_COMPARED = "not compared"
 
-#: Figures by name, and what a row says beside them.
-Figures = tuple[Mapping[str, float], Mapping[str, str]]
+class Quality(NamedTuple):
+    """Figures by name, and what the row says beside them."""
+
+    metrics: Mapping[str, float]
+    details: Mapping[str, str]
+
+
+NO_FIGURES = Quality({}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,15 +191,16 @@ def save(
     import torch
     from safetensors.torch import save_file
 
-    spread = (torch.log_softmax(one.float(), -1) for one in logits)
-    likeliest = [each.topk(min(KEPT, each.shape[-1])) for each in spread]
-    found = {
-        "tokens": torch.tensor([list(each) for each in tokens]),
-        "likeliest": torch.stack([each.indices for each in likeliest]).to(torch.int32),
-        "log_probabilities": torch.stack([each.values for each in likeliest]),
+    likeliest = [
+        torch.log_softmax(text.float(), -1).topk(min(KEPT, text.shape[-1])) for text in logits
+    ]
+    tensors = {
+        "tokens": torch.tensor([list(ids) for ids in tokens]),
+        "likeliest": torch.stack([top.indices for top in likeliest]).to(torch.int32),
+        "log_probabilities": torch.stack([top.values for top in likeliest]),
     }
-    written = json.dumps([list(each) for each in prompts])
-    save_file(found, directory / _FILE, metadata={"prompts": written})
+    written = json.dumps([list(ids) for ids in prompts])
+    save_file(tensors, directory / _FILE, metadata={"prompts": written})
 
 
 def load(directory: Path) -> Reference | None:
@@ -216,7 +211,7 @@ def load(directory: Path) -> Reference | None:
         return None
     with safe_open(directory / _FILE, framework="pt") as file:
         return Reference(
-            prompts=tuple(tuple(each) for each in json.loads(file.metadata()["prompts"])),
+            prompts=tuple(map(tuple, json.loads(file.metadata()["prompts"]))),
             tokens=file.get_tensor("tokens"),
             likeliest=file.get_tensor("likeliest").long(),
             log_probabilities=file.get_tensor("log_probabilities"),
@@ -246,9 +241,11 @@ def compare(
         known = reference.log_probabilities[prompt, :count].double()
         # A model's output layer may have more rows than the other's, of padding.
         mine_all = torch.log_softmax(my_logits[:count].double(), -1)
-        found = mine_all.gather(-1, ids.clamp(max=mine_all.shape[-1] - 1))
-        divergence += float((known.exp() * (known - found)).sum())
-        divergence += float(_rest(known, found))
+        mine_known = mine_all.gather(-1, ids.clamp(max=mine_all.shape[-1] - 1))
+        divergence += float((known.exp() * (known - mine_known)).sum())
+        # All tokens that were not kept count as one.
+        rest, mine_rest = ((1 - p.exp().sum(-1)).clamp(min=1e-12) for p in (known, mine_known))
+        divergence += float((rest * (rest / mine_rest).log()).sum())
         chosen = torch.tensor(theirs[:count]).unsqueeze(-1)
         loss -= float(mine_all.gather(-1, chosen).sum())
         reference_loss -= float(known[ids == chosen].sum())
@@ -261,89 +258,71 @@ def compare(
     }
 
 
-def _rest(known: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """The divergence's part of all tokens that were not kept, taken as one."""
-    left, mine = ((1 - each.exp().sum(-1)).clamp(min=1e-12) for each in (known, found))
-    return (left * (left / mine).log()).sum()
+def quality_figures(
+    resident: Resident, request: Request, context: JobContext, reading: Reading, dataset: Dataset
+) -> Quality:
+    """Figures of the quality of a loaded engine, taken once for as long as it is loaded.
 
-
-def compared_figures(
-    engine: GenerationEngine,
-    request: Request,
-    context: JobContext,
-    reading: Reading,
-    *,
-    known: dict[str, Figures],
-) -> Figures:
-    """Figures of the quality of a loaded engine, and what the row says beside them.
-
-    All ranks compare, since cards that split a model have to write together. ``known`` keeps the
-    figures for as long as the engine is resident.
+    All ranks compare and read, since cards that split a model have to work together.
     """
+    compared = _compared(resident, request, context, reading)
+    name = f"answers of {request.dataset} {reading}"
+    answers = resident.known.get(name) or _answer_loss(resident.engine, dataset.examples, context)
+    if answers.metrics:
+        resident.known[name] = answers
+    return Quality({**compared.metrics, **answers.metrics}, {**compared.details, **answers.details})
+
+
+def _compared(
+    resident: Resident, request: Request, context: JobContext, reading: Reading
+) -> Quality:
+    """The engine's texts beside those of its reference in the node's cache."""
     alike = {"adapter", *SourceParameters.model_fields} - WorkloadParameters.model_fields.keys()
     parameters = QualityReferenceParameters(
         **{name: request.parameters[name] for name in alike if name in request.parameters}
     )
-    of = request.parameters.get("quality_of")
-    if of:
+    model = str(request.parameters.get("quality_of") or request.model)
+    if request.parameters.get("quality_of"):
         parameters = parameters.model_copy(update={"adapter": None})
-    model = str(of or request.model)
-    directory, why = None, "its reference is not in the cache of every node"
+    name, reference, why = "", None, "its reference is not in the cache of every node"
     try:
         directory = reference_directory(model, request.dataset, reading, parameters)
+        name, reference = directory.name, load(directory)
     except (OSError, WorkloadError, ValueError) as error:
         why = str(error)
-    name = directory.name if directory is not None else ""
-    if all(context.collective.gather(name in known)):
-        return known[name]
-    reference = None
-    try:
-        reference = load(directory) if directory is not None else None
-    except (OSError, WorkloadError, ValueError) as error:
-        why = str(error)
+    if all(context.collective.gather(name in resident.known)):
+        known: Quality = resident.known[name]
+        return known
     if not all(context.collective.gather(reference is not None)) or reference is None:
-        return _not_compared(why)
+        return Quality({}, {"quality": f"not compared: {why}"})
     try:
-        tokens, logits = written(engine, request.batch_size, context, reference, parameters)
+        batches, _ = generate_once(
+            resident.engine,
+            context,
+            reference.prompts,
+            batch_size=min(request.batch_size, len(reference.prompts)),
+            output_tokens=parameters.output_tokens,
+            on_step=lambda: None,
+            keep_logits=True,
+        )
     except Exception as error:
-        found = context.device.classify(error)
-        if not isinstance(found, (Unsupported, OutOfMemory, BadConfiguration)):
-            raise
-        return _not_compared(f"{type(found).__name__}: {found}")
-    told = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}
-    known[name] = compare(tokens, logits, reference), told
-    return known[name]
+        return Quality({}, {"quality": f"not compared: {_failure(error, context)}"})
+    said = f"compared with the plain path on {len(reference.prompts)} prompts"
+    figures = Quality(compare(*by_prompt(batches), reference), {"quality": said})
+    resident.known[name] = figures
+    return figures
 
 
-def _not_compared(why: str) -> Figures:
-    return {}, {"quality": f"{NOT_COMPARED}: {why}"}
-
-
-def written(
-    engine: GenerationEngine,
-    batch_size: int,
-    context: JobContext,
-    reference: Reference,
-    parameters: QualityReferenceParameters,
-) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """Tokens that an engine writes after the prompts of a reference, and its logits."""
-    batches, _ = generate_once(
-        engine,
-        context,
-        reference.prompts,
-        batch_size=min(batch_size, len(reference.prompts)),
-        output_tokens=parameters.output_tokens,
-        on_step=lambda: None,
-        keep_logits=True,
-    )
-    return by_prompt(batches)
+def _failure(error: Exception, context: JobContext) -> str:
+    """What went wrong, in words, where it must not cost the row; else the error is raised again."""
+    failure = context.device.classify(error)
+    if not isinstance(failure, (Unsupported, OutOfMemory, BadConfiguration)):
+        raise error
+    return f"{type(failure).__name__}: {failure}"
 
 
 #: Answers that are read, the first of the dataset.
 ANSWERS = 8
-
-#: Figures by name, and what a row says beside them.
-Told = tuple[dict[str, float], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,14 +335,13 @@ class Answered:
 
 def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answered]:
     """The first examples that have an answer, each once, as far as the model has positions."""
-    found = (one for one in examples if one.summary.strip())
     texts = []
-    for one in islice(found, ANSWERS):
-        prompt = engine.encode(one.content, one.earlier)
-        answer = engine.encode_answer(one.content, one.summary, one.earlier)
-        limits = [each for each in (engine.context_length, engine.window) if each is not None]
-        if room := min(limits, default=None):
-            answer = answer[: max(room - len(prompt), 0)]
+    for example in islice((one for one in examples if one.summary.strip()), ANSWERS):
+        prompt = engine.encode(example.content, example.earlier)
+        answer = engine.encode_answer(example.content, example.summary, example.earlier)
+        limits = [limit for limit in (engine.context_length, engine.window) if limit is not None]
+        if limits:
+            answer = answer[: max(min(limits) - len(prompt), 0)]
         if answer:
             texts.append(Answered(tuple(prompt), tuple(answer)))
     return texts
@@ -380,21 +358,21 @@ def loss_of(engine: GenerationEngine, texts: Sequence[Answered]) -> float:
     return summed / sum(len(text.answer) for text in texts)
 
 
-def answer_loss(engine: GenerationEngine, examples: Sequence[Example], context: JobContext) -> Told:
-    """The figure of a loaded engine, and what the row says of it. All ranks read the answers, since
-    cards that split a model have to read together."""
+def _answer_loss(
+    engine: GenerationEngine, examples: Sequence[Example], context: JobContext
+) -> Quality:
+    """The loss on the dataset's answers."""
     texts = answered(engine, examples)
     if not texts:
-        return {}, {"answer_loss": "not known: no example of the dataset has an answer with room"}
+        why = "no example of the dataset has an answer with room"
+        return Quality({}, {"answer_loss": f"not known: {why}"})
     try:
         loss = loss_of(engine, texts)
     except Exception as error:
-        found = context.device.classify(error)
-        if not isinstance(found, (Unsupported, OutOfMemory)):
-            raise
-        return {}, {"answer_loss": f"not known: {type(found).__name__}: {found}"}
+        return Quality({}, {"answer_loss": f"not known: {_failure(error, context)}"})
     tokens = sum(len(text.answer) for text in texts)
-    return {"answer_loss": loss}, {"answer_loss": f"of {tokens:,} tokens of {len(texts)} answers"}
+    said = f"of {tokens:,} tokens of {len(texts)} answers"
+    return Quality({"answer_loss": loss}, {"answer_loss": said})
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -402,10 +380,9 @@ def run(request: Request, context: JobContext) -> Result:
     parameters = QualityReferenceParameters.model_validate(dict(request.parameters))
     context.device.seed(0)
     context.enter_phase("load")
-    began = context.clock()
-    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
-    engine = context.resident(request.residency_key, lambda: load(request, context.device))
-    load_s = context.clock() - began
+    engine_loader: EngineLoader = engine_function(request.engine, "generate", context.device.name)
+    resident, load_s = load_resident(request, context, engine_loader)
+    engine = resident.engine
     dataset = load_dataset(request.dataset, parameters.reading())
     prompts, tokens, logits, sample = continued(
         engine,

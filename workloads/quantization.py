@@ -55,7 +55,7 @@ from workloads.models.random_weights import PREFIX
 from workloads.models.rules import is_protected, linear_shapes, saving_refusals
 from workloads.registry import WorkloadSpec, task_for
 from workloads.rules import require_allowed
-from workloads.settings import setting
+from workloads.settings import amount, setting
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples, padded, split
 from workloads.training.methods import SAVE_MODEL
 
@@ -109,16 +109,11 @@ class QuantizationParameters(DatasetParameters):
         description="Add to each layer's bias what its mean output lost on the calibration texts; "
         "layers without a bias stay as they are.",
     )
-    samples: int = setting(
+    samples: int = amount(
         32,
-        role="work",
-        length=True,
-        ge=1,
         description="Calibration texts, of the first examples of the dataset, one after the other.",
     )
-    length: int = setting(
-        256, role="work", length=True, ge=8, description="Tokens of each calibration text."
-    )
+    length: int = amount(256, ge=8, description="Tokens of each calibration text.")
     held_out: int = setting(
         16,
         role="work",

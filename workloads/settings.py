@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -126,6 +126,10 @@ def setting(
         also_called=tuple((also_called or {}).items()),
     )
     return Field(default, description=description, json_schema_extra=declaration, **limits)
+
+
+#: A setting of role work that says how much of it there is: 1 or more.
+amount = partial(setting, role="work", length=True, ge=1)
 
 
 class Settings(BaseModel):

@@ -6,45 +6,31 @@ forward pass for each batch, to the logits of every token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from workloads.base import (
-    SAMPLES,
-    BadConfiguration,
-    JobContext,
-    Request,
-    Result,
-    reporting_phases_to,
-)
-from workloads.bench.measure import Observation, instruments_of, measure
+from workloads.base import SAMPLES, JobContext, Request, Result, require_batch
+from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
-from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import engine_function
-from workloads.engines.base import figures_of
 from workloads.models.precision import ModelWeights
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import amount
 
 
 class TextEncodingParameters(DatasetParameters):
     """Forward passes of an encoder over the texts of a dataset."""
 
-    texts: int = setting(
+    texts: int = amount(
         128,
-        role="work",
-        length=True,
-        ge=1,
         description="How many texts of the dataset are read in a repeat, from its start again "
         "where it is shorter.",
     )
-    max_length: int = setting(
-        128,
-        role="work",
-        length=True,
-        ge=2,
-        description="Most tokens of a text; a longer one is cut at its end.",
+    max_length: int = amount(
+        128, ge=2, description="Most tokens of a text; a longer one is cut at its end."
     )
 
 
@@ -88,24 +74,24 @@ class Encoder(Protocol):
 def run(request: Request, context: JobContext) -> Result:
     """Measure text encoding; see ``workloads.base.Workload``."""
     parameters = TextEncodingParameters.model_validate(dict(request.parameters))
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    require_batch(request)
     context.device.seed(0)
     context.enter_phase("load")
-    (encoder, baseline), load_s = _resident(request, context)
+    load = engine_function(request.engine, "encode", context.device.name)
+    resident, load_s = load_resident(request, context, load)
+    encoder: Encoder = resident.engine
     dataset = load_dataset(request.dataset, parameters.reading())
     began = context.clock()
-    size = request.batch_size
+    size, examples = request.batch_size, dataset.examples
     total = max(parameters.texts, size * context.world_size)
-    mine = range(context.rank, total, context.world_size)
-    examples = dataset.examples
     texts = [
         encoder.ids(examples[index % len(examples)].content, parameters.max_length)
-        for index in mine
+        for index in range(context.rank, total, context.world_size)
     ]
     tokenization_s = context.clock() - began
     batches = [texts[start : start + size] for start in range(0, len(texts), size)]
     prepared = [encoder.prepare(batch) for batch in batches]
+    shapes = [(len(batch), max(map(len, batch))) for batch in batches]
     context.device.release_memory()
     context.device.reset_peak_memory()
 
@@ -115,54 +101,17 @@ def run(request: Request, context: JobContext) -> Result:
         observed = Observation(
             items=len(batches[batch]),
             input_tokens=sum(map(len, batches[batch])),
-            computed_tokens=len(batches[batch]) * max(map(len, batches[batch])),
+            computed_tokens=math.prod(shapes[batch]),
         )
         return lambda: observed
 
-    with HostMemoryPeak() as host_memory:
-        measured = measure(
-            run_batch,
-            len(batches),
-            request.measure,
-            instruments_of(context),
-            WarmupPlan(shapes=[(len(batch), max(map(len, batch))) for batch in batches]),
-        )
-    return Result(
-        samples=measured.samples,
-        stop_reason=measured.stop_reason,
-        load_s=load_s,
-        **measured.warmup,
-        weight_bytes=encoder.weights.weight_bytes,
-        parameter_count=encoder.weights.parameter_count,
-        baseline_host_memory_bytes=baseline,
-        peak_host_memory_bytes=host_memory.bytes,
-        peak_device_memory_bytes=context.device.peak_memory_bytes(),
-        tokenization_s=tokenization_s,
-        random_weights=encoder.random_weights,
-        synthetic_data=dataset.synthetic,
-        precision_detail=encoder.weights.detail,
-        metrics=figures_of(encoder),
-        details={
-            **encoder.details,
-            **measured.details,
-            "host_memory_peak": host_memory.method,
-        },
+    plan = WarmupPlan(shapes=shapes)
+    _, result = measure_resident(
+        resident, context, run_batch, len(batches), request.measure, plan=plan
     )
-
-
-def _resident(request: Request, context: JobContext) -> tuple[tuple[Encoder, int], float]:
-    """The loaded encoder with the host memory in use before it, and how long loading took."""
-    load = engine_function(request.engine, "encode", context.device.name)
-    took: list[float] = []
-
-    def loader() -> tuple[Encoder, int]:
-        context.device.release_memory()
-        baseline, began = resident_bytes(), context.clock()
-        with reporting_phases_to(context.enter_phase):
-            encoder = load(request, context.device)
-        context.device.synchronize()
-        took.append(context.clock() - began)
-        return encoder, baseline
-
-    loaded = context.resident(request.residency_key, loader)
-    return loaded, took[0] if took else 0.0
+    return replace(
+        result,
+        load_s=load_s,
+        tokenization_s=tokenization_s,
+        synthetic_data=dataset.synthetic,
+    )

@@ -14,37 +14,35 @@ prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import (
     END_TOKEN_IDS,
     TOKENS,
-    BadConfiguration,
     JobContext,
     JobDescription,
     Metric,
     Refusal,
     Request,
     Result,
-    reporting_phases_to,
+    require_batch,
 )
-from workloads.bench.measure import instruments_of, measure
+from workloads.bench.measure import load_resident, measure_resident
 from workloads.bench.profiling import PROFILE, Profile, profiled
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import device_spec
-from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import ENGINES, engine_function, find_engine
-from workloads.engines.base import EngineLoader, GenerationEngine, figures_of
+from workloads.engines.base import EngineLoader, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
 from workloads.models import attention
 from workloads.models.catalog import known_config, vocabulary_size
 from workloads.models.rules import quantised_refusals
-from workloads.quality import METRICS, answer_loss, compared_figures
+from workloads.quality import METRICS, NO_FIGURES, quality_figures
 from workloads.registry import WorkloadSpec
-from workloads.settings import ADAPTER, setting
+from workloads.settings import ADAPTER, amount, setting
 from workloads.training.pairs import SourceParameters
 from workloads.training.parallel.layout import Layout, generation_refusals
 
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from workloads.base import Sample
     from workloads.data.shapes import Example
     from workloads.devices.base import Device
-    from workloads.quality import Figures
 
 
 def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
@@ -69,7 +66,13 @@ def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
     hint, device = "use batching static or sorted", device_spec(asked.device)
     if "continuous_batching" not in find_engine(asked.engine).features:
         reason = f"the engine {asked.engine} does not do continuous batching"
-        hint = _engines_hint(asked) or hint
+        able = [
+            spec.name
+            for spec in ENGINES.known()
+            if "continuous_batching" in spec.features and spec.runs_on(asked.device)
+        ]
+        if able and device.can("dynamic_shapes"):
+            hint = f"write engine: {' or '.join(able)}"
     elif not device.can("dynamic_shapes"):
         reason = (
             f"rows that come and go change shapes at every step, which {device.title} compiles anew"
@@ -77,20 +80,6 @@ def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
     else:
         return
     yield Refusal(setting="batching", reason=reason, hint=hint, unsupported=True)
-
-
-def _engines_hint(asked: JobDescription) -> str:
-    """The engines that batch continuously on this device; empty where there is none."""
-    names = [
-        spec.name
-        for spec in ENGINES.known()
-        if "continuous_batching" in spec.features and spec.runs_on(asked.device)
-    ]
-    return (
-        f"write engine: {' or '.join(names)}"
-        if names and device_spec(asked.device).can("dynamic_shapes")
-        else ""
-    )
 
 
 def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
@@ -128,20 +117,14 @@ def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
 class TextGenerationParameters(SourceParameters, DatasetParameters):
     """Greedy text generation over the prompts of a dataset."""
 
-    output_tokens: int = setting(
+    output_tokens: int = amount(
         128,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="Most tokens to generate for each prompt (max_new_tokens).",
     )
-    input_tokens: int | None = setting(
+    input_tokens: int | None = amount(
         None,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="Length every prompt is brought to, in tokens: a longer one is cut at its "
         "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
     )
@@ -153,12 +136,9 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
         "them do the same amount of work.",
     )
-    prompts: int = setting(
+    prompts: int = amount(
         100,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="How many prompts of the dataset one repeat covers, all cards together, in "
         "the dataset's order and from its start again where it is shorter. At least one full "
         "batch on every card is used.",
@@ -273,31 +253,21 @@ def encoder_figures(samples: Sequence[Sample]) -> Mapping[str, float]:
     }
 
 
-_NOT_ASKED: Figures = ({}, {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Resident:
-    """Model that stays loaded between jobs, and the memory in use before it."""
-
-    engine: GenerationEngine
-    baseline_host_memory_bytes: int
-    #: Figures of quality and what rows say of them, by the reference that was compared with.
-    quality: dict[str, Figures] = field(default_factory=dict)
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Measure text generation; see ``workloads.base.Workload``."""
     parameters = TextGenerationParameters.model_validate(dict(request.parameters))
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    require_batch(request)
     context.device.seed(0)
     context.enter_phase("load")
-    resident, load_s = _resident(request, context)
-    engine = resident.engine
+    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
+    resident, load_s = load_resident(request, context, load)
+    engine: GenerationEngine = resident.engine
+    layout = Layout(
+        rank=context.rank, world_size=context.world_size, tensor=parameters.tensor_parallel or 1
+    )
     began = context.clock()
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = _prompts(request, parameters, engine, context, dataset.examples)
+    prompts = _prompts(request, parameters, engine, layout, dataset.examples)
     tokenization_s = context.clock() - began
     # Asked of all ranks, so that all refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
@@ -306,7 +276,6 @@ def run(request: Request, context: JobContext) -> Result:
     # Loading passes through more memory than running; the peaks are those of running.
     context.device.release_memory()
     context.device.reset_peak_memory()
-    spec = find_engine(request.engine)
     settings: dict[str, Any] = {
         "output_tokens": parameters.output_tokens,
         "ignore_eos": parameters.ignore_eos,
@@ -318,59 +287,48 @@ def run(request: Request, context: JobContext) -> Result:
     if parameters.batching == "continuous":
         generation = ContinuousPass(engine, prompts, request.batch_size, **settings)
     else:
-        counts = _layout(parameters, context).counts
-        generation = BatchedPass(engine, batches, counts=counts, **settings)
-    with HostMemoryPeak() as host_memory:
-        measured = measure(
-            generation.run_batch,
-            len(batches),
-            request.measure,
-            instruments_of(context, counted=spec.counts_compilations),
-            WarmupPlan(
-                shapes=_shapes(batches, engine),
-                passes=spec.warmup_passes,
-                compiled=not context.device.spec.can("dynamic_shapes")
-                or bool(request.settings.get("torch_compile")),
-            ),
-            together=_layout(parameters, context).model_parallel > 1,
-        )
-    peak_device_memory_bytes = context.device.peak_memory_bytes()
-    watched = parameters.profile and not request.probe
-    first = batches[0][: request.batch_size]
-    profile = _profile(engine, first, parameters, context.device) if watched else Profile()
-    quality, compared = _NOT_ASKED
+        generation = BatchedPass(engine, batches, counts=layout.counts, **settings)
+    spec = find_engine(request.engine)
+    measured, result = measure_resident(
+        resident,
+        context,
+        generation.run_batch,
+        len(batches),
+        request.measure,
+        counted=spec.counts_compilations,
+        plan=WarmupPlan(
+            shapes=_shapes(batches, engine),
+            passes=spec.warmup_passes,
+            compiled=not context.device.spec.can("dynamic_shapes")
+            or bool(request.settings.get("torch_compile")),
+        ),
+        together=layout.model_parallel > 1,
+    )
+    profile, quality = Profile(), NO_FIGURES
+    if parameters.profile and not request.probe:
+        profile = _profile(engine, batches[0][: request.batch_size], parameters, context.device)
     if parameters.quality and not request.probe:
-        quality, compared = _quality(resident, request, context, dataset.examples)
+        quality = quality_figures(resident, request, context, parameters.reading(), dataset)
     items, detokenization_s = generation.texts.told(measured.representative_repeat, context.clock)
-    return Result(
-        samples=measured.samples,
+    ends = " ".join(map(str, sorted(engine.end_token_ids)))
+    return replace(
+        result,
         items=items,
-        stop_reason=measured.stop_reason,
         load_s=load_s,
-        **measured.warmup,
-        weight_bytes=engine.weights.weight_bytes,
-        parameter_count=engine.weights.parameter_count,
-        baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
-        peak_host_memory_bytes=host_memory.bytes,
-        peak_device_memory_bytes=peak_device_memory_bytes,
         tokenization_s=tokenization_s,
         detokenization_s=detokenization_s,
-        random_weights=engine.random_weights,
         synthetic_data=dataset.synthetic,
-        precision_detail=engine.weights.detail,
         metrics={
-            **figures_of(engine),
+            **result.metrics,
             **encoder_figures(measured.samples),
-            **quality,
+            **quality.metrics,
             **(engine.source.metrics() if load_s else {}),
         },
         details={
-            **engine.details,
-            **measured.details,
+            **result.details,
             **profile.details,
-            **compared,
-            **({} if parameters.ignore_eos else {END_TOKEN_IDS: _listed(engine.end_token_ids)}),
-            "host_memory_peak": host_memory.method,
+            **quality.details,
+            **({} if parameters.ignore_eos else {END_TOKEN_IDS: ends}),
         },
         trace=profile.trace if context.rank == 0 else None,
     )
@@ -385,39 +343,6 @@ def bring_to_length(ids: Sequence[int], length: int) -> list[int]:
 def share_of_rank(total: int, rank: int, world_size: int) -> range:
     """The positions of the prompts that a rank takes of each repeat."""
     return range(rank, total, world_size)
-
-
-def _resident(request: Request, context: JobContext) -> tuple[_Resident, float]:
-    """The loaded engine, and how long loading took: 0 when it was there already."""
-    load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
-    took: list[float] = []
-
-    def loader() -> _Resident:
-        context.device.release_memory()
-        baseline = resident_bytes()
-        began = context.clock()
-        with reporting_phases_to(context.enter_phase):
-            engine = load(request, context.device)
-        context.device.synchronize()
-        took.append(context.clock() - began)
-        return _Resident(engine=engine, baseline_host_memory_bytes=baseline)
-
-    loaded = context.resident(request.residency_key, loader)
-    return loaded, took[0] if took else 0.0
-
-
-def _quality(
-    resident: _Resident, request: Request, context: JobContext, examples: Sequence[Example]
-) -> Figures:
-    """Figures of quality of a loaded engine, taken once for as long as it is loaded."""
-    reading = TextGenerationParameters.model_validate(dict(request.parameters)).reading()
-    known = resident.quality
-    compared = compared_figures(resident.engine, request, context, reading, known=known)
-    name = f"answers of {request.dataset} {reading}"
-    found = known.get(name) or answer_loss(resident.engine, examples, context)
-    if found[0]:
-        known[name] = found
-    return {**compared[0], **found[0]}, {**compared[1], **found[1]}
 
 
 def _profile(
@@ -441,23 +366,14 @@ def _profile(
     return profiled(step, device)
 
 
-def _layout(parameters: TextGenerationParameters, context: JobContext) -> Layout:
-    return Layout(
-        rank=context.rank,
-        world_size=context.world_size,
-        tensor=parameters.tensor_parallel or 1,
-    )
-
-
 def _prompts(
     request: Request,
     parameters: TextGenerationParameters,
     engine: GenerationEngine,
-    context: JobContext,
+    layout: Layout,
     examples: Sequence[Example],
 ) -> list[Prompt]:
     """This rank's prompts of a repeat, in order."""
-    layout = _layout(parameters, context)
     total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
     prompts = []
@@ -479,10 +395,6 @@ def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Promp
     if batching == "sorted":
         prompts = sorted(prompts, key=lambda prompt: len(prompt.ids))
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
-
-
-def _listed(ids: Iterable[int]) -> str:
-    return " ".join(map(str, sorted(ids)))
 
 
 def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from workloads.base import (
     BadConfiguration,
@@ -31,27 +31,24 @@ from workloads.base import (
     Result,
     Throughput,
     Timed,
+    require_batch,
 )
-from workloads.bench.measure import Observation, instruments_of, measure
+from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
-from workloads.data.datasets import DatasetParameters
-from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
+from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.engines import engine_function
-from workloads.engines.base import figures_of
 from workloads.engines.images import (
     DENOISERS,
     OWN_SCHEDULER,
     ImagePipeline,
+    Painted,
     PipelineFacts,
     facts_of,
 )
 from workloads.models import attention
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import amount, setting
 from workloads.training.techniques import precision as matmul_precision
-
-if TYPE_CHECKING:
-    from workloads.base import Sample
 
 
 def _per_image(timed: Timed) -> float | None:
@@ -60,14 +57,17 @@ def _per_image(timed: Timed) -> float | None:
     return wall_s / images if images else None
 
 
-def _share(part: Callable[[Sample], float | None]) -> Callable[[Timed], float | None]:
+def _share(part: str, title: str, description: str) -> Metric:
+    """The share of the timed part that a part of each batch takes."""
+
     def figure(timed: Timed) -> float | None:
-        told = [(part(sample), sample.wall_s) for sample in timed.samples]
-        known = [(seconds, wall_s) for seconds, wall_s in told if seconds is not None]
+        parts = [(getattr(sample, f"{part}_s"), sample.wall_s) for sample in timed.samples]
+        known = [(seconds, wall_s) for seconds, wall_s in parts if seconds is not None]
         wall_s = math.fsum(wall_s for _, wall_s in known)
         return math.fsum(seconds for seconds, _ in known) / wall_s if wall_s > 0 else None
 
-    return figure
+    description = f"Share of the timed part in which {description}."
+    return Metric(name=f"{part}_share", title=title, description=description, figure=figure)
 
 
 METRICS = (
@@ -80,30 +80,10 @@ METRICS = (
         better="lower",
         figure=_per_image,
     ),
-    Metric(
-        name="text_encoding_share",
-        title="text encoding",
-        description="Share of the timed part in which texts were encoded.",
-        figure=_share(lambda sample: sample.text_encoding_s),
-    ),
-    Metric(
-        name="denoising_share",
-        title="denoising",
-        description="Share of the timed part in which noise was removed from latents.",
-        figure=_share(lambda sample: sample.denoising_s),
-    ),
-    Metric(
-        name="decoding_share",
-        title="decoding",
-        description="Share of the timed part in which latents were decoded to pixels.",
-        figure=_share(lambda sample: sample.decoding_s),
-    ),
-    Metric(
-        name="conversion_share",
-        title="conversion",
-        description="Share of the timed part in which pixels became images of the host.",
-        figure=_share(lambda sample: sample.conversion_s),
-    ),
+    _share("text_encoding", "text encoding", "texts were encoded"),
+    _share("denoising", "denoising", "noise was removed from latents"),
+    _share("decoding", "decoding", "latents were decoded to pixels"),
+    _share("conversion", "conversion", "pixels became images of the host"),
 )
 
 
@@ -202,11 +182,8 @@ def _of_pipeline(asked: JobDescription, facts: PipelineFacts) -> Iterator[Refusa
 class TextToImageParameters(DatasetParameters):
     """Images from the texts of a dataset, by denoising latents step by step."""
 
-    images: int | None = setting(
+    images: int | None = amount(
         None,
-        role="work",
-        length=True,
-        ge=1,
         description="How many images are made, all cards together and warm-up among them, in whole "
         "batches. Left out: warm-up, and as many batches as `measure` wants.",
     )
@@ -217,9 +194,7 @@ class TextToImageParameters(DatasetParameters):
         description="Batches that are left out of the timed part, at least: graphs are compiled in "
         "them. measure.warmup: 0 leaves none out.",
     )
-    steps: int = setting(
-        50, role="work", length=True, ge=1, description="Denoising steps of each image."
-    )
+    steps: int = amount(50, description="Denoising steps of each image.")
     guidance: float | None = setting(
         None,
         role="work",
@@ -227,17 +202,13 @@ class TextToImageParameters(DatasetParameters):
         description="Guidance scale. Above 1 a U-Net sees each image twice, with and without its "
         "text. Left out: 7.5 with a U-Net, else what the pipeline's makers chose.",
     )
-    height: int | None = setting(
+    height: int | None = amount(
         None,
-        role="work",
-        length=True,
         ge=8,
         description="Pixels, a multiple of 8. Left out: the pipeline's own (512 for Stable "
         "Diffusion 1.5).",
     )
-    width: int | None = setting(
-        None, role="work", length=True, ge=8, description="As height. Left out: the pipeline's own."
-    )
+    width: int | None = amount(None, ge=8, description="As height. Left out: the pipeline's own.")
     scheduler: Literal["ddim", "pndm", "euler", "dpm-solver", "own"] | None = setting(
         None,
         role="work",
@@ -320,11 +291,8 @@ _PROBE_STEPS = 2
 
 def run(request: Request, context: JobContext) -> Result:
     """Measure text to image; see ``workloads.base.Workload``."""
-    from workloads.data.datasets import load_dataset
-
     parameters = TextToImageParameters.model_validate(dict(request.parameters))
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
+    require_batch(request)
     if request.probe:
         parameters = parameters.model_copy(
             update={"steps": _PROBE_STEPS, "images": None, "warmup_batches": 0}
@@ -332,7 +300,9 @@ def run(request: Request, context: JobContext) -> Result:
     settings, plan = _timing(request, parameters, context.world_size)
     context.device.seed(0)
     context.enter_phase("load")
-    pipeline, baseline, load_s = resident_pipeline(request, context)
+    load = engine_function(request.engine, "images", context.device.name)
+    resident, load_s = load_resident(request, context, load)
+    pipeline: ImagePipeline = resident.engine
     products = _set_products(parameters.matmul_precision, context)
     dataset = load_dataset(request.dataset, parameters.reading())
     texts = [example.content for example in dataset.examples]
@@ -340,39 +310,26 @@ def run(request: Request, context: JobContext) -> Result:
     context.device.reset_peak_memory()
     painting = Painting(pipeline, request.batch_size, parameters, texts, context)
     compile_s = painting.compile() if parameters.torch_compile else 0.0
-    with HostMemoryPeak() as host_memory:
-        measured = measure(painting.run_batch, 1, settings, instruments_of(context), plan)
+    _, result = measure_resident(resident, context, painting.run_batch, 1, settings, plan=plan)
     first = painting.first
     scale = pipeline.guidance(parameters.guidance)
     details = {
-        **pipeline.details,
+        **result.details,
         **products,
-        **measured.details,
         "guidance": "the pipeline's own" if scale is None else f"{scale:g}",
         "inside_the_clock": "text encoding, denoising, decoding, conversion",
         "safety_checker": "none",
-        "host_memory_peak": host_memory.method,
     }
     if first is not None:
         details["size"] = f"{first.width}x{first.height}"
         if one_colour(first):
             details["image_flag"] = "the first image is of one colour: numbers may have overflowed"
-    return Result(
-        samples=measured.samples,
-        stop_reason=measured.stop_reason,
+    return replace(
+        result,
         load_s=load_s,
         compile_s=compile_s,
-        **measured.warmup,
-        weight_bytes=pipeline.weights.weight_bytes,
-        parameter_count=pipeline.weights.parameter_count,
-        baseline_host_memory_bytes=baseline,
-        peak_host_memory_bytes=host_memory.bytes,
-        peak_device_memory_bytes=context.device.peak_memory_bytes(),
-        random_weights=pipeline.random_weights,
         synthetic_data=dataset.synthetic,
-        precision_detail=pipeline.weights.detail,
         image=png_of(first) if first is not None else None,
-        metrics=figures_of(pipeline),
         details=details,
     )
 
@@ -408,25 +365,6 @@ def _timing(
     return replace(settings, min_repeats=timed, max_repeats=timed, least_s=0.0), plan
 
 
-def resident_pipeline(request: Request, context: JobContext) -> tuple[ImagePipeline, int, float]:
-    """The loaded pipeline, the host memory in use before it, and how long loading took: 0 when it
-    was there already."""
-    load = engine_function(request.engine, "images", context.device.name)
-    took: list[float] = []
-
-    def loader() -> tuple[ImagePipeline, int]:
-        context.device.release_memory()
-        baseline = resident_bytes()
-        began = context.clock()
-        pipeline = load(request, context.device)
-        context.device.synchronize()
-        took.append(context.clock() - began)
-        return pipeline, baseline
-
-    pipeline, baseline = context.resident(request.residency_key, loader)
-    return pipeline, baseline, took[0] if took else 0.0
-
-
 def _set_products(precision: str, context: JobContext) -> dict[str, str]:
     """Put the precision of fp32 products and convolutions in force; what rows say of it."""
     import torch
@@ -458,17 +396,8 @@ class Painting:
         self._context = context
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """Paint the batch of a repeat; the returned function tells of it."""
-        context, seed = self._context, self._parameters.seed
-        numbers = numbers_of(repeat, self._batch_size, context.rank, context.world_size)
-        painted = self._pipeline.paint(
-            [self._texts[number % len(self._texts)] for number in numbers],
-            [seed + number for number in numbers],
-            steps=self._parameters.steps,
-            guidance=self._parameters.guidance,
-            height=self._parameters.height,
-            width=self._parameters.width,
-        )
+        """Paint the batch of a repeat; the returned function says what was done."""
+        numbers, painted = self._paint(repeat, self._parameters.steps)
 
         def observe() -> Observation:
             if numbers[0] == 0:
@@ -487,7 +416,18 @@ class Painting:
         """Meet the batch's shape in two steps, so that nothing is left to compile; the seconds."""
         self._context.enter_phase("compile")
         began = self._context.clock()
-        short = self._parameters.model_copy(update={"steps": _PROBE_STEPS})
-        once = Painting(self._pipeline, self._batch_size, short, self._texts, self._context)
-        once.run_batch(0, 0)
+        self._paint(0, _PROBE_STEPS)
         return self._context.clock() - began
+
+    def _paint(self, repeat: int, steps: int) -> tuple[list[int], Painted]:
+        """The numbers of the images of a repeat, and the images."""
+        numbers = numbers_of(repeat, self._batch_size, self._context.rank, self._context.world_size)
+        painted = self._pipeline.paint(
+            [self._texts[number % len(self._texts)] for number in numbers],
+            [self._parameters.seed + number for number in numbers],
+            steps=steps,
+            guidance=self._parameters.guidance,
+            height=self._parameters.height,
+            width=self._parameters.width,
+        )
+        return numbers, painted

@@ -35,7 +35,7 @@ from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
 from workloads.models.precision import quantized
 from workloads.registry import WorkloadSpec
-from workloads.settings import ADAPTER, setting
+from workloads.settings import ADAPTER, amount, setting
 from workloads.text_generation import refuse
 from workloads.training.adapters import find_adapter
 
@@ -46,23 +46,11 @@ if TYPE_CHECKING:
 class VerificationParameters(DatasetParameters):
     """An engine's greedy tokens and logits against those of stock transformers."""
 
-    prompts: int = setting(
-        4,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        le=1000,
-        description="How many prompts of the dataset are compared.",
+    prompts: int = amount(
+        4, always_in_id=True, le=1000, description="How many prompts of the dataset are compared."
     )
-    output_tokens: int = setting(
-        16,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        le=4096,
-        description="How many tokens after each prompt.",
+    output_tokens: int = amount(
+        16, always_in_id=True, le=4096, description="How many tokens after each prompt."
     )
     attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
         "sdpa",

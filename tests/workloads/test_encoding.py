@@ -11,6 +11,7 @@ from generation_cases import ONCE, Worker, request, write_dataset
 
 from workloads import text_encoding as encoding
 from workloads.base import BadConfiguration, Result
+from workloads.bench.measure import Resident
 from workloads.models.precision import ModelWeights
 
 LENGTHS = (5, 2, 5, 1, 5, 2, 3)
@@ -46,7 +47,7 @@ def run(dataset: str, batch_size: int, **more: Any) -> Result:
         dataset, workload="text-encoding", batch_size=batch_size, measure=measure, **more
     )
     worker = Worker()
-    worker.loaded[asked.residency_key] = (Letters(), 0)
+    worker.loaded[asked.residency_key] = Resident(engine=Letters(), baseline_host_memory_bytes=0)
     return encoding.run(asked, worker.context())
 
 

@@ -150,12 +150,12 @@ def test_out_of_memory_while_comparing_costs_no_row(
 ) -> None:
     """The timed part is done; the row says that there was no room."""
     rows(worker, dataset)
-    worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
+    worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
         raise OutOfMemory("tried to allocate 3 GiB")
 
-    monkeypatch.setattr(quality, "written", full)
+    monkeypatch.setattr(quality, "generate_once", full)
     result = rows(worker, dataset)
     assert result.samples and not result.metrics
     assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"
@@ -253,7 +253,7 @@ def test_without_answers_or_logits_the_row_says_so(
     engine = worker.loaded[f"{MODEL}|fp32|transformers"].engine
     monkeypatch.setattr(type(engine), "answer_logits", silent)
     assert rows(worker, answered).metrics == first.metrics
-    worker.loaded[f"{MODEL}|fp32|transformers"].quality.clear()
+    worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
     told = rows(worker, answered)
     assert told.details["answer_loss"] == "not known: Unsupported: no logits"
     assert "answer_loss" not in told.metrics and told.samples

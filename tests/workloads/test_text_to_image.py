@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from workloads import text_to_image
 from workloads.base import BadConfiguration, MeasureSettings, Request, Result
+from workloads.bench.measure import load_resident
 from workloads.data.embedded import IMAGE_PROMPTS
+from workloads.engines import engine_function
 from workloads.registry import metrics_of
 from workloads.text_to_image import (
     MOST_SIDE,
@@ -98,9 +100,10 @@ def painted(
 ) -> list[Any]:
     """The images of the first repeats of a rank."""
     context = replace(worker.context(), rank=rank, world_size=cards)
-    pipeline, _, _ = text_to_image.resident_pipeline(job(), context)
+    load = engine_function("diffusers", "images", "cpu")
+    resident, _ = load_resident(job(), context, load)
     found: list[Any] = []
-    paint = pipeline.paint
+    paint = resident.engine.paint
 
     class Kept:
         def paint(self, *given: Any, **named: Any) -> Any:

@@ -22,9 +22,20 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workloads.base import Collective, JobContext, MeasureSettings, Phase, Sample, StopReason
+from workloads.base import (
+    Collective,
+    JobContext,
+    MeasureSettings,
+    Phase,
+    Request,
+    Result,
+    Sample,
+    StopReason,
+    reporting_phases_to,
+)
 from workloads.bench.warmup import Step, Warmth, WarmupPlan, drift, rehearse
 from workloads.devices.base import Compilations
+from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.util.statistics import mean_interval
 
 
@@ -362,3 +373,61 @@ class _Loop:
             cpu_s=cpu_ended - cpu_began,
             **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A loaded engine, encoder or pipeline, which stays loaded between jobs."""
+
+    engine: Any
+    baseline_host_memory_bytes: int  # in use before it was loaded
+    known: dict[str, Any] = field(default_factory=dict)  # figures taken once while it is loaded
+
+
+def load_resident(
+    request: Request, context: JobContext, load: Callable[..., Any]
+) -> tuple[Resident, float]:
+    """What ``load(request, device)`` returns, and how long it took: 0 when it was there already."""
+    load_s: list[float] = []
+
+    def loader() -> Resident:
+        context.device.release_memory()
+        baseline, began = resident_bytes(), context.clock()
+        with reporting_phases_to(context.enter_phase):
+            engine = load(request, context.device)
+        context.device.synchronize()
+        load_s.append(context.clock() - began)
+        return Resident(engine=engine, baseline_host_memory_bytes=baseline)
+
+    return context.resident(request.residency_key, loader), sum(load_s)
+
+
+def measure_resident(
+    resident: Resident, context: JobContext, *given: Any, counted: bool = True, **options: Any
+) -> tuple[Measured, Result]:
+    """Time a loaded engine by ``measure``, and the fields of the row that all such jobs have.
+
+    Args:
+        resident: the engine, with ``weights``, ``random_weights`` and ``details``.
+        context: of the job.
+        given: ``run_batch``, ``batches`` and ``settings`` of ``measure``.
+        counted: whether the engine compiles in this process.
+        options: ``plan`` and ``together`` of ``measure``.
+    """
+    engine = resident.engine
+    with HostMemoryPeak() as host_memory:
+        measured = measure(*given, instruments_of(context, counted=counted), **options)
+    return measured, Result(
+        samples=measured.samples,
+        stop_reason=measured.stop_reason,
+        **measured.warmup,
+        weight_bytes=engine.weights.weight_bytes,
+        parameter_count=engine.weights.parameter_count,
+        baseline_host_memory_bytes=resident.baseline_host_memory_bytes,
+        peak_host_memory_bytes=host_memory.bytes,
+        peak_device_memory_bytes=context.device.peak_memory_bytes(),
+        random_weights=engine.random_weights,
+        precision_detail=engine.weights.detail,
+        metrics=dict(getattr(engine, "figures", {})),
+        details={**engine.details, **measured.details, "host_memory_peak": host_memory.method},
+    )

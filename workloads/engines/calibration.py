@@ -19,27 +19,19 @@ from workloads.base import (
 from workloads.data.datasets import DatasetParameters
 from workloads.engines import engine_function
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import amount, setting
 
 
 class Fp8CalibrationParameters(DatasetParameters):
     """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
 
-    prompts: int = setting(
+    prompts: int = amount(
         32,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="How many prompts of the dataset the model is measured on.",
     )
-    output_tokens: int = setting(
-        32,
-        role="work",
-        length=True,
-        always_in_id=True,
-        ge=1,
-        description="How many tokens after each prompt.",
+    output_tokens: int = amount(
+        32, always_in_id=True, description="How many tokens after each prompt."
     )
 
 
@@ -65,21 +57,13 @@ class OnnxCalibrationParameters(DatasetParameters):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Name under which the ranges are kept, for `calibration: NAME`.",
     )
-    prompts: int = setting(
+    prompts: int = amount(
         32,
-        role="work",
-        length=True,
-        ge=1,
         le=10000,
         description="How many prompts of the dataset the graph reads; an encoder, how many texts.",
     )
-    output_tokens: int = setting(
-        8,
-        role="work",
-        length=True,
-        ge=1,
-        le=4096,
-        description="How many tokens after each prompt; an encoder writes none.",
+    output_tokens: int = amount(
+        8, le=4096, description="How many tokens after each prompt; an encoder writes none."
     )
 
 
