@@ -43,7 +43,7 @@ from workloads.data.cache import build_aside, cache_root, file_lock
 from workloads.data.datasets import Dataset, DatasetParameters, Reading, load_dataset
 from workloads.data.shapes import Example
 from workloads.engines import engine_function
-from workloads.engines.base import EngineLoader, GenerationEngine
+from workloads.engines.loaded import Answered, EngineLoader, GenerationEngine
 from workloads.engines.passes import by_prompt, continued, generate_once, result_of
 from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model
@@ -323,14 +323,6 @@ def _failure(error: Exception, context: JobContext) -> str:
 
 #: Answers that are read, the first of the dataset.
 ANSWERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Ids of a prompt and of its answer, the token that ends it included."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
 
 
 def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answered]:

@@ -35,7 +35,7 @@ from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import device_spec
 from workloads.engines import ENGINES, engine_function, find_engine
-from workloads.engines.base import EngineLoader, GenerationEngine
+from workloads.engines.loaded import EngineLoader, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
 from workloads.models import attention
 from workloads.models.catalog import known_config, vocabulary_size

@@ -29,7 +29,7 @@ from workloads.data.cache import cached_directory
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import environment_for, host_device
 from workloads.engines import engine_function
-from workloads.engines.base import EngineLoader
+from workloads.engines.loaded import EngineLoader
 from workloads.engines.passes import continued, result_of
 from workloads.models.chatglm3.conversion import fingerprint
 from workloads.models.loading import open_model

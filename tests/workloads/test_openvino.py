@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
-from workloads.engines.openvino.engine import Pipeline
+from workloads.engines.openvino.engine import OpenVinoEngine, Pipeline
 from workloads.models.rules import text_refusals
 
 
@@ -73,6 +74,12 @@ class Library:
         self._running = [text for text in self._running if text.status is Status.RUNNING]
 
 
+def engine() -> OpenVinoEngine:
+    """As much of an engine as its loop uses."""
+    others = {each.name: None for each in fields(OpenVinoEngine)}
+    return OpenVinoEngine(**others | {"pipeline": Pipeline(Path(), "f32")})
+
+
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -96,7 +103,7 @@ def test_every_text_has_a_place_of_its_own_and_all_its_tokens(
         for index in indices:
             told[index] += 1
 
-    found = Pipeline(Path(), "f32").generate(
+    found = engine().write(
         prompts,
         places=places,
         output_tokens=steps,
@@ -116,9 +123,7 @@ def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
     """Else the batch would wait for it for ever."""
     monkeypatch.setitem(sys.modules, "openvino_genai", Library(gives_up=True))
     with pytest.raises(BadConfiguration, match="gave up a text after 0 tokens"):
-        Pipeline(Path(), "f32").generate(
-            [1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None
-        )
+        engine().write([1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None)
 
 
 def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -> None:

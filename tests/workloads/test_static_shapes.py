@@ -14,7 +14,7 @@ from generation_cases import PROMPTS, Worker, request, write_dataset
 
 from workloads.base import JobDescription, MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
-from workloads.engines.base import Generated
+from workloads.engines.loaded import Generated
 from workloads.engines.torch_models import BUCKET, graph_limits
 from workloads.engines.transformers import static_shapes
 from workloads.engines.transformers.generation import TransformersEngine, load

@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
-from workloads.engines.base import Generated
+from workloads.engines.loaded import Generated
 from workloads.engines.passes import BatchedPass, Prompt, count_output_tokens
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model

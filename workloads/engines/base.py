@@ -1,13 +1,13 @@
-"""The seams of engines: what one declares of itself, and what it does for text generation.
+"""The seam of engines: what one declares of itself.
 
 An engine is a library that can run a model. ``workloads/engines/NAME.py`` declares it in a
 ``SPEC``, without importing torch or the library; the plan, the workers, the doctor and the
-documentation ask the spec. What an engine can do are *abilities*, each a function of its own that
+documentation read the spec. What an engine can do are *abilities*, each a function of its own that
 is imported only in the process that runs it:
 
-    generate   load(request, device) -> GenerationEngine    text, token by token
-    train      run(request, context) -> Result              optimizer steps, timed one by one
-    calibrate  run(request, context) -> Result              what a precision has to know beforehand
+    generate   load(request, device) -> loaded.GenerationEngine    text, token by token
+    train      run(request, context) -> Result                     optimizer steps, each timed
+    calibrate  run(request, context) -> Result                     what a precision starts from
 
 A workload says which ability it needs (``WorkloadSpec.ability``), and every engine that
 has it can run the workload. An ability is a name that both agree on, so packages may bring more.
@@ -16,20 +16,13 @@ has it can run the workload. An ability is a name that both agree on, so package
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
-from workloads.base import Metric
-from workloads.data.shapes import Turn
+from workloads.base import JobDescription, Metric, Refusal, Support
 from workloads.devices import device_spec
 from workloads.settings import Settings, setting
-
-if TYPE_CHECKING:
-    from workloads.base import JobDescription, Metric, Refusal, Request, Support
-    from workloads.devices.base import Device
-    from workloads.models.loading import ModelSource
-    from workloads.models.precision import ModelWeights
 
 #: The mode in which operations run one after the other: any process can do that.
 ORDINARY_MODE = "eager"
@@ -153,7 +146,7 @@ class EngineSpec:
     warmup_passes: int = 1
     #: Whether it compiles in the process that times it, so that its compilations can be counted.
     counts_compilations: bool = True
-    #: Figures that its loaded models report (``figures_of``), beside those of tasks.
+    #: Figures that its loaded models report (``figures``), beside those of tasks.
     metrics: tuple[Metric, ...] = ()
 
     def runs_on(self, device: str) -> bool:
@@ -198,12 +191,6 @@ class EngineSpec:
         return "/".join(part for part in (own, apart, mode) if part and part != ORDINARY_MODE)
 
 
-def figures_of(loaded: object) -> Mapping[str, float]:
-    """Figures that a loaded model reports of itself, by the names that its engine declares."""
-    figures: Mapping[str, float] = getattr(loaded, "figures", {})
-    return figures
-
-
 def older(version: str, limit: str) -> bool:
     """Tell if a version is older than another, by the numbers that it begins with."""
 
@@ -212,130 +199,6 @@ def older(version: str, limit: str) -> bool:
         return tuple(map(int, found[0].split("."))) if found else ()
 
     return numbers(version) < numbers(limit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
-    """Output of one batch."""
-
-    #: For each prompt the new ids in order; what follows an end-of-sequence id is padding.
-    tokens: Sequence[Sequence[int]]
-    computed_tokens: int  # positions the device worked on, padding included
-    #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
-    logits: Sequence[Any] = ()
-    encoder_s: float | None = None  # of the whole time; None: the model has no encoder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """Output of continuous batching, by prompt."""
-
-    tokens: list[list[int]]  # up to and including the end of sequence
-    computed_tokens: int  # positions the device worked on
-    steps_apart: bool = True  # False: steps launched together, which have no times of their own
-
-
-class Answered(Protocol):
-    """A prompt and the answer that follows it, as ids."""
-
-    @property
-    def prompt(self) -> Sequence[int]:
-        """Ids of the prompt."""
-
-    @property
-    def answer(self) -> Sequence[int]:
-        """Ids of the answer."""
-
-
-class GenerationEngine(Protocol):
-    """One loaded model that generates text: what text generation asks, whichever library it is.
-
-    It turns text into ids and back, makes a batch ready (padding, transfer to the card: untimed),
-    and generates greedily for it, telling after each decoding step that one is done. What the
-    tokens count and how long they took is decided outside, the same way for every engine.
-    """
-
-    @property
-    def weights(self) -> ModelWeights:
-        """Bytes, count and format of the loaded weights."""
-
-    @property
-    def random_weights(self) -> bool:
-        """True if the weights were drawn, not trained."""
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The ids that end a text."""
-
-    @property
-    def context_length(self) -> int | None:
-        """Most positions the model was made for; None if it does not say."""
-
-    @property
-    def window(self) -> int | None:
-        """Most positions of a text where the model has a sliding window and the engine has none:
-        up to there both see all that stands before. None: any number."""
-
-    @property
-    def source(self) -> ModelSource:
-        """The model that was loaded."""
-
-    @property
-    def details(self) -> Mapping[str, str]:
-        """Further details for the row, e.g. the attention that really runs."""
-
-    def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        """Ids of one prompt, in the layout that the model was trained to answer."""
-
-    def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        """Ids of an answer as they follow those of its prompt, the one that ends it included."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of generated ids, without special tokens."""
-
-    def prepare(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """A batch ready on the card, to be generated for as often as wanted."""
-
-    def padded_length(self, longest: int) -> int:
-        """Tokens that each prompt of a batch has after padding, from those of its longest: with
-        the number of prompts the shape that the engine computes with."""
-
-    def generate(
-        self,
-        prepared: Any,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        """Generate greedily, up to ``output_tokens`` for each prompt, or exactly that many.
-
-        ``on_step`` is called after each step, when the step's tokens are queued or done; or, where
-        waiting for each would keep the card idle, after the first and at the end. The returned
-        function fetches what came out, and is called when the clock has stopped.
-        """
-
-    def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
-        """For each text the float32 logits [tokens of the answer, vocabulary] on the host, each
-        from all that stands before its token: the answer is read, not chosen.
-
-        Raises:
-            Unsupported: the engine's library tells no logits.
-        """
-
-
-class EngineLoader(Protocol):
-    """Loads a model onto a device in the precision that the request asks for."""
-
-    def __call__(self, request: Request, device: Device) -> GenerationEngine:
-        """Load.
-
-        Raises:
-            DataMissing: the model is not there.
-            Unsupported: the precision or the attention cannot be had on this device.
-            BadConfiguration: what was loaded is not what was asked for.
-        """
 
 
 class GaudiSettings(Settings):

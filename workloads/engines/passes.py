@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.base import BadConfiguration, Item, JobContext, Request, Result, Sample, Unsupported
 from workloads.bench.measure import Observation
 from workloads.data.datasets import Dataset
-from workloads.engines.base import Completed, Generated, GenerationEngine, figures_of
+from workloads.engines.loaded import Completed, Generated, GenerationEngine
 
 if TYPE_CHECKING:
     import torch
@@ -199,8 +199,6 @@ class ContinuousPass(TimedPass):
     def __init__(
         self, engine: Any, prompts: Sequence[Prompt], batch_size: int, **settings: Any
     ) -> None:
-        if not hasattr(engine, "generate_continuously"):
-            raise Unsupported("the engine of this job does not do continuous batching")
         super().__init__(engine, **settings)
         self._prompts = prompts
         self._batch_size = batch_size
@@ -391,6 +389,6 @@ def result_of(
         random_weights=engine.random_weights,
         synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
-        metrics={**figures_of(engine), **(metrics or {})},
+        metrics={**engine.figures, **(metrics or {})},
         details={**engine.details, **details},
     )

@@ -20,8 +20,7 @@ import torch
 from workloads.base import BadConfiguration, Request
 from workloads.data.shapes import Example, Turn
 from workloads.devices.base import Device
-from workloads.engines.base import Answered, Generated
-from workloads.engines.loaded import LoadedModel
+from workloads.engines.loaded import Answered, Generated, GenerationEngine
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
@@ -61,7 +60,7 @@ def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchModel(LoadedModel):
+class TorchModel(GenerationEngine):
     """A causal language model of torch's modules, in evaluation mode, on its card."""
 
     model: Any

@@ -39,8 +39,8 @@ from workloads.base import (
     unsupported,
 )
 from workloads.devices.base import Device
-from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Generated, Modes, Package
-from workloads.engines.loaded import SteppedEngine, Told, computed, in_places
+from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
+from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
 from workloads.models import precision as precisions
 from workloads.models.checkpoints import inspect, read_config, source_files
 from workloads.models.loading import load_tokenizer, open_model
@@ -238,16 +238,9 @@ class VllmEngine(SteppedEngine):
         read = sum(map(len, prepared))
         return lambda: Generated(tokens=tokens, computed_tokens=computed(read, tokens))
 
-    def write(
-        self,
-        prepared: Sequence[list[int]],
-        *,
-        places: int,
-        output_tokens: int,
-        ends: Collection[int],
-        on_admit: Told = lambda indices: None,
-        on_step: Told,
-    ) -> list[list[int]]:
+    def begin(
+        self, prepared: list[list[int]], output_tokens: int, ends: Collection[int]
+    ) -> Stepping:
         from vllm import SamplingParams
 
         parameters = SamplingParams(
@@ -258,7 +251,7 @@ class VllmEngine(SteppedEngine):
             detokenize=False,
         )
         engine = self.llm.llm_engine
-        found: list[list[int]] = [[] for _ in prepared]
+        tokens: list[list[int]] = [[] for _ in prepared]
         running: dict[str, int] = {}
 
         def add(index: int) -> None:
@@ -269,12 +262,11 @@ class VllmEngine(SteppedEngine):
         def step() -> tuple[list[int], list[int]]:
             outputs = engine.step()
             for output in outputs:
-                found[running[output.request_id]] = list(output.outputs[0].token_ids)
+                tokens[running[output.request_id]] = list(output.outputs[0].token_ids)
             fresh = [running[output.request_id] for output in outputs]
             return fresh, [running.pop(each.request_id) for each in outputs if each.finished]
 
-        in_places(len(prepared), places, add, step, on_admit=on_admit, on_step=on_step)
-        return found
+        return Stepping(tokens=tokens, add=add, step=step)
 
 
 def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:

@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from workloads import text_encoding as encoding
 from workloads import text_generation, text_to_image
 from workloads.base import JobDescription, Unsupported
+from workloads.engines.loaded import Answered
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.seq2seq import OnnxSeq2Seq
 from workloads.models.loading import (
@@ -32,7 +33,7 @@ from workloads.models.loading import (
     load_tokenizer,
     open_model,
 )
-from workloads.quality import Answered, loss_of
+from workloads.quality import loss_of
 from workloads.registry import find_workload
 from workloads.rules import engine_refusals, refusals
 
@@ -132,7 +133,7 @@ def test_graphs_tell_no_loss_of_an_answer() -> None:
     """Reading sources by a graph, there is no model of torch to ask: the row says so, as it does of
     other engines without logits, and keeps what was timed."""
     nothing = {each.name: None for each in fields(OnnxSeq2Seq) if each.name != "figures"}
-    with pytest.raises(Unsupported, match="tells no logits"):
+    with pytest.raises(Unsupported, match="cannot return logits"):
         loss_of(OnnxSeq2Seq(**nothing), [Answered(prompt=(1,), answer=(2,))])
 
 

@@ -18,12 +18,11 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import find_engine
-from workloads.engines.base import Answered, Completed, Generated
 from workloads.engines.graph import description
 from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.graph.decoder import Generator, Prompts
 from workloads.engines.graph.layers import Decoder, Layer
-from workloads.engines.loaded import LoadedModel
+from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
 from workloads.models import precision as precisions
 from workloads.models.loading import (
@@ -36,7 +35,7 @@ from workloads.registry import task_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphEngine(LoadedModel):
+class GraphEngine(GenerationEngine):
     """A decoder, its slots and its recorded steps."""
 
     generator: Generator

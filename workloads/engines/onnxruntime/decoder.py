@@ -19,8 +19,7 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import proof
-from workloads.engines.base import Generated
-from workloads.engines.loaded import LoadedModel
+from workloads.engines.loaded import Generated, GenerationEngine
 from workloads.engines.onnxruntime.export import GRAPH, Options, Sample, export, exported_directory
 from workloads.engines.onnxruntime.session import Execution, Graph, greedy, open_graph
 from workloads.engines.proof import drawn_ids, in_fp32
@@ -96,7 +95,7 @@ def _keeps_positions(shape: Sequence[int | None]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxDecoder(LoadedModel):
+class OnnxDecoder(GenerationEngine):
     """A causal language model as a graph of ONNX Runtime, on its card."""
 
     decoder: DecoderGraph

@@ -18,8 +18,7 @@ import torch
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import proof
-from workloads.engines.base import Answered, Generated
-from workloads.engines.loaded import LoadedModel
+from workloads.engines.loaded import Answered, Generated, GenerationEngine
 from workloads.engines.onnxruntime.export import GRAPH, Options, Sample, export, exported_directory
 from workloads.engines.onnxruntime.session import Execution, Graph, greedy, open_graph
 from workloads.engines.proof import drawn_ids, in_fp32
@@ -83,7 +82,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxSeq2Seq(SourceReader, LoadedModel):
+class OnnxSeq2Seq(SourceReader, GenerationEngine):
     """A sequence-to-sequence model as graphs of ONNX Runtime."""
 
     pair: Pair
@@ -139,7 +138,7 @@ class OnnxSeq2Seq(SourceReader, LoadedModel):
         )
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
-        return LoadedModel.answer_logits(self, texts)  # a reader of sources asks torch's model
+        return GenerationEngine.answer_logits(self, texts)  # a reader of sources asks torch's model
 
 
 def load(request: Request, device: Device, source: ModelSource, tokenizer: Any) -> OnnxSeq2Seq:

@@ -19,8 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
-from workloads.engines.base import Answered, Generated
-from workloads.engines.loaded import SteppedEngine, Told, computed, in_places
+from workloads.engines.loaded import Answered, Generated, SteppedEngine, Stepping, computed
 from workloads.engines.openvino import BF16_THREADS
 from workloads.engines.openvino.graph import StatefulGraph, facts_of, graph_directory, properties_of
 from workloads.models import precision as precisions
@@ -96,17 +95,8 @@ class Pipeline:
             self._stateful = opened
         return self._stateful.read(ids).float()
 
-    def generate(
-        self,
-        prompts: Sequence[Any],
-        *,
-        places: int,
-        output_tokens: int,
-        ends: Collection[int],
-        on_admit: Told = lambda indices: None,
-        on_step: Told,
-    ) -> list[list[int]]:
-        """The tokens of each prompt up to and including its end; ``places`` texts at once."""
+    def begin(self, prompts: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
+        """Take these prompts; see ``SteppedEngine``."""
         import openvino_genai as genai
 
         config = genai.GenerationConfig()
@@ -115,7 +105,7 @@ class Pipeline:
         config.ignore_eos = not ends
         config.stop_token_ids = set(ends) or {0}  # the library wants one where it ends nothing
         config.eos_token_id = min(config.stop_token_ids)
-        found: list[list[int]] = [[] for _ in prompts]
+        tokens: list[list[int]] = [[] for _ in prompts]
         running: dict[int, Any] = {}
 
         def add(index: int) -> None:
@@ -126,7 +116,7 @@ class Pipeline:
             fresh = [index for index, handle in running.items() if handle.can_read()]
             for index in fresh:
                 (output,) = running[index].read().values()
-                found[index] += output.generated_ids
+                tokens[index] += output.generated_ids
             ended = []
             for index, handle in list(running.items()):
                 status = handle.get_status()
@@ -134,15 +124,14 @@ class Pipeline:
                     continue
                 if status != genai.GenerationStatus.FINISHED:
                     raise BadConfiguration(
-                        f"OpenVINO GenAI gave up a text after {len(found[index])} tokens "
+                        f"OpenVINO GenAI gave up a text after {len(tokens[index])} tokens "
                         f"({status.name}): there is no room for its keys and values"
                     )
                 del running[index]
                 ended.append(index)
             return fresh, ended
 
-        in_places(len(prompts), places, add, step, on_admit=on_admit, on_step=on_step)
-        return found
+        return Stepping(tokens=tokens, add=add, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +169,8 @@ class OpenVinoEngine(SteppedEngine):
             logits=self._logits(prepared, tokens) if keep_logits else (),
         )
 
-    def write(self, prepared: Sequence[Any], **asked: Any) -> list[list[int]]:
-        return self.pipeline.generate(prepared, **asked)
+    def begin(self, prepared: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
+        return self.pipeline.begin(prepared, output_tokens, ends)
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text in texts:

@@ -10,13 +10,7 @@ from pathlib import Path
 
 from workloads.base import JobDescription, Refusal, WorkloadError, supported, unsupported
 from workloads.devices.hpu import lacks_mode
-from workloads.engines.base import (
-    Ability,
-    EngineSpec,
-    GaudiSettings,
-    Modes,
-    Package,
-)
+from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.settings import setting
 
 

@@ -30,8 +30,8 @@ from workloads.base import JobContext, Request, Result, Unsupported
 from workloads.data.datasets import load_dataset
 from workloads.devices.base import Device
 from workloads.devices.monitor.gaudi import fp8_scales
-from workloads.engines.base import Generated
 from workloads.engines.calibration import Fp8CalibrationParameters
+from workloads.engines.loaded import Generated
 from workloads.engines.optimum_habana import SPEC, library, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (

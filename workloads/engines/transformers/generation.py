@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.compression import pruning
 from workloads.devices.base import Device
-from workloads.engines.base import Generated
+from workloads.engines.loaded import Generated
 from workloads.engines.torch_models import (
     Batch,
     SourceReader,

@@ -25,7 +25,7 @@ import torch
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import find_engine
-from workloads.engines.base import Answered, Generated
+from workloads.engines.loaded import Answered, Generated
 from workloads.engines.torch_models import BUCKET, Batch, room_for_graphs
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.engines.transformers.generation import load as load_plain
