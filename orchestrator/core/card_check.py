@@ -1,6 +1,6 @@
-"""Passports of cards, and which of the cards are slow. Pure.
+"""Checks of cards' speed, and which of the cards are slow. Pure.
 
-A card is held against the other cards of its node, and against its own earlier passports. Both
+A card is compared with the other cards of its node, and with its own earlier checks. Both
 matter: a card that was always slower than its neighbours shows in the first, a node whose cards
 have all become slower in the second.
 """
@@ -17,7 +17,7 @@ from workloads.util.statistics import Spread
 #: Shares of the usual figure below which a card is called slow. Emulated cards share a processor,
 #: whose caches and clock are no card's own: what a busy neighbour costs is no slow card.
 LEAST_SHARE, LEAST_SHARE_EMULATED = 0.9, 0.5
-#: Earlier passports of a card without which its history says nothing.
+#: Earlier checks of a card without which its history says nothing.
 LEAST_HISTORY = 3
 
 #: The figures, and their names for people.
@@ -69,73 +69,68 @@ def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tu
     """The slow cards among those of a run, each by its worst figure, the slowest first.
 
     Args:
-        now: the passports of one run; of several of a card the newest counts.
+        now: the checks of one run; of several of a card the newest counts.
         before: those of earlier runs.
     """
     newest: dict[str, CardCheck] = {}
-    for each in sorted(now, key=lambda passport: passport.taken_at):
-        newest[each.card] = _with_known(each, newest.get(each.card))
+    for check in sorted(now, key=lambda check: check.taken_at):
+        newest[check.card] = _with_known(check, newest.get(check.card))
     earlier: dict[str, list[CardCheck]] = {}
-    for each in before:
-        earlier.setdefault(each.card, []).append(each)
-    found: dict[str, SlowCard] = {}
+    for check in before:
+        earlier.setdefault(check.card, []).append(check)
+    worst = []
     for card in newest.values():
         peers = [
-            other
-            for other in newest.values()
-            if other is not card and other.node == card.node and _alike(other, card)
+            other for other in newest.values() if other is not card and other.node == card.node
         ]
-        own = [each for each in earlier.get(card.card, ()) if _alike(each, card)]
-        for figure in FIGURES:
+        own = earlier.get(card.card, [])
+        slow = [
+            one
+            for figure in FIGURES
             for others, than, least in (
                 (peers, "the other cards of its node", 1),
                 (own, "what it had in earlier runs", LEAST_HISTORY),
-            ):
-                slow = _slow(card, figure, others, than, least)
-                known = found.get(card.card)
-                if slow is not None and (known is None or slow.share < known.share):
-                    found[card.card] = slow
-    return tuple(sorted(found.values(), key=lambda slow: slow.share))
+            )
+            if (one := _slow(card, figure, others, than, least)) is not None
+        ]
+        if slow:
+            worst.append(min(slow, key=lambda one: one.share))
+    return tuple(sorted(worst, key=lambda slow: slow.share))
 
 
-def spread_of_runs(passports: Iterable[CardCheck]) -> Spread:
+def spread_of_runs(checks: Iterable[CardCheck]) -> Spread:
     """Spread of the cards' speed from run to run, by the figure that varies most; none where no
     card was in ``LEAST_HISTORY`` runs.
 
     A run's speed is the median over its cards, each held against its own mean over all runs: other
-    cards are no difference between runs, and one slow card is none either. The noise of passports
-    is in it, so it is not too small. Cards of fewer runs are left out: the only run of a card is
-    its mean, which would look like no spread at all.
+    cards are no difference between runs, and one slow card is none either. The noise of checks is
+    in it, so it is not too small. Cards of fewer runs are left out: the only run of a card is its
+    mean, which would look like no spread at all.
     """
     alike: dict[object, list[CardCheck]] = {}
-    for each in passports:
-        alike.setdefault((each.card, each.device_name, each.threads), []).append(each)
-    found = [Spread()]
+    for check in checks:
+        alike.setdefault((check.card, check.device_name, check.threads), []).append(check)
+    spreads = [Spread()]
     for figure in FIGURES:
-        of_cards: dict[str, list[float]] = {}  # by run
+        deviations: dict[str, list[float]] = {}  # of each card from its own mean, by run
         for own in alike.values():
             by_run: dict[str, list[float]] = {}
-            for each in own:
-                if (value := getattr(each, figure)) is not None and value > 0:
-                    by_run.setdefault(each.run, []).append(math.log(value))
+            for check in own:
+                if (value := getattr(check, figure)) is not None and value > 0:
+                    by_run.setdefault(check.run, []).append(math.log(value))
             if len(by_run) < LEAST_HISTORY:
                 continue
             means = {run: statistics.fmean(values) for run, values in by_run.items()}
             for run, mean in means.items():
-                of_cards.setdefault(run, []).append(mean - statistics.fmean(means.values()))
-        if of_cards:
-            speeds = [statistics.median(means) for means in of_cards.values()]
-            found.append(Spread(deviation=statistics.stdev(speeds), values=len(speeds)))
-    return max(found, key=lambda spread: spread.deviation)
-
-
-def _alike(one: CardCheck, other: CardCheck) -> bool:
-    """Return whether both are of one product and of as many threads."""
-    return (one.device_name, one.threads) == (other.device_name, other.threads)
+                deviations.setdefault(run, []).append(mean - statistics.fmean(means.values()))
+        if deviations:
+            speeds = [statistics.median(means) for means in deviations.values()]
+            spreads.append(Spread(deviation=statistics.stdev(speeds), values=len(speeds)))
+    return max(spreads, key=lambda spread: spread.deviation)
 
 
 def _with_known(newer: CardCheck, older: CardCheck | None) -> CardCheck:
-    """The newer passport with the figures that only the older one has."""
+    """The newer check with the figures that only the older one has."""
     if older is None:
         return newer
     known = {name: getattr(older, name) for name in FIGURES if getattr(newer, name) is None}
@@ -145,8 +140,15 @@ def _with_known(newer: CardCheck, older: CardCheck | None) -> CardCheck:
 def _slow(
     card: CardCheck, figure: str, others: Sequence[CardCheck], than: str, least: int
 ) -> SlowCard | None:
+    """The card by one figure, if that is low beside the figures of others of the same product that
+    used as many threads."""
     value: float | None = getattr(card, figure)
-    known = [v for other in others if (v := getattr(other, figure)) is not None]
+    alike = [
+        other
+        for other in others
+        if (other.device_name, other.threads) == (card.device_name, card.threads)
+    ]
+    known = [v for other in alike if (v := getattr(other, figure)) is not None]
     if value is None or len(known) < least:
         return None
     usual = statistics.median(known)

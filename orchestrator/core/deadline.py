@@ -56,12 +56,12 @@ def parse_budget(text: str) -> float:
         ValueError: it is none; the message says what would be.
     """
     compact = text.strip().lower().replace(" ", "")
-    found = _BUDGET.fullmatch(compact)
-    if not compact or found is None:
+    match = _BUDGET.fullmatch(compact)
+    if not compact or match is None:
         raise ValueError(f"'{text}' is not a length of time; write 9h, 90m or 1h30m")
     seconds = sum(
         float(number) * unit
-        for number, unit in zip(found.groups(), _UNITS_S, strict=True)
+        for number, unit in zip(match.groups(), _UNITS_S, strict=True)
         if number is not None
     )
     if not 0 < seconds <= _LONGEST_S:

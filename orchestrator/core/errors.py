@@ -36,10 +36,10 @@ class Problem:
     """One thing wrong in an input file: where it is, what it is, what would be right."""
 
     file: str
-    line: int | None  # from 1
-    column: int | None  # from 1
-    path: str  # e.g. "experiments[0].axes.precision"
     message: str  # what is wrong, with the value
+    line: int | None = None  # from 1; None: it is about the file as a whole
+    column: int | None = None  # from 1
+    path: str = ""  # e.g. "experiments[0].axes.precision"
     hint: str = ""  # what would be right
     steps: tuple[str | int, ...] = ()  # the path's keys and places; none where it has no path
 

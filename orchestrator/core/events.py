@@ -18,122 +18,98 @@ from orchestrator.core.outcome import Attempt, Failure, Outcome, WorkerInfo
 from orchestrator.core.topology import Card, Node
 from workloads.devices.monitor.host import CardTelemetry
 
-# ---------------------------------------------------------------- events
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, and when it was seen."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
+class NodeJoined(Event):
     """A node with free cards is there."""
 
-    at: float
     node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLeft:
+class NodeLeft(Event):
     """A node is gone, with every worker on it."""
 
-    at: float
     node_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardsInUse:
+class CardsInUse(Event):
     """Nodes that are there and have no card for this run, since somebody else has them: all of
     them, none once they are ours or gone."""
 
-    at: float
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSilent:
+class ClusterSilent(Event):
     """Nobody can say which nodes there are (``silent``), or somebody can again."""
 
-    at: float
     silent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady:
+class WorkerReady(Event):
     """A worker has started and can take an attempt."""
 
-    at: float
     worker_id: str
     info: WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStopped:
+class WorkerStopped(Event):
     """A worker's process is gone and its card free: asked for, failed to start, or died idle.
 
     ``failure`` is None when it was asked for. A worker that dies during an attempt gives
     ``AttemptEnded`` first, then this.
     """
 
-    at: float
     worker_id: str
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOverdue:
+class WorkerOverdue(Event):
     """A worker has done nothing new for longer than it may: it hangs, or does not come up."""
 
-    at: float
     worker_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnded:
+class AttemptEnded(Event):
     """An attempt is over on all its ranks."""
 
-    at: float
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Event):
     """Time has passed; a timer asked for with ``Wake`` may be due."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(Event):
     """The user or the cluster asks for an orderly end: start nothing more."""
 
-    at: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSet:
+class ClockSet(Event):
     """The time of day is ``ahead_s`` seconds more than the clock of the events: said first of all
     in a run, and again when the time of day was set, by ``by_s`` seconds."""
 
-    at: float
     ahead_s: float
     by_s: float = 0.0
-
-
-Event = (
-    NodeJoined
-    | NodeLeft
-    | CardsInUse
-    | ClusterSilent
-    | WorkerReady
-    | WorkerStopped
-    | WorkerOverdue
-    | AttemptEnded
-    | Tick
-    | StopRequested
-    | ClockSet
-)
-
-# ---------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

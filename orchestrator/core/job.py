@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Literal, SupportsIndex
+from functools import cached_property
+from typing import ClassVar, Literal, SupportsIndex
 
 from orchestrator.core.settings import FIELDS
 from workloads import registry
@@ -19,86 +20,7 @@ from workloads.base import BadConfiguration, MeasureSettings
 from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
 from workloads.engines import default_engine, process_kind, runs_alone
 
-if TYPE_CHECKING:
-    from workloads.settings import Declaration
-
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-
-#: Values that thousands of jobs share, by the id of their parameters. The parameters are kept,
-#: too, so that no other tuple gets the id: 1, 1.0 and True are equal and other settings.
-_shared: dict[tuple[int, str, str], tuple[Parameters, dict[str, Scalar], str]] = {}
-_MOST_SHARED = 4096
-
-
-def identity(job: Job) -> dict[str, object]:
-    """The meaning of the job. The experiment's name and the stopping rule are not part of it:
-    renaming an experiment or asking for more repeats does not make it another job. The number of a
-    replicate is, from 2 on, so that a job has the same id with replicates and without."""
-    said: dict[str, object] = {
-        name: declaration.value_in_id(value)
-        for name, declaration in FIELDS.items()
-        if declaration.enters_id(value := getattr(job, name))
-    }
-    said["parameters"] = _of_parameters(job)[0]
-    if job.replicate > 1:
-        said["replicate"] = job.replicate
-    return said
-
-
-def job_id(job: Job) -> str:
-    """First 16 hex digits of the SHA-256 of the identity's canonical JSON."""
-    return hashlib.sha256(_canonical_json(identity(job)).encode()).hexdigest()[:16]
-
-
-def residency_key(job: Job) -> str:
-    """Jobs with equal keys can share a loaded model in a warm worker."""
-    shared = [str(getattr(job, name)) for name, declared in FIELDS.items() if declared.loads]
-    return "|".join(shared) + _of_parameters(job)[1]
-
-
-def _of_parameters(job: Job) -> tuple[dict[str, Scalar], str]:
-    """The parameters' part of the identity and of the residency key."""
-    key = (id(job.parameters), job.workload, job.engine)
-    known = _shared.get(key)
-    if known is None:
-        if len(_shared) >= _MOST_SHARED:
-            _shared.clear()
-        entry = registry.WORKLOADS.get(job.workload)
-        known_here = registry.declared_in_rows(job.workload, job.engine)
-        known = _shared[key] = (
-            job.parameters,
-            _said(job.parameters, known_here, entry.moved if entry is not None else {}),
-            _loaded(job.parameters, known_here),
-        )
-    return known[1:]
-
-
-def _said(
-    parameters: Parameters, declared: Mapping[str, Declaration], moved: Mapping[str, Scalar]
-) -> dict[str, Scalar]:
-    said = dict(moved)
-    for name, value in parameters:
-        declaration = declared.get(name)
-        if declaration is None:
-            said[name] = value
-        elif declaration.enters_id(value):
-            said[name] = declaration.value_in_id(value)
-    return said
-
-
-def _loaded(parameters: Parameters, declared: Mapping[str, Declaration]) -> str:
-    """Parameters that change the loaded model; of an unknown workload any may."""
-    others = {
-        declared[name].loads_with
-        for name, value in parameters
-        if name in declared and not declared[name].is_default(value)
-    }
-    return "".join(
-        f"|{name}={value}"
-        for name, value in parameters
-        if name not in declared or declared[name].loads or name in others
-    )
-
 
 Scalar = str | int | float | bool | None
 #: A workload's own settings, sorted by name.
@@ -196,16 +118,8 @@ def supersedes(newer: State, older: State) -> bool:
     return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
 
 
-class _Identified:
-    """Slots for the cached ids: not fields, so they are neither compared nor pickled."""
-
-    __slots__ = ("_cell_id", "_job_id")
-    _cell_id: str
-    _job_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(_Identified):
+@dataclass(frozen=True, kw_only=True)
+class Job:
     """One point of the grid. ``parameters`` are the workload's own, sorted by name."""
 
     experiment: str
@@ -221,34 +135,42 @@ class Job(_Identified):
     parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     #: Number of this repetition in a fresh process, from 1. It is no setting: replicates of a cell
-    #: measure the same thing (``planning/replicates.py``).
+    #: measure the same thing (``scheduler/queues.py``).
     replicate: int = 1
 
     def identity(self) -> dict[str, object]:
-        """The meaning of the job, of which its id is made."""
-        return identity(self)
+        """The meaning of the job, of which its id is made. The experiment's name and the stopping
+        rule are not part of it: renaming an experiment or asking for more repeats does not make it
+        another job. The number of a replicate is, from 2 on, so that a job has the same id with
+        replicates and without."""
+        content: dict[str, object] = {
+            name: declared.value_in_id(value)
+            for name, declared in FIELDS.items()
+            if declared.enters_id(value := getattr(self, name))
+        }
+        entry = registry.WORKLOADS.get(self.workload)
+        declarations = registry.declared_in_rows(self.workload, self.engine)
+        parameters: dict[str, Scalar] = dict(entry.moved) if entry is not None else {}
+        for name, value in self.parameters:
+            declaration = declarations.get(name)
+            if declaration is None:
+                parameters[name] = value
+            elif declaration.enters_id(value):
+                parameters[name] = declaration.value_in_id(value)
+        content["parameters"] = parameters
+        if self.replicate > 1:
+            content["replicate"] = self.replicate
+        return content
 
-    @property
+    @cached_property
     def job_id(self) -> str:
         """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
-        try:
-            known: str = self._job_id
-        except AttributeError:
-            known = job_id(self)
-            object.__setattr__(self, "_job_id", known)
-        return known
+        return hashlib.sha256(_canonical_json(self.identity()).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def cell_id(self) -> str:
         """The id that all replicates of the job share: that of the first."""
-        if self.replicate == 1:
-            return self.job_id
-        try:
-            known: str = self._cell_id
-        except AttributeError:
-            known = replace(self, replicate=1).job_id
-            object.__setattr__(self, "_cell_id", known)
-        return known
+        return self.job_id if self.replicate == 1 else replace(self, replicate=1).job_id
 
     @property
     def process_kind(self) -> str:
@@ -266,10 +188,21 @@ class Job(_Identified):
         """Return whether its processes run no other job."""
         return self.cards > 1 or self.isolation == "process" or runs_alone(self.engine)
 
-    @property
+    @cached_property
     def residency_key(self) -> str:
-        """Jobs with equal keys can share a loaded model in a warm worker."""
-        return residency_key(self)
+        """Jobs with equal keys can share a loaded model in a warm worker. In it are the settings
+        that change the loaded model; of an unknown workload any may."""
+        key = "|".join(str(getattr(self, name)) for name, field in FIELDS.items() if field.loads)
+        declared = registry.declared_in_rows(self.workload, self.engine)
+        loaded_with = {
+            declared[name].loads_with
+            for name, value in self.parameters
+            if name in declared and not declared[name].is_default(value)
+        }
+        for name, value in self.parameters:
+            if name not in declared or declared[name].loads or name in loaded_with:
+                key += f"|{name}={value}"
+        return key
 
     @property
     def label(self) -> str:

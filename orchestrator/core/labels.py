@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -74,50 +74,39 @@ class Label:
 
 def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
     """The label of each of these jobs, by job id: no two have the same."""
-    if not jobs:
-        return {}
-    names = _names(jobs)
+    where, rest = _where_words(jobs), _rest_words(jobs)
+    precisions = _varies(jobs, "precision")
+    batches = len({_requested(job) for job in jobs}) > 1
     parameters = _Parameters(jobs)
-    shared: dict[object, str] = {}  # few texts serve all jobs
-    found: dict[str, Label] = {}
-    known: set[Label] = set()
-    twice: set[Label] = set()
+    labels: dict[str, Label] = {}
     for job in jobs:
         of_work, of_choice = parameters.words(job)
         label = Label(
-            where=_once(shared, *(word(job) for word in names.where)),
+            where=_joined(*(word(job) for word in where)),
             work=of_work,
-            precision=job.precision if names.precisions else "",
-            batch=_once(shared, batch_word(job)) if names.batches else "",
-            rest=_once(shared, *(word(job) for word in names.rest), of_choice),
+            precision=job.precision if precisions else "",
+            batch=batch_word(job) if batches else "",
+            rest=_joined(*(word(job) for word in rest), of_choice),
         )
-        if not any((label.where, label.work, label.precision, label.batch, label.rest)):
+        if not str(label):
             label = replace(label, precision=job.precision, batch=batch_word(job))
-        found[job.job_id] = label
-        (twice if label in known else known).add(label)
+        labels[job.job_id] = label
+    counts = Counter(labels.values())
     alike: dict[Label, list[Labelled]] = {}
-    for job in jobs if twice else ():
-        if found[job.job_id] in twice:
-            alike.setdefault(found[job.job_id], []).append(job)
+    for job in jobs if len(counts) < len(labels) else ():
+        if counts[labels[job.job_id]] > 1:
+            alike.setdefault(labels[job.job_id], []).append(job)
     for label, group in alike.items():
-        found |= _told_apart(label, group, parameters)
-    return found
-
-
-def _once(shared: dict[object, str], *words: str) -> str:
-    """The words as one text; the same object for the same words."""
-    if words not in shared:
-        shared[words] = _joined(*words)
-    return shared[words]
+        labels |= _distinct(label, group, parameters)
+    return labels
 
 
 def batch_word(job: Labelled) -> str:
     """``b=8``; ``b=48 (max)`` for a search that has found 48."""
-    if isinstance(job, Job):
-        return f"b={job.batch_size}"
-    asked = job.batch_size_requested
-    found = job.batch_size
-    return f"b={asked}" if asked.isdecimal() or found is None else f"b={found} ({asked})"
+    requested = _requested(job)
+    if isinstance(job, Job) or requested.isdecimal() or job.batch_size is None:
+        return f"b={requested}"
+    return f"b={job.batch_size} ({requested})"
 
 
 def said(name: str, value: Scalar) -> str:
@@ -128,57 +117,53 @@ def said(name: str, value: Scalar) -> str:
     return f"{words} {value}"
 
 
-def _told_apart(
+def _distinct(
     label: Label, group: Sequence[Labelled], parameters: _Parameters
 ) -> Iterator[tuple[str, Label]]:
     """Labels of jobs that differ in what changes nothing that is measured, or in nothing known."""
-    neutral = parameters.neutral_words(group)
-    known = {job.job_id: replace(label, rest=f"{label.rest} {neutral[job.job_id]}".strip())
-             for job in group}  # fmt: skip
-    twice = {one for one, count in Counter(known.values()).items() if count > 1}
-    for job_id, one in known.items():
-        digits = f"{one.rest} {job_id[:ID_DIGITS]}".strip()
-        yield job_id, replace(one, rest=digits) if one in twice else one
+    labels = {
+        job.job_id: replace(label, rest=_joined(label.rest, parameters.neutral_words(job)))
+        for job in group
+    }
+    counts = Counter(labels.values())
+    for job_id, one in labels.items():
+        digits = job_id[:ID_DIGITS] if counts[one] > 1 else ""
+        yield job_id, replace(one, rest=_joined(one.rest, digits))
 
 
 def _joined(*words: str) -> str:
     return " ".join(filter(None, words))
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Words of a job's own settings that vary."""
-
-    where: tuple[Callable[[Labelled], str], ...]
-    rest: tuple[Callable[[Labelled], str], ...]
-    precisions: bool
-    batches: bool
+def _varies(jobs: Sequence[Labelled], name: str) -> bool:
+    return len({getattr(job, name) for job in jobs}) > 1
 
 
-def _names(jobs: Sequence[Labelled]) -> _Names:
-    def varies(name: str) -> bool:
-        return len({getattr(job, name) for job in jobs}) > 1
+def _where_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
+    """Words of what varies of the model, the workload, the dataset and the cards."""
 
     def short(name: str) -> Callable[[Labelled], str]:
-        every = {str(getattr(job, name)) for job in jobs}
-        cut = {one: _last(one) for one in every}
-        known = cut if len(set(cut.values())) == len(every) else {value: value for value in every}
-        return lambda job: known[getattr(job, name)]
+        full = {str(getattr(job, name)) for job in jobs}
+        cut = {value: _last(value) for value in full}
+        unambiguous = len(set(cut.values())) == len(full)
+        return lambda job: cut[getattr(job, name)] if unambiguous else getattr(job, name)
 
-    where = [short(name) for name in ("model", "workload", "dataset") if varies(name)]
-    if varies("cards"):
+    where = [short(name) for name in ("model", "workload", "dataset") if _varies(jobs, name)]
+    if _varies(jobs, "cards"):
         where.append(lambda job: f"{job.cards} × {job.accelerator}")
-    elif varies("accelerator"):
+    elif _varies(jobs, "accelerator"):
         where.append(lambda job: str(job.accelerator))
-    rest: list[Callable[[Labelled], str]] = []
-    if varies("engine"):
-        rest.append(lambda job: job.engine)
-    if varies("isolation"):
-        rest.append(lambda job: f"isolation {job.isolation}")
-    if varies("replicate"):
-        rest.append(lambda job: f"replicate {job.replicate}" if job.replicate > 1 else "")
-    batches = len({_asked(job) for job in jobs}) > 1
-    return _Names(tuple(where), tuple(rest), varies("precision"), batches)
+    return where
+
+
+def _rest_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
+    """Words of the other choices that vary, less those of the parameters."""
+    words: dict[str, Callable[[Labelled], str]] = {
+        "engine": lambda job: job.engine,
+        "isolation": lambda job: f"isolation {job.isolation}",
+        "replicate": lambda job: f"replicate {job.replicate}" if job.replicate > 1 else "",
+    }
+    return [word for name, word in words.items() if _varies(jobs, name)]
 
 
 def _last(value: str) -> str:
@@ -191,7 +176,7 @@ def _last(value: str) -> str:
     return os.path.basename(os.path.normpath(value)) if path else value
 
 
-def _asked(job: Labelled) -> str:
+def _requested(job: Labelled) -> str:
     return str(job.batch_size) if isinstance(job, Job) else job.batch_size_requested
 
 
@@ -200,7 +185,7 @@ class _Parameters:
     mappings of parameters, and each is looked at once."""
 
     def __init__(self, jobs: Sequence[Labelled]) -> None:
-        self._kept: list[object] = []  # so that no other object gets the id of a key
+        self._mappings: list[object] = []  # so that no other object gets the id of a key
         self._values: dict[tuple[str, str, int], Mapping[str, Scalar]] = {}
         self._words: dict[tuple[str, str, int], tuple[str, str]] = {}
         counts: Counter[tuple[str, str, int]] = Counter()
@@ -208,7 +193,7 @@ class _Parameters:
             key = self._key(job)
             counts[key] += 1
             if key not in self._values:
-                self._kept.append(job.parameters)
+                self._mappings.append(job.parameters)
                 self._values[key] = as_declared(job.workload, job.engine, dict(job.parameters))
         self._usual = self._varying(counts)
 
@@ -219,20 +204,11 @@ class _Parameters:
             self._words[key] = self._of(key)
         return self._words[key]
 
-    def neutral_words(self, group: Iterable[Labelled]) -> dict[str, str]:
-        """All that varies, neutral settings included, of jobs that nothing else tells apart."""
-        found = {}
-        for job in group:
-            values = self._values[self._key(job)]
-            roles = declared_of(job.workload, job.engine)
-            found[job.job_id] = _joined(
-                *(
-                    said(name, values[name])
-                    for name in self._usual
-                    if name in values and name in roles and roles[name].role == "neutral"
-                )
-            )
-        return found
+    def neutral_words(self, job: Labelled) -> str:
+        """All that varies of the neutral settings of a job that nothing else distinguishes."""
+        values, roles = self._values[self._key(job)], declared_of(job.workload, job.engine)
+        neutral = [name for name in self._usual if name in roles and roles[name].role == "neutral"]
+        return _joined(*(said(name, values[name]) for name in neutral if name in values))
 
     @staticmethod
     def _key(job: Labelled) -> tuple[str, str, int]:
@@ -262,18 +238,16 @@ class _Parameters:
 
     def _of(self, key: tuple[str, str, int]) -> tuple[str, str]:
         workload, engine, _ = key
-        declared = declared_of(workload, engine)
+        declared, values = declared_of(workload, engine), self._values[key]
         roles = {n: declared[n].role if n in declared else "work" for n in self._usual}
-        named = [name for name in self._usual if roles[name] != "neutral"]
-        counts = Counter(roles[name] for name in named)
-        words: tuple[list[str], list[str]] = ([], [])
-        values = self._values[key]
-        for name in named:
-            if name not in values:
+        counts = Counter(roles.values())
+        words: dict[str, list[str]] = {"work": [], "choice": []}
+        for name, usual in self._usual.items():
+            role = roles[name]
+            if role == "neutral" or name not in values:
                 continue
-            value, usual = values[name], self._usual[name]
-            brief = counts[roles[name]] > MOST_NAMED
-            if brief and type(value) is type(usual) and value == usual:
-                continue
-            words[roles[name] != "work"].append(said(name, value))
-        return _joined(*words[0]), _joined(*words[1])
+            value = values[name]
+            as_usual = type(value) is type(usual) and value == usual
+            if counts[role] <= MOST_NAMED or not as_usual:
+                words["work" if role == "work" else "choice"].append(said(name, value))
+        return _joined(*words["work"]), _joined(*words["choice"])

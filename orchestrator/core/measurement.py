@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from orchestrator.core.job import Accelerator, Scalar, State
 from orchestrator.core.outcome import Purpose
@@ -163,9 +163,9 @@ class Measurement:
         """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""
         if name in self.workload_metrics:
             return self.workload_metrics[name]
-        told = self.details.get(name)
+        text = self.details.get(name)
         try:
-            return None if told is None else float(told)
+            return None if text is None else float(text)
         except ValueError:
             return None
 
@@ -229,11 +229,6 @@ def totals_of(pairs: Iterable[Ranked]) -> Totals:
 
 def sum_of(totals: Iterable[Totals]) -> Totals:
     """Several repeats one after the other."""
-    each = list(totals)
-    return Totals(
-        wall_s=math.fsum(total.wall_s for total in each),
-        items=sum(total.items for total in each),
-        input_tokens=sum(total.input_tokens for total in each),
-        output_tokens=sum(total.output_tokens for total in each),
-        computed_tokens=sum(total.computed_tokens for total in each),
-    )
+    columns = zip(*map(astuple, totals), strict=True)
+    wall_s, *counts = columns
+    return Totals(math.fsum(wall_s), *map(sum, counts))

@@ -6,10 +6,9 @@ What goes wrong inside an attempt is a failure with a class, never an exception 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from operator import attrgetter
 from typing import Any, Literal
 
 from orchestrator.core.job import Accelerator, Job, State
@@ -78,29 +77,8 @@ def classify(exception: BaseException) -> FailureClass:
 Purpose = Literal["measure", "probe", "trial"]
 
 
-_json = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _values_of(kind: type) -> Callable[[Any], dict[str, Any]]:
-    """A function that gives a record's values by name; ``dataclasses.asdict`` takes ten times as
-    long, and an attempt is written for each short job."""
-    names = tuple(each.name for each in fields(kind))
-    values = attrgetter(*names)
-    return lambda record: dict(zip(names, values(record), strict=True))
-
-
-_job_values, _measure_values = _values_of(Job), _values_of(MeasureSettings)
-
-
-class _Written:
-    """A slot for the attempt's JSON: not a field, so it is neither compared nor pickled."""
-
-    __slots__ = ("_text",)
-    _text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt(_Written):
+class Attempt:
     """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
     ``batch_size`` when the grid asked for a search, and in the timing of its trials."""
 
@@ -112,35 +90,18 @@ class Attempt(_Written):
     purpose: Purpose = "measure"
 
     def to_json(self) -> str:
-        """All of it as one line; made once, for the note that it begins and for its workers."""
-        try:
-            known: str = self._text
-        except AttributeError:
-            job = _job_values(self.job) | {"measure": _measure_values(self.job.measure)}
-            values = {
-                "attempt_id": self.attempt_id,
-                "job_id": self.job_id,
-                "number": self.number,
-                "job": job,
-                "cards": [(card.node_id, card.index, card.accelerator) for card in self.cards],
-                "purpose": self.purpose,
-            }
-            known = _json(values)
-            object.__setattr__(self, "_text", known)
-        return known
+        """All of it as one line, for its workers."""
+        cards = [(card.node_id, card.index, card.accelerator) for card in self.cards]
+        return json.dumps(asdict(self) | {"cards": cards}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Attempt:
-        """The attempt that ``to_json`` wrote."""
-        return cls.from_values(json.loads(text))
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Attempt:
-        """The same, of what JSON's reader made of it.
+        """The attempt that ``to_json`` wrote.
 
         Raises:
             KeyError, TypeError, ValueError: it is no attempt.
         """
+        values: dict[str, Any] = json.loads(text)
         job = values["job"]
         parsed = {
             "accelerator": Accelerator(job["accelerator"]),

@@ -7,7 +7,7 @@ executes the very object that `nightgrid plan` prints.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 
 from orchestrator.core.job import Accelerator, Job, Scalar, State
@@ -15,7 +15,7 @@ from orchestrator.core.topology import Node
 from workloads.devices import host_device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Seconds that something is likely to take."""
 
@@ -24,28 +24,18 @@ class Span:
     high_s: float
 
     def __add__(self, other: Span) -> Span:
-        return Span(
-            low_s=self.low_s + other.low_s,
-            middle_s=self.middle_s + other.middle_s,
-            high_s=self.high_s + other.high_s,
-        )
+        return Span(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, low: float, middle: float, high: float) -> Span:
         """Each of the three by a factor of its own."""
-        return Span(
-            low_s=self.low_s * low, middle_s=self.middle_s * middle, high_s=self.high_s * high
-        )
+        return Span(self.low_s * low, self.middle_s * middle, self.high_s * high)
 
     def or_longer(self, other: Span) -> Span:
         """The longer of the two, number by number."""
-        return Span(
-            low_s=max(self.low_s, other.low_s),
-            middle_s=max(self.middle_s, other.middle_s),
-            high_s=max(self.high_s, other.high_s),
-        )
+        return Span(*map(max, astuple(self), astuple(other)))
 
 
-NOTHING = Span(low_s=0.0, middle_s=0.0, high_s=0.0)
+NOTHING = Span(0.0, 0.0, 0.0)
 
 
 #: Detail of a row that names the savings of what its job took by name.
@@ -119,5 +109,5 @@ class Plan:
 
     def __repr__(self) -> str:
         counts = Counter(item.action for item in self.jobs)
-        told = ", ".join(f"{counts[action]:,} {action}" for action in Action)
-        return f"<Plan of {self.grid_name!r}: {told}>"
+        actions = ", ".join(f"{counts[action]:,} {action}" for action in Action)
+        return f"<Plan of {self.grid_name!r}: {actions}>"

@@ -108,13 +108,13 @@ def from_mapping(wish: Mapping[str, Any]) -> str:
     return Search(goal, int(limits["cap"]), round(float(limits["tolerance"]), 6)).text
 
 
-def _told_kinds() -> str:
+def _kinds() -> str:
     """Our kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
-    told = [
+    kinds = [
         f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
         for spec in own_devices()
     ]
-    return f"{', '.join(told[:-1])} or {told[-1]}"
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
 class JobFields(Settings):
@@ -152,7 +152,7 @@ class JobFields(Settings):
         own_devices()[0].accelerator,
         role="work",
         always_in_id=True,
-        description=f"The kind of card: {_told_kinds()}. Several may be listed; each job is then "
+        description=f"The kind of card: {_kinds()}. Several may be listed; each job is then "
         "run on each.",
     )
     cards: int = setting(

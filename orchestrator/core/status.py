@@ -7,18 +7,19 @@ The driver shows that value (``board.py`` makes it) in the terminal and writes i
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, TypeAdapter
 
 STATUS_VERSION = 1
-#: Largest number in a status: JavaScript, and a time, can hold it.
-_LARGEST = 2**53
-
-_Record = TypeVar("_Record")
+#: Numbers that JavaScript, and a time, can hold.
+_LIMITS = Field(ge=-(2**53), le=2**53)
+Real: TypeAlias = Annotated[float, _LIMITS]
+Whole: TypeAlias = Annotated[int, _LIMITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,14 @@ class CardStatus:
     card: str  # e.g. "hpu-1/HPU3"
     worker_id: str = ""
     phase: str = "free"  # free, starting, idle, or a phase of the attempt
-    phase_age_s: float = 0.0
+    phase_age_s: Real = 0.0
     job: str = ""
     attempt_id: str = ""
     # Read from outside the worker's process; None where nobody knows.
-    power_w: float | None = None
-    temperature_c: float | None = None
-    utilization_percent: float | None = None
-    memory_used_bytes: int | None = None
+    power_w: Real | None = None
+    temperature_c: Real | None = None
+    utilization_percent: Real | None = None
+    memory_used_bytes: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +47,15 @@ class Rate:
     """
 
     unit: str  # "tokens/s" or "samples/s"
-    per_s: float
-    jobs: int
+    per_s: Real
+    jobs: Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
     """An attempt that came to nothing, whether or not it is tried again."""
 
-    at: float  # seconds since the epoch
+    at: Real  # seconds since the epoch
     job: str
     state: str  # FAILED, TIMED_OUT or LOST
     failure_class: str
@@ -68,33 +69,33 @@ class RunStatus:
     """A run at one moment."""
 
     run: str
-    at: float  # seconds since the epoch
-    started_at: float  # by the clock as it is now: always as long ago as the run really takes
-    total: int  # jobs of the grid
-    done: int  # of those, terminal: reused ones included
-    counts: Mapping[str, int]  # terminal jobs of this invocation by state, and "reused"
-    attempts: int  # ended, probes and retries included
+    at: Real  # seconds since the epoch
+    started_at: Real  # by the clock as it is now: always as long ago as the run really takes
+    total: Whole  # jobs of the grid
+    done: Whole  # of those, terminal: reused ones included
+    counts: Mapping[str, Whole]  # terminal jobs of this invocation by state, and "reused"
+    attempts: Whole  # ended, probes and retries included
     emulated: bool  # whether any card is
     cards: tuple[CardStatus, ...]
-    eta_s: float | None  # None when unknown
-    eta_low_s: float | None = None  # while little of the run is done: the range that it is in
-    eta_high_s: float | None = None
+    eta_s: Real | None  # None when unknown
+    eta_low_s: Real | None = None  # while little of the run is done: the range that it is in
+    eta_high_s: Real | None = None
     #: How the run came to its cards (``forecast.py``), and how long after the command its first
     #: attempt began; None before that, and where it waited for cards that others held.
     start: str = ""
-    first_attempt_s: float | None = None
-    promised_low_s: float | None = None  # from the command to the last row, as it was planned
-    promised_high_s: float | None = None
+    first_attempt_s: Real | None = None
+    promised_low_s: Real | None = None  # from the command to the last row, as it was planned
+    promised_high_s: Real | None = None
     stopping: str = ""  # the reason, once an end was asked for
     paused: str = ""  # why nothing new is started for now; empty while all is well
     waiting: str = ""  # for whose cards, while it has none or nothing to do on them
     trouble: str = ""  # what is wrong with the cluster, while work goes on
     slow_cards: tuple[str, ...] = ()  # sentences, the slowest first (``core/card_check.py``)
     finished: bool = False
-    jobs_run: int = 0  # terminal after at least one attempt, in this invocation
+    jobs_run: Whole = 0  # terminal after at least one attempt, in this invocation
     rates: tuple[Rate, ...] = ()
     failures: tuple[FailedAttempt, ...] = ()  # the last ones, newest first
-    failure_counts: Mapping[str, int] = field(default_factory=dict)  # attempts by failure class
+    failure_counts: Mapping[str, Whole] = field(default_factory=dict)  # attempts by failure class
     #: Found out by whoever reads the status: no driver is there any more, and it did not finish.
     driver_died: bool = False
 
@@ -127,10 +128,8 @@ class RunStatus:
         return len({card.attempt_id for card in self.cards if card.attempt_id})
 
     def to_json(self) -> str:
-        """The content of ``status.json``, a line for each field."""
-        values = {"version": STATUS_VERSION} | _values_of(self)
-        lines = (f'"{name}": {_ENCODER.encode(value)}' for name, value in values.items())
-        return "{\n" + ",\n".join(lines) + "\n}"
+        """The content of ``status.json``."""
+        return json.dumps({"version": STATUS_VERSION} | dataclasses.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> RunStatus:
@@ -139,65 +138,13 @@ class RunStatus:
         Raises:
             ValueError: it is not JSON, of another version, or lacks a field.
         """
-        try:
-            values = dict(json.loads(text))
-            version = values.pop("version")
-            values.pop("driver_died", None)  # no driver can say it
-            if version != STATUS_VERSION:
-                raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
-            values["cards"] = tuple(_known(CardStatus, card) for card in values["cards"])
-            values["rates"] = tuple(_known(Rate, rate) for rate in values.get("rates", ()))
-            values["slow_cards"] = tuple(map(str, values.get("slow_cards", ())))
-            failures = values.get("failures", ())
-            values["failures"] = tuple(_known(FailedAttempt, failure) for failure in failures)
-            return _known(cls, values)
-        except (KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"not a run's status: {error}") from error
+        version = TypeAdapter(dict[str, object]).validate_json(text).get("version")
+        if version != STATUS_VERSION:
+            raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")
+        # Only a reader of the file can say that the driver died.
+        return replace(_reader().validate_json(text, strict=True), driver_died=False)
 
 
-def _values_of(record: Any) -> dict[str, Any]:
-    """The fields of a record; ``dataclasses.asdict`` would copy all that they hold."""
-    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
-
-
-_ENCODER = json.JSONEncoder(default=_values_of)
-
-
-def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """The record from those values that it has a field for.
-
-    Raises:
-        TypeError: a value is not of its field's type, or a number no finite one.
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{values!r:.40} in the place of {kind.__name__}")
-    hints = _hints(typing.cast(Any, kind))
-    known = {name: value for name, value in values.items() if name in hints}
-    for name, value in known.items():
-        if not _is_a(value, hints[name]):
-            raise TypeError(f"{name} is {value!r:.40}")
-    return kind(**known)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _is_a(value: object, hint: Any) -> bool:
-    """Return whether a value from JSON has the type of a field."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple)  # its records have been looked at
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(
-            _is_a(item, arguments[1]) for item in value.values()
-        )
-    if arguments:  # X | None
-        return any(_is_a(value, argument) for argument in arguments)
-    if hint in (int, float):
-        kinds = (int,) if hint is int else (int, float)
-        # A number of hundreds of digits is an int in Python, and no float.
-        number = isinstance(value, kinds) and type(value) is not bool
-        return number and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
-    return isinstance(value, hint)
+@cache
+def _reader() -> TypeAdapter[RunStatus]:
+    return TypeAdapter(RunStatus)

@@ -179,14 +179,15 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
     counts: Counter[Accelerator] = Counter()
     emulated: list[Node] = []
     on_host = host_device().accelerator
-    for cards, asked, device in wanted:
-        kind_of_node = asked or next(dealt)
+    for cards, named_kind, device in wanted:
+        kind_of_node = named_kind or next(dealt)
         counts[kind_of_node] += 1
         real = alone and kind_of_node.spec.host
+        name = f"{kind_of_node.lower()}-{counts[kind_of_node]}"
         emulated.append(
             Node(
-                node_id=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
-                name=f"{kind_of_node.lower()}-{counts[kind_of_node]}",
+                node_id=name,
+                name=name,
                 accelerator=kind_of_node,
                 card_indices=tuple(range(cards)),
                 server_cards=cards,

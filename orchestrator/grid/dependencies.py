@@ -24,9 +24,9 @@ from orchestrator.core.job import Job, Scalar
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.settings import FIELDS
 from workloads import registry
-from workloads.engines import ENGINES
+from workloads.engines import ENGINES, default_engine
 from workloads.models.products import Saving
-from workloads.settings import declarations
+from workloads.settings import Declaration, declarations
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
@@ -74,18 +74,15 @@ def quality_reference_of(job: Job) -> Job | None:
 
     It is the plain path: transformers in fp32 on one card, one prompt at a time.
     """
-    asked = dict(job.parameters)
-    if not asked.get("quality"):
+    settings = dict(job.parameters)
+    if not settings.get("quality"):
         return None
-    from workloads.engines import default_engine
-    from workloads.registry import find_workload
-
-    spec = find_workload(_REFERENCE)
+    spec = registry.find_workload(_REFERENCE)
     engine = default_engine(spec.ability)
-    work = {n for n, each in declarations(spec.parameters).items() if each.role == "work"}
-    of = asked.get("quality_of")
+    work = {n for n, declared in declarations(spec.parameters).items() if declared.role == "work"}
+    of = settings.get("quality_of")
     own = {"prompts", "output_tokens", *(["adapter"] if of else [])}
-    given = {n: asked[n] for n in work - own if n in asked}
+    given = {name: settings[name] for name in work - own if name in settings}
     return Job(
         experiment=job.experiment,
         workload=_REFERENCE,
@@ -106,27 +103,25 @@ def with_implied(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
     One dataset does for the calibration of a model and card count: the first one asked for.
     """
-    done: set[tuple[str, str, str, int]] = set()
-    references: set[str] = {job.job_id for job in jobs if job.workload == _REFERENCE}
-    found: list[Job] = []
+    calibrations: set[tuple[str, str, str, int]] = set()
+    references = {job.job_id for job in jobs if job.workload == _REFERENCE}
+    complete: list[Job] = []
     for job in jobs:
         reference = quality_reference_of(job)
         if reference is not None and reference.job_id not in references:
             references.add(reference.job_id)
-            found.append(reference)
+            complete.append(reference)
         calibration = calibration_of(job)
-        if calibration is not None and calibrated(calibration) not in done:
-            done.add(calibrated(calibration))
-            found.append(calibration)
-        found.append(job)
-    return tuple(found) if len(found) > len(jobs) else tuple(jobs)
+        if calibration is not None and calibrated(calibration) not in calibrations:
+            calibrations.add(calibrated(calibration))
+            complete.append(calibration)
+        complete.append(job)
+    return tuple(complete)
 
 
 @cache
 def _parameters(workload: str, engine: str) -> tuple[tuple[str, Scalar], ...]:
-    from workloads.registry import find_workload
-
-    return tuple(sorted(find_workload(workload).validate({}, engine).items()))
+    return tuple(sorted(registry.find_workload(workload).validate({}, engine).items()))
 
 
 #: A kind of thing, such as ``adapter``, and the name of one.
@@ -142,37 +137,31 @@ def things(
     jobs: Sequence[Job], way: Literal["produces", "consumes"]
 ) -> Iterator[tuple[Job, str, Thing]]:
     """The jobs that save a thing under a name, or take one: each with the setting that says so."""
-    known: dict[tuple[object, ...], list[tuple[str, Thing]]] = {}  # thousands share parameters
+    of_all = _kinds(FIELDS, way)
+    of_workloads: dict[tuple[str, str], dict[str, str]] = {}
     for job in jobs:
-        for name, kind in _of_all(way):
+        for name, kind in of_all.items():
             yield job, name, (kind, getattr(job, name))
-        if not job.parameters:
-            continue
-        key = (id(job.parameters), job.workload, job.engine)
-        if key not in known:
-            declared = registry.declared(job.workload, job.engine)
-            kinds = {n: getattr(d, way) for n, d in declared.items() if getattr(d, way)}
-            known[key] = [
-                (name, (kinds[name], value))
-                for name, value in job.parameters
-                if name in kinds and isinstance(value, str)
-            ]
-        for name, thing in known[key]:
-            yield job, name, thing
+        key = (job.workload, job.engine)
+        if key not in of_workloads:
+            of_workloads[key] = _kinds(registry.declared(*key), way)
+        kinds = of_workloads[key]
+        for name, value in job.parameters if kinds else ():
+            if name in kinds and isinstance(value, str):
+                yield job, name, (kinds[name], value)
 
 
-@cache
-def _of_all(way: str) -> list[tuple[str, str]]:
-    """The settings of every job that say so, with the kind of thing."""
-    return [(name, kind) for name, each in FIELDS.items() if (kind := getattr(each, way))]
+def _kinds(declared: Mapping[str, Declaration], way: str) -> dict[str, str]:
+    """The settings that produce or consume something, with the kind of thing."""
+    return {name: kind for name, each in declared.items() if (kind := getattr(each, way))}
 
 
 def savers(jobs: Sequence[Job]) -> Mapping[Thing, list[Job]]:
     """The jobs that save each thing, in order."""
-    found: dict[Thing, list[Job]] = {}
+    saved: dict[Thing, list[Job]] = {}
     for job, _, thing in things(jobs, "produces"):
-        found.setdefault(thing, []).append(job)
-    return found
+        saved.setdefault(thing, []).append(job)
+    return saved
 
 
 def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
@@ -207,26 +196,21 @@ def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
     needs, after = needs_of(jobs), after_of(jobs)
     if not needs and not after:
         return list(planned)
-    by_id = {item.job.job_id: item for item in planned}
-    done = []
+    unsupported = {i.job.job_id: i for i in planned if i.action is Action.UNSUPPORTED}
+    result = []
     for item in planned:
-        wanted = needs.get(item.job.job_id, ())
-        lacking = [by_id[job_id] for job_id in wanted]
-        lacking = [other for other in lacking if other.action is Action.UNSUPPORTED]
-        item = replace(item, needs=wanted, after=after.get(item.job.job_id, ()))
+        own = needs.get(item.job.job_id, ())
+        item = replace(item, needs=own, after=after.get(item.job.job_id, ()))
+        lacking = [unsupported[job_id] for job_id in own if job_id in unsupported]
         if lacking and item.action is Action.RUN:
             other = lacking[0].job
             saves = [kind for _, _, (kind, _) in things([other], "produces")]
             what = "calibration" if is_calibration(other) else " and ".join(saves)
             reason = f"needs the {what} of job {other.job_id}, which is unsupported: "
-            item = replace(
-                item,
-                action=Action.UNSUPPORTED,
-                reason=reason + lacking[0].reason,
-                estimate_s=0.0,
-            )
-        done.append(item)
-    return done
+            reason += lacking[0].reason
+            item = replace(item, action=Action.UNSUPPORTED, reason=reason, estimate_s=0.0)
+        result.append(item)
+    return result
 
 
 def measured_again(
@@ -302,14 +286,11 @@ def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
     """Ids of the jobs without a good row that cannot start, since they, or what they need, are not
     run."""
     blocked: set[str] = set()
-    found = {i.job.job_id for i in planned if i.action in (Action.SKIP, Action.UNSUPPORTED)}
-    while found:
-        blocked |= found
-        found = {
-            item.job.job_id
-            for item in planned
-            if item.action is Action.RUN and not blocked.isdisjoint(item.needs)
-        } - blocked
+    more = {i.job.job_id for i in planned if i.action in (Action.SKIP, Action.UNSUPPORTED)}
+    while more:
+        blocked |= more
+        waiting = [item for item in planned if item.action is Action.RUN]
+        more = {i.job.job_id for i in waiting if not blocked.isdisjoint(i.needs)} - blocked
     return blocked
 
 

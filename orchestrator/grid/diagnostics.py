@@ -142,14 +142,11 @@ class Findings:
         """Note that the last key of ``path`` is none of ``names``."""
         name = str(path[-1])
         names = list(names)
-        own = next((each for each, words in MEANT.items() if name in words), "")
+        own = next((key for key, words in MEANT.items() if name in words), "")
         hint = _HABITS.get(name) or self._elsewhere(name)
         field = own or name
-        if (
-            len(path) == 1
-            and not _HABITS.get(name)
-            and (field in FIELD_NAMES or self._elsewhere(field))
-        ):
+        at_top = len(path) == 1 and name not in _HABITS
+        if at_top and (field in FIELD_NAMES or self._elsewhere(field)):
             hint = f"write `{field}:` under `defaults:`, or in each experiment"
         if own and not hint:
             hint = f"write `{own}:`" if own in names else self._elsewhere(own, f"`{own}:`")
@@ -168,18 +165,10 @@ class Findings:
     def in_file_order(self) -> list[Problem]:
         """Each problem once, and no more than ``MAX_PROBLEMS`` of them."""
         ordered = sorted(dict.fromkeys(self.problems), key=lambda p: (p.line or 0, p.column or 0))
-        if len(ordered) > MAX_PROBLEMS:
-            more = len(ordered) - MAX_PROBLEMS
-            ordered = ordered[:MAX_PROBLEMS]
-            ordered.append(
-                Problem(
-                    file=self.document.file,
-                    line=None,
-                    column=None,
-                    path="",
-                    message=f"and {more} more problems",
-                )
-            )
+        more = len(ordered) - MAX_PROBLEMS
+        if more > 0:
+            last = Problem(file=self.document.file, message=f"and {more} more problems")
+            return [*ordered[:MAX_PROBLEMS], last]
         return ordered
 
 
@@ -225,15 +214,13 @@ def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
     by_kind: dict[Accelerator, list[Node]] = {}
     for node in nodes:
         by_kind.setdefault(node.accelerator, []).append(node)
-    asked = {(job.experiment, job.accelerator, job.cards): job for job in reversed(grid.jobs())}
+    counts = {(job.experiment, job.accelerator, job.cards): job for job in reversed(grid.jobs())}
     problems = []
-    for (_, kind, count), job in asked.items():
+    for (_, kind, count), job in counts.items():
         of_kind = by_kind.get(kind, [])
         if of_kind and not legal_card_sets(of_kind, kind, count):
             cards = sum(len(node.card_indices) for node in of_kind)
-            there = (
-                f"{cards} on 1 node" if len(of_kind) == 1 else f"{cards} on {len(of_kind)} nodes"
-            )
+            there = f"{cards} on {len(of_kind)} node{'s' if len(of_kind) > 1 else ''}"
             message = f"no job can have {count} {kind} cards: there are {there}"
             legal = ", ".join(map(str, legal_counts(of_kind, kind)))
             hint = f"a job can have {legal} of them"

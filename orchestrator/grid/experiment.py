@@ -5,6 +5,7 @@ The jobs are the product of the axes, less what is excluded, plus what is includ
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -41,8 +42,8 @@ STRUCTURE = tuple(ExperimentBlock.model_fields)
 #: In place of a value that was complained of.
 _REFUSED = object()
 
-#: Values of one setting, each with its place in the file.
-Values = list[tuple[Scalar, Path_]]
+#: Checked values of one setting; none where one was complained of.
+Values = list[Scalar]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,22 +118,25 @@ class ExperimentReader:
         self._require_model(experiment)
         return experiment
 
+    def _groups(self) -> list[Mapping[str, Any]]:
+        """The groups under ``zip`` that are any."""
+        groups = self.block.get("zip") or []
+        groups = groups if isinstance(groups, list) else [groups]
+        return [group for group in groups if isinstance(group, Mapping)]
+
     def _engines_named(self) -> set[str]:
         """Every engine that the experiment may have."""
-        groups = self.block.get("zip") or []
-        places = [self.defaults, self.block, self.block.get("axes", {})]
-        places += [*(groups if isinstance(groups, list) else [groups])]
-        places += self.block.get("include", [])
-        said = [place.get("engine") for place in places if isinstance(place, Mapping)]
-        values = [value for each in said for value in (each if isinstance(each, list) else [each])]
+        places = [self.defaults, self.block, self.block.get("axes", {}), *self._groups()]
+        places += [entry for entry in self.block.get("include", []) if entry is not None]
+        engines = [place.get("engine") for place in places]
+        values = [
+            v for engine in engines for v in (engine if isinstance(engine, list) else [engine])
+        ]
         return {value for value in values if isinstance(value, str)}
 
     def _varied(self) -> set[str]:
         """Settings that stand under ``axes`` or ``zip``."""
-        groups = self.block.get("zip") or []
-        groups = groups if isinstance(groups, list) else [groups]
-        names = {name for group in groups if isinstance(group, Mapping) for name in group}
-        return names | set(self.block.get("axes", {}))
+        return {*self.block.get("axes", {}), *(name for group in self._groups() for name in group)}
 
     def _require_model(self, experiment: Experiment) -> None:
         if "model" in {*self.defaults, *self.block, *self._varied()} or not self.whole:
@@ -179,7 +183,7 @@ class ExperimentReader:
         if name == "accelerator" and isinstance(raw, list):
             values = self._values(path, name, raw)
             experiment.fixed.pop(name, None)
-            experiment.axes.append(Axis((name,), tuple((value,) for value, _ in values)))
+            experiment.axes.append(Axis((name,), tuple((value,) for value in values)))
             return
         raw = self._said(path, name, raw)
         if raw is _REFUSED:
@@ -189,9 +193,8 @@ class ExperimentReader:
             hint = f"several values go under `axes:`, as `{name}: …`"
             self.findings.complain(path, f"{what} where one value belongs", hint)
             return
-        checked = self._checked(path, name, raw)
-        if checked:
-            experiment.fixed[name] = checked[0][0]
+        for value in self._checked(path, name, raw):
+            experiment.fixed[name] = value
 
     # Values
 
@@ -207,7 +210,7 @@ class ExperimentReader:
             self.findings.complain(path, fault.message, hint)
             return []
         self.origins.setdefault((name, made), path)
-        return [(made, path)]
+        return [made]
 
     def _values(self, path: Path_, name: str, raw: Any, *, distinct: bool = True) -> Values:
         """The values that ``raw`` (a value, a range, or a list of both) stands for, checked."""
@@ -220,12 +223,12 @@ class ExperimentReader:
         seen: set[tuple[type, Scalar]] = set()
         for index, entry in entries:
             place = path if index is None else (*path, index)
-            for value, _ in self._entry(place, name, entry):
+            for value in self._entry(place, name, entry):
                 if (type(value), value) in seen and distinct:
                     hint = "an axis has each value once"
                     self.findings.complain(place, f"{shown(value)} is listed twice", hint)
                 seen.add((type(value), value))
-                values.append((value, place))
+                values.append(value)
         return values
 
     def _said(self, path: Path_, name: str, raw: Any) -> Any:
@@ -276,21 +279,18 @@ class ExperimentReader:
         for name, raw in self.block.get("axes", {}).items():
             path = (*self.path, "axes", name)
             if self._free(path, name, taken):
-                points = tuple((value,) for value, _ in self._values(path, name, raw))
+                points = tuple((value,) for value in self._values(path, name, raw))
                 self._add(experiment, Axis((name,), points))
         groups = self.block.get("zip")
         path = (*self.path, "zip")
-        if groups is None:
-            return
         if isinstance(groups, Mapping):
             self._zip(experiment, path, groups, taken)
-            return
-        if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        elif groups is not None and self._groups() != groups:
             hint = "a group is written {input_tokens: [128, 512], output_tokens: [32, 64]}"
             self.findings.complain(path, f"{shown(groups)} is not a group of linked axes", hint)
-            return
-        for index, group in enumerate(groups):
-            self._zip(experiment, (*path, index), group, taken)
+        else:
+            for index, group in enumerate(groups or []):
+                self._zip(experiment, (*path, index), group, taken)
 
     def _add(self, experiment: Experiment, axis: Axis) -> None:
         """Append an axis; it replaces what defaults said of its settings."""
@@ -334,8 +334,8 @@ class ExperimentReader:
             hint = "linked axes are combined position by position and have equal lengths"
             self.findings.complain(path, f"linked axes of different lengths: {counts}", hint)
             return
-        points = zip(*([value for value, _ in values] for values in columns.values()), strict=True)
-        self._add(experiment, Axis(tuple(columns), tuple(points)))
+        points = tuple(zip(*columns.values(), strict=True))
+        self._add(experiment, Axis(tuple(columns), points))
 
     # Points
 
@@ -361,7 +361,7 @@ class ExperimentReader:
             if missing:
                 hint = "a point of `include` gives a value to every axis"
                 self.findings.complain(path, f"no {', '.join(missing)} in this point", hint)
-            axes = [Axis((name,), tuple((v,) for v, _ in values)) for name, values in point.items()]
+            axes = [Axis((name,), tuple((v,) for v in values)) for name, values in point.items()]
             points.append(axes if "accelerator" in point else [*listed, *axes])
         return points
 
@@ -376,7 +376,7 @@ class ExperimentReader:
                 self.findings.complain(path, "an empty pattern would exclude everything", hint)
                 continue
             point = self._point(path, entry)
-            allowed = {name: frozenset(v for v, _ in values) for name, values in point.items()}
+            allowed = {name: frozenset(values) for name, values in point.items()}
             patterns.append((path, Pattern(allowed)))
         return patterns
 
@@ -395,7 +395,6 @@ class Expander:
         self.vocabulary = vocabulary
         self.problems: list[Problem] = []
         self.repeated: dict[tuple[str, str], int] = {}  # (experiment, first experiment) -> jobs
-        self._parameters: dict[tuple[object, ...], Parameters] = {}
         self._revisions: dict[tuple[str, str], str] = {}  # of datasets: as written, and pinned
 
     def expand(self, experiments: Sequence[Experiment]) -> tuple[Job, ...]:
@@ -437,8 +436,7 @@ class Expander:
             yield from self._jobs(experiment)
             return
         jobs = list(self._jobs(experiment))
-        if found := next(things(jobs, "produces"), None):
-            _, setting, (kind, _) = found
+        for _, setting, (kind, _) in itertools.islice(things(jobs, "produces"), 1):
             message = f"replicates: {experiment.replicates} with {setting}"
             hint = (
                 f"each replicate would replace the {kind} of the one before; "
@@ -459,8 +457,7 @@ class Expander:
                 key = (*values, *map(type, values))
                 parameters = known.get(key)
                 if parameters is None:
-                    parameters = self._workload_parameters(experiment, settings)
-                    parameters = known[key] = self._pinned(experiment, settings, parameters)
+                    parameters = known[key] = self._workload_parameters(experiment, settings)
                 yield _job(experiment, settings, parameters)
 
     def _products(
@@ -474,59 +471,49 @@ class Expander:
             yield experiment.axes, without(points, patterns, used) if patterns else points
         for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
             if not matched:
-                hint = self._why_unmatched(experiment, pattern.allowed)
+                hint = self._why_unmatched(experiment, pattern)
                 self._complain(experiment, path, "this pattern matches no job", hint)
         for axes in experiment.include:
             yield axes, product(experiment.fixed, axes)
 
-    def _why_unmatched(self, experiment: Experiment, allowed: object) -> str:
-        assert isinstance(allowed, dict)
+    def _why_unmatched(self, experiment: Experiment, pattern: Pattern) -> str:
         have: dict[str, list[Scalar]] = {name: [v] for name, v in experiment.fixed.items()}
         for axis in experiment.axes:
             for index, name in enumerate(axis.names):
                 have[name] = list(dict.fromkeys(point[index] for point in axis.points))
-        for name, values in allowed.items():
+        for name, values in pattern.allowed.items():
             if not values & set(have.get(name, [])):
                 listed = ", ".join(map(str, have.get(name, [])[:20]))
-                asked = ", ".join(sorted(map(str, values)))
-                return f"{name} is never {asked} here; it is {listed}"
+                wanted = ", ".join(sorted(map(str, values)))
+                return f"{name} is never {wanted} here; it is {listed}"
         return "its values never meet in one job"
 
     def _workload_parameters(
         self, experiment: Experiment, settings: dict[str, Scalar]
     ) -> Parameters:
-        """All parameters, defaults filled in, sorted by name; checked once for each combination."""
+        """All parameters, defaults filled in, sorted by name; the commit of a dataset of the hub in
+        the place of its revision."""
         given = {name: value for name, value in settings.items() if name not in _FIELDS}
         engine = str(settings["engine"])
-        key = (experiment.name, engine, *given, *given.values(), *map(type, given.values()))
-        made = self._parameters.get(key)
-        if made is None:
-            validated, faults = self.vocabulary.check_together(experiment.workload, engine, given)
-            for fault in faults:
-                self._complain(experiment, (), fault.message, "")
-            made = self._parameters[key] = tuple(sorted(validated.items()))
-        return made
-
-    def _pinned(
-        self, experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters
-    ) -> Parameters:
-        """The parameters with the commit of a dataset of the hub in the place of its revision."""
-        revisions, dataset = self.vocabulary.revisions, settings["dataset"]
-        given = dict(parameters)
-        if revisions is None or "revision" not in given:
-            return parameters
-        pair = (str(dataset), str(given["revision"]))
-        if pair not in self._revisions:
-            try:
-                self._revisions[pair] = revisions.dataset(*pair)
-            except WorkloadError as error:
-                self._revisions[pair] = pair[1]
-                path = experiment.origins.get(("dataset", dataset), experiment.path)
-                hint = "with a commit as `revision:` the hub is not asked"
-                self._complain(experiment, path, f"dataset {error}", hint)
-        if self._revisions[pair] == pair[1]:
-            return parameters
-        return tuple(sorted((given | {"revision": self._revisions[pair]}).items()))
+        parameters, faults = self.vocabulary.check_together(experiment.workload, engine, given)
+        for fault in faults:
+            self._complain(experiment, (), fault.message, "")
+        revisions = self.vocabulary.revisions
+        if revisions is not None and "revision" in parameters:
+            dataset, revision = str(settings["dataset"]), str(parameters["revision"])
+            commit = self._revisions.get((dataset, revision))
+            if commit is None:
+                try:
+                    commit = revisions.dataset(dataset, revision)
+                except WorkloadError as error:
+                    commit = revision
+                    path = experiment.origins.get(("dataset", dataset), experiment.path)
+                    hint = "with a commit as `revision:` the hub is not asked"
+                    self._complain(experiment, path, f"dataset {error}", hint)
+                self._revisions[dataset, revision] = commit
+            if commit != revision:
+                parameters["revision"] = commit
+        return tuple(sorted(parameters.items()))
 
 
 def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:

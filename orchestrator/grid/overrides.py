@@ -35,11 +35,8 @@ def overridden(document: Document, texts: Sequence[str]) -> Document:
         for index, keys, value in _meant(document, text):
             content = _edited(document, ("experiments", index, *keys), value, text)
             document = parse(content.encode(), document.file)
-    return replace(document, file=f"{document.file} {_said(texts)}") if texts else document
-
-
-def _said(texts: Sequence[str]) -> str:
-    return "(with " + " ".join(f"--set {text}" for text in texts) + ")"
+    options = " ".join(f"--set {text}" for text in texts)
+    return replace(document, file=f"{document.file} (with {options})") if texts else document
 
 
 def _meant(document: Document, text: str) -> Iterable[tuple[int, tuple[str, ...], str]]:
@@ -141,7 +138,5 @@ def _end(node: Any, content: str) -> int:
 
 
 def _refused(document: Document, text: str, message: str, hint: str) -> GridError:
-    problem = Problem(
-        file=document.file, line=None, column=None, path=f"--set {text}", message=message, hint=hint
-    )
-    return GridError([problem])
+    path = f"--set {text}"
+    return GridError([Problem(file=document.file, path=path, message=message, hint=hint)])

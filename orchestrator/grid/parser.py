@@ -242,17 +242,16 @@ class GridReader:
         return True
 
     def _exists(self, thing: Thing) -> bool:
+        """Return whether there is such a thing; assume so where this machine cannot tell."""
         kind, name = thing
-        finders = {
+        find = {
             "adapter": self.vocabulary.find_adapter,
             "model": self.vocabulary.find_model,
             "calibration": self.vocabulary.find_calibration,
-        }
-        find = finders.get(kind)
-        if find is None:
-            return True  # cannot be told on this machine
+        }.get(kind)
         try:
-            find(name)
+            if find is not None:
+                find(name)
         except WorkloadError:
             return False
         return True
@@ -301,15 +300,9 @@ def grid_of_values(values: Mapping[str, Any]) -> Grid:
         # JSON is YAML in which no text can be taken for a number.
         text = json.dumps(values, ensure_ascii=False, allow_nan=False, indent=2)
     except (TypeError, ValueError) as error:
-        problem = Problem(
-            file="grid",
-            line=None,
-            column=None,
-            path="",
-            message=f"cannot be written as a file: {error}",
-            hint="a grid is made of dict, list, str, int, float, bool and None",
-        )
-        raise GridError([problem]) from error
+        message = f"cannot be written as a file: {error}"
+        hint = "a grid is made of dict, list, str, int, float, bool and None"
+        raise GridError([Problem(file="grid", message=message, hint=hint)]) from error
     try:
         return parse_grid(text.encode(), "grid")
     except GridError as error:

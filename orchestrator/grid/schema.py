@@ -76,13 +76,13 @@ def _properties(model: type[BaseModel]) -> dict[str, Schema]:
     """The properties of a model, self-contained, without pydantic's titles."""
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
-    return {name: _tidy(_inlined(each, definitions)) for name, each in schema["properties"].items()}
+    return {name: _tidy(_inlined(own, definitions)) for name, own in schema["properties"].items()}
 
 
 def _inlined(schema: Any, definitions: Schema) -> Any:
     """A schema without references, such as pydantic makes for enumerations."""
     if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
+        return [_inlined(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
@@ -186,10 +186,10 @@ def _values(name: str, schema: Schema) -> Schema:
 
 def _experiment(settings: dict[str, Schema]) -> Schema:
     own = _properties(ExperimentBlock)
-    varying = [name for name in settings if name != "workload"]
-    point = _mapping({name: _ref("values", name) for name in varying})
+    varying = {name: _ref("values", name) for name in settings if name != "workload"}
+    point = _mapping(varying)
     group = {**point, "minProperties": 1}
-    own["axes"] |= _mapping({name: _ref("values", name) for name in varying})
+    own["axes"] |= point
     own["zip"] |= {"anyOf": [group, {"type": "array", "items": group}]}
     own["zip"].pop("default", None)
     own["include"]["items"] = point
@@ -201,8 +201,8 @@ def _experiment(settings: dict[str, Schema]) -> Schema:
 
 
 def _measure() -> Schema:
-    said = {"description": "Timing of jobs; a key that is missing keeps its default."}
-    return said | _mapping(_properties(MeasureBlock))
+    description = "Timing of jobs; a key that is missing keeps its default."
+    return {"description": description, **_mapping(_properties(MeasureBlock))}
 
 
 _WIDTH = 96

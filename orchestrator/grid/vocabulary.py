@@ -269,8 +269,7 @@ class Vocabulary:
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
         """Fields whose values are names of things outside the grid."""
         if name == "workload":
-            known = value in self.workloads  # asked without looking for what others have installed
-            if known:
+            if value in self.workloads:  # asked without looking for what others have installed
                 return None
             written = {n: each for n, each in self.workloads.items() if not each.implied}
             return _not_among(value, written, "workload", _meant(value, written))
@@ -331,9 +330,8 @@ class Vocabulary:
 def _also(
     names: Callable[[], Collection[str]], find: Callable[[str], object]
 ) -> Callable[[str], object]:
-    from workloads.base import WorkloadError
 
-    def found(name: str) -> object:
+    def find_or_saved(name: str) -> object:
         try:
             return find(name)
         except WorkloadError:
@@ -341,7 +339,7 @@ def _also(
                 return name
             raise
 
-    return found
+    return find_or_saved
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
@@ -451,8 +449,8 @@ def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
     close = difflib.get_close_matches(word.casefold()[:80], folded, n=1, cutoff=0.7)
     listed = ", ".join(names)
     if meant in names or close:
-        told = f"did you mean {meant if meant in names else folded[close[0]]}?"
-        return f"{told} There is: {listed}" if len(names) <= MOST_LISTED else told
+        question = f"did you mean {meant if meant in names else folded[close[0]]}?"
+        return f"{question} There is: {listed}" if len(names) <= MOST_LISTED else question
     return f"there is: {listed}" if names else "there is none"
 
 

@@ -104,7 +104,7 @@ def resolve(text: str) -> Scalar:
 def problem_at(file: str, message: str, hint: str = "", at: Node | None = None) -> Problem:
     """A Problem at a node's position; without one it is about the file as a whole."""
     line, column = (at.line, at.column) if at else (None, None)
-    return Problem(file=file, line=line, column=column, path="", message=message, hint=hint)
+    return Problem(file=file, line=line, column=column, message=message, hint=hint)
 
 
 def compose(text: str, file: str) -> tuple[Node | None, list[Problem]]:
@@ -159,9 +159,8 @@ class _Composer:
             at = Node(mark.line + 1, mark.column + 1) if mark else None
             message = f"not valid YAML: {error.problem}"
             if error.context:
-                began = (
-                    f" begun on line {error.context_mark.line + 1}" if error.context_mark else ""
-                )
+                start = error.context_mark
+                began = f" begun on line {start.line + 1}" if start else ""
                 message += f" ({error.context}{began})"
             self.problems.append(problem_at(self.file, message, _syntax_hint(message), at))
             raise _Stop from error
@@ -424,19 +423,17 @@ def _decode(content: bytes, file: str) -> tuple[str, list[Problem]]:
 
 def _text_problems(text: str, file: str) -> list[Problem]:
     """Tabs in indentation and characters that have no place in a text file."""
-    found: list[tuple[int, str, str]] = []
-    for match in _INDENT_TAB.finditer(text):
-        found.append((match.end() - 1, "a tab in the indentation", "indent with spaces"))
+    tab = ("a tab in the indentation", "indent with spaces")
+    faults = [(match.end() - 1, *tab) for match in _INDENT_TAB.finditer(text)]
     for match in unprintable(text):
-        code = f"U+{ord(match[0]):04X}"
-        found.append((match.start(), f"the control character {code}", "remove it"))
-    found.sort()
+        message = f"the control character U+{ord(match[0]):04X}"
+        faults.append((match.start(), message, "remove it"))
     problems = []
-    for offset, message, hint in found[:MAX_PROBLEMS_OF_TEXT]:
+    for offset, message, hint in sorted(faults)[:MAX_PROBLEMS_OF_TEXT]:
         line = text.count("\n", 0, offset) + 1
         column = offset - text.rfind("\n", 0, offset)
         problems.append(problem_at(file, message, hint, Node(line, column)))
-    if len(found) > MAX_PROBLEMS_OF_TEXT:
-        more = len(found) - MAX_PROBLEMS_OF_TEXT
+    if len(faults) > MAX_PROBLEMS_OF_TEXT:
+        more = len(faults) - MAX_PROBLEMS_OF_TEXT
         problems.append(problem_at(file, f"and {more} more such characters: is this a text file?"))
     return problems

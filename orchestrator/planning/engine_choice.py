@@ -34,8 +34,8 @@ class Software:
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
         """Name what an engine lacks, by the nodes on which it lacks something."""
-        found = {n: spec.lacks(self.devices[0], mode, v) for n, v in self.nodes.items()}
-        return {name: lack for name, lack in found.items() if lack}
+        lacks = {n: spec.lacks(self.devices[0], mode, v) for n, v in self.nodes.items()}
+        return {name: lack for name, lack in lacks.items() if lack}
 
 
 def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
@@ -75,15 +75,12 @@ def with_engines(
     for indices in groups.values():
         for index, job in zip(indices, chooser.choose([jobs[i] for i in indices]), strict=True):
             chosen[index] = job
-    unique = {job.job_id: job for job in reversed(chosen)}
-    kept = tuple(job for job in chosen if unique.get(job.job_id) is job)
-    moved = {now.accelerator for was, now in zip(jobs, chosen, strict=True) if _differ(was, now)}
-    return kept, tuple(chooser.notes(kept, unnamed, moved))
-
-
-def _differ(was: Job, now: Job) -> bool:
-    """Tell if a job got another engine or other settings than it had."""
-    return now is not was and (now.engine, now.parameters) != (was.engine, was.parameters)
+    by_id: dict[str, Job] = {}
+    for job in chosen:
+        by_id.setdefault(job.job_id, job)
+    unique = tuple(by_id.values())
+    changed = {now.accelerator for was, now in zip(jobs, chosen, strict=True) if now != was}
+    return unique, tuple(chooser.notes(unique, unnamed, changed))
 
 
 class _Chooser:
@@ -97,18 +94,14 @@ class _Chooser:
     def choose(self, group: Sequence[Job]) -> list[Job]:
         """Each job of a group with its engine."""
         candidates = self._candidates(group[0])
-        made = []
+        first: list[Job | None] = [None] * len(group)
         for spec in candidates:
-            found = [self._runnable(job, spec) for job in group]
-            whole = [job for job in found if job is not None]
+            made = [self._runnable(job, spec) for job in group]
+            whole = [job for job in made if job is not None]
             if len(whole) == len(group):
                 return whole
-            made.append(found)
-        columns = zip(*made, strict=True) if made else [()] * len(group)
-        return [
-            next((job for job in column if job is not None), None) or self._unserved(original)
-            for original, column in zip(group, columns, strict=True)
-        ]
+            first = [known or job for known, job in zip(first, made, strict=True)]
+        return [job or self._unserved(own) for own, job in zip(group, first, strict=True)]
 
     def _unserved(self, job: Job) -> Job:
         """A job that no engine can run on every node: with the first that could run it where its
@@ -189,26 +182,25 @@ class _Chooser:
         return known[1]
 
     def notes(
-        self, jobs: Iterable[Job], unnamed: Collection[str], moved: Collection[Accelerator]
+        self, jobs: Iterable[Job], unnamed: Collection[str], changed: Collection[Accelerator]
     ) -> Iterator[str]:
         """Sentences on what was chosen, for kinds of card where it changed a job."""
         open_jobs = [job for job in jobs if job.experiment in unnamed]
         for kind, software in self.software.items():
             counts = Counter(_words(job) for job in open_jobs if job.accelerator is kind)
-            told = ", ".join(f"{words} for {_jobs(number)}" for words, number in counts.items())
-            if told and kind in moved:
-                asked = "" if software.nodes else "; assumed, since no node was asked what it has"
-                yield f"where the grid names no engine: on {kind} {told}{asked}"
+            choices = ", ".join(
+                f"{words} for {number} job{'s' if number > 1 else ''}"
+                for words, number in counts.items()
+            )
+            if choices and kind in changed:
+                assumed = "" if software.nodes else "; assumed, since no node was asked what it has"
+                yield f"where the grid names no engine: on {kind} {choices}{assumed}"
 
 
 def _words(job: Job) -> str:
     modes = find_engine(job.engine).modes.get(job.accelerator.device)
     mode = find_engine(job.engine).mode(job.accelerator.device, dict(job.parameters))
     return f"{job.engine} ({mode})" if modes is not None else job.engine
-
-
-def _jobs(number: int) -> str:
-    return "1 job" if number == 1 else f"{number} jobs"
 
 
 def differences(nodes: Sequence[Node]) -> Iterator[str]:
@@ -218,10 +210,10 @@ def differences(nodes: Sequence[Node]) -> Iterator[str]:
         if node.packages is not None:
             kinds.setdefault(node.accelerator, {})[node.name] = dict(node.packages)
     for kind, by_node in kinds.items():
-        for package in dict.fromkeys(name for found in by_node.values() for name in found):
+        for package in dict.fromkeys(name for packages in by_node.values() for name in packages):
             versions: dict[str, list[str]] = {}
-            for node_name, found in by_node.items():
-                versions.setdefault(found.get(package, "none"), []).append(node_name)
+            for node_name, packages in by_node.items():
+                versions.setdefault(packages.get(package, "none"), []).append(node_name)
             if len(versions) > 1:
-                said = ", ".join(f"{v} on {' and '.join(names)}" for v, names in versions.items())
-                yield f"{kind} nodes differ in {package}: {said}"
+                parts = ", ".join(f"{v} on {' and '.join(names)}" for v, names in versions.items())
+                yield f"{kind} nodes differ in {package}: {parts}"

@@ -37,7 +37,7 @@ def verification_grid(
         if job.workload not in ("text-generation", _WORKLOAD):
             continue
         carried = _carried(job.engine, dict(job.parameters))
-        asked: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "model": job.model,
             "dataset": job.dataset,
             "accelerator": str(job.accelerator),
@@ -45,7 +45,7 @@ def verification_grid(
             **({} if job.experiment in open_engines else {"engine": job.engine}),
             **carried,
         }
-        experiments.setdefault(tuple(asked.items()), asked)
+        experiments.setdefault(tuple(settings.items()), settings)
     if not experiments:
         return None
     return {
@@ -58,8 +58,8 @@ def verification_grid(
             "batch_size": batch_size,
         },
         "experiments": [
-            {"name": f"verify-{number}", **asked}
-            for number, asked in enumerate(experiments.values(), start=1)
+            {"name": f"verify-{number}", **settings}
+            for number, settings in enumerate(experiments.values(), start=1)
         ],
     }
 
@@ -119,7 +119,7 @@ def _answer(row: Measurement) -> Verified:
 
 
 def _compared(row: Measurement) -> str:
-    compared, asked = (row.reported(name) for name in ("compared_tokens", "reference_tokens"))
-    if compared is None or asked is None:
+    compared, reference = (row.reported(name) for name in ("compared_tokens", "reference_tokens"))
+    if compared is None or reference is None:
         return row.details.get("compared_tokens", "")  # of version 0.1.0: "18 of 18"
-    return f"{compared:.0f} of {asked:.0f}"
+    return f"{compared:.0f} of {reference:.0f}"
