@@ -11,8 +11,9 @@ significant at most 1 - confidence are expected to be false (``ratio.py``).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from orchestrator.analysis.flags import Raised, barred, league_of, raised_by_job
@@ -36,30 +37,28 @@ from workloads import registry
 NO_FLAGS = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A key on which two rows of one job may differ, and what then follows."""
 
     key: str
-    effect: Literal["blocks", "warns"]
     why: str
     #: The value in a row with these flags; None: the row's field of this name.
     of: Callable[[Measurement, Sequence[Raised]], Scalar] | None = None
+    _: KW_ONLY
+    effect: Literal["blocks", "warns"] = "blocks"
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
     only: str | None = None  # the one value that both rows must have; None: any, if it is one
     goes_with: str = ""  # a key that, where it is allowed, allows this one too
 
     def value(self, row: Measurement, raised: Sequence[Raised]) -> str:
         """The value of this key in a row with these flags, as text."""
-        return _text(getattr(row, self.key) if self.of is None else self.of(row, raised))
+        value = getattr(row, self.key) if self.of is None else self.of(row, raised)
+        return "unknown" if value is None else scalar(value)
 
 
 def _versions(row: Measurement, _: Sequence[Raised]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
-
-
-def _text(value: Scalar) -> str:
-    return "unknown" if value is None else scalar(value)
 
 
 def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
@@ -68,95 +67,51 @@ def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
 
 #: With this key allowed, jobs are matched across accelerators, too.
 DEVICE = "device"
+_MAY_BE_THE_CHANGE = "may be the very change that is asked about"
 
 #: docs/statistics.md shows this table; a test holds the two together.
-RULES: tuple[Rule, ...] = (
+RULES = (
+    Rule("emulated", "a processor's number is never a card's", forgivable=False),
     Rule(
-        key="emulated",
-        effect="blocks",
-        why="a processor's number is never a card's",
+        "throughput_unit",
+        "tokens and samples are not the same thing",
+        lambda row, _: row.metrics.throughput_unit,
         forgivable=False,
     ),
+    Rule(DEVICE, "another card is another experiment", lambda row, _: row.device_name),
+    Rule("batch_size", "a search for the largest batch may find another one"),
     Rule(
-        key="throughput_unit",
-        effect="blocks",
-        of=lambda row, _: row.metrics.throughput_unit,
-        why="tokens and samples are not the same thing",
-        forgivable=False,
-    ),
-    Rule(
-        key=DEVICE,
-        effect="blocks",
-        of=lambda row, _: row.device_name,
-        why="another card is another experiment",
-    ),
-    Rule(
-        key="batch_size",
-        effect="blocks",
-        why="a search for the largest batch may find another one",
-    ),
-    Rule(
-        key="flags",
-        effect="blocks",
-        of=_flags,
-        why="a figure that was disturbed or cannot be true proves nothing",
+        "flags",
+        "a figure that was disturbed or cannot be true proves nothing",
+        _flags,
         only=NO_FLAGS,
     ),
     Rule(
-        key="league",
-        effect="blocks",
-        of=lambda row, raised: league_of(row, raised) or NO_FLAGS,
-        why="some flagged rows compare with their like only",
+        "league",
+        "some flagged rows compare with their like only",
+        lambda row, raised: league_of(row, raised) or NO_FLAGS,
     ),
     Rule(
-        key="threads",
-        effect="blocks",
-        why="host threads set the speed on a processor and of data loading",
+        "threads",
+        "host threads set the speed on a processor and of data loading",
         goes_with=DEVICE,
     ),
+    Rule("random_weights", "other weights may end texts at other places"),
+    Rule("synthetic_data", "other data has other lengths"),
     Rule(
-        key="random_weights",
-        effect="blocks",
-        why="other weights may end texts at other places",
-    ),
-    Rule(
-        key="synthetic_data",
-        effect="blocks",
-        why="other data has other lengths",
-    ),
-    Rule(
-        key="precision_detail",
-        effect="blocks",
-        why="the same name of a precision meant another arithmetic",
+        "precision_detail",
+        "the same name of a precision meant another arithmetic",
         goes_with=DEVICE,
     ),
+    Rule("niceness", "a nicer process waits for others", effect="warns"),
+    Rule("driver", _MAY_BE_THE_CHANGE, lambda row, _: row.driver_version, effect="warns"),
+    Rule("versions", _MAY_BE_THE_CHANGE, _versions, effect="warns"),
+    Rule("git_commit", _MAY_BE_THE_CHANGE, effect="warns"),
     Rule(
-        key="niceness",
+        "nodes",
+        "servers of one kind still differ a little",
+        lambda row, _: ", ".join(row.nodes) or None,
         effect="warns",
-        why="a nicer process waits for others",
-    ),
-    Rule(
-        key="driver",
-        effect="warns",
-        of=lambda row, _: row.driver_version,
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="versions",
-        effect="warns",
-        of=_versions,
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="git_commit",
-        effect="warns",
-        why="may be the very change that is asked about",
-    ),
-    Rule(
-        key="nodes",
-        effect="warns",
-        of=lambda row, _: ", ".join(row.nodes) or None,
-        why="servers of one kind still differ a little",
     ),
 )
 
@@ -207,41 +162,25 @@ def _unknown_there(row: Measurement, other: Measurement) -> str:
 
 # ---------------------------------------------------------------- two runs
 
+NOT_COMPARED = Ratio(value=math.nan)
 #: Ends that say nothing of a job. One that had succeeded and ends otherwise has got worse.
 _NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One job that both runs measured. ``ratio`` is the second run's throughput over the first's;
-    ``significant`` stands after the guard against many comparisons."""
+class JobPair:
+    """One job of both runs: compared, refused, or ended otherwise than before."""
 
     before: Measurement
     after: Measurement
-    ratio: Ratio
-    significant: bool
+    ratio: Ratio = NOT_COMPARED  # the second run's throughput over the first's
+    significant: bool = False  # after the guard against many comparisons
+    differences: tuple[Difference, ...] = ()  # that forbid a comparison
 
     @property
     def slower_by(self) -> float:
         """Loss of throughput as a share, 0.1 for ten per cent; negative for a gain."""
         return 1 - self.ratio.value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """One job of both runs that may not be compared, and the keys that forbid it."""
-
-    before: Measurement
-    after: Measurement
-    differences: tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """One job that ended otherwise than before, in at least one run without a number."""
-
-    before: Measurement
-    after: Measurement
 
     @property
     def broken(self) -> bool:
@@ -256,9 +195,9 @@ class RunComparison:
 
     before: str
     after: str
-    changes: tuple[Change, ...]  # significant ones first, the largest loss before all
-    refused: tuple[Refused, ...]
-    turned: tuple[Turned, ...]
+    changes: tuple[JobPair, ...]  # significant ones first, the largest loss before all
+    refused: tuple[JobPair, ...]  # with what forbids a comparison
+    turned: tuple[JobPair, ...]  # ended otherwise than before, in a run at least without a number
     warnings: Mapping[tuple[str, str, str], int]  # key, value before, value after: jobs
     only_before: int
     only_after: int
@@ -267,8 +206,8 @@ class RunComparison:
     confidence: float
 
     @property
-    def every(self) -> tuple[Change | Refused | Turned, ...]:
-        """All jobs of both runs that are told of."""
+    def every(self) -> tuple[JobPair, ...]:
+        """All jobs of both runs that there is something to say of."""
         return (*self.changes, *self.refused, *self.turned)
 
     @property
@@ -279,14 +218,14 @@ class RunComparison:
         logs = [math.log(change.ratio.value) for change in self.changes]
         return math.exp(math.fsum(logs) / len(logs))
 
-    def regressions(self, limit: float) -> tuple[Change, ...]:
+    def regressions(self, limit: float) -> tuple[JobPair, ...]:
         """Significant losses of at least ``limit`` (0.05 for five per cent)."""
         return tuple(c for c in self.changes if c.significant and c.slower_by >= limit)
 
     @property
-    def broken(self) -> tuple[Turned, ...]:
+    def broken(self) -> tuple[JobPair, ...]:
         """Jobs that worked and do not any more."""
-        return tuple(turned for turned in self.turned if turned.broken)
+        return tuple(pair for pair in self.turned if pair.broken)
 
 
 def compare(
@@ -310,35 +249,33 @@ def compare(
     """
     shared = pairs_of(before, after, across_devices=DEVICE in allow)
     raised = [raised_by_job(side) for side in zip(*shared, strict=True)] or [{}, {}]
-    measured, refused, turned = [], [], []
-    warnings: dict[tuple[str, str, str], int] = {}
+    measured, rates, refused, turned = [], [], [], []
+    warnings: Counter[tuple[str, str, str]] = Counter()
     for old, new in shared:
-        rates = (_rate(old, confidence), _rate(new, confidence))
-        if rates[0] is None or rates[1] is None:
+        old_rate, new_rate = _rate(old, confidence), _rate(new, confidence)
+        if old_rate is None or new_rate is None:
             if old.state is not new.state:
-                turned.append(Turned(before=old, after=new))
+                turned.append(JobPair(before=old, after=new))
             continue
         flags = (raised[0].get(old.job_id, ()), raised[1].get(new.job_id, ()))
         blocking, warning = differences(old, new, allow, flags)
         if blocking:
-            refused.append(Refused(before=old, after=new, differences=blocking))
+            refused.append(JobPair(before=old, after=new, differences=blocking))
             continue
-        for one in warning:
-            key = (one.key, one.before, one.after)
-            warnings[key] = warnings.get(key, 0) + 1
-        measured.append((old, new, rates[0], rates[1]))
-    spread, degrees = between_runs([(a, b) for _, _, a, b in measured])
+        warnings.update((one.key, one.before, one.after) for one in warning)
+        measured.append((old, new))
+        rates.append((old_rate, new_rate))
+    spread, degrees = between_runs(rates)
     estimated = noise is None and degrees < KNOWN
     if noise is not None:
         spread, degrees = noise, KNOWN
     ratios = [
-        ratio_of(b, a, confidence=confidence, noise=spread, noise_degrees=degrees)
-        for _, _, a, b in measured
+        ratio_of(b, a, confidence=confidence, noise=spread, noise_degrees=degrees) for a, b in rates
     ]
     verdicts = significant([ratio.p_value for ratio in ratios], 1 - confidence)
     changes = [
-        Change(before=old, after=new, ratio=ratio, significant=verdict)
-        for (old, new, _, _), ratio, verdict in zip(measured, ratios, verdicts, strict=True)
+        JobPair(before=old, after=new, ratio=ratio, significant=verdict)
+        for (old, new), ratio, verdict in zip(measured, ratios, verdicts, strict=True)
     ]
     return RunComparison(
         before=names[0],

@@ -59,11 +59,10 @@ class Raised:
 def _compiled(row: Measurement) -> str | None:
     if not row.timed_compilations:
         return None
-    graphs = (
-        "1 graph was" if row.timed_compilations == 1 else f"{row.timed_compilations} graphs were"
-    )
+    verb = "was" if row.timed_compilations == 1 else "were"
     again = " once more" if (row.timed_parts or 1) > 1 else ""
-    return f"{graphs} compiled while it was timed{again}; a steady row compiles none"
+    graphs = plural(row.timed_compilations, "graph")
+    return f"{graphs} {verb} compiled while it was timed{again}; a steady row compiles none"
 
 
 def _contention(row: Measurement) -> str | None:
@@ -71,8 +70,7 @@ def _contention(row: Measurement) -> str | None:
     waited = 0.0 if row.oversubscribed else row.processor_wait_share or 0.0
     stolen = row.stolen_share or 0.0
     # What a hypervisor takes is lost to a process only while it runs.
-    lost = waited + stolen * min(1.0, row.processor_cores or 0.0)
-    if not lost > MOST_CONTENTION:
+    if not waited + stolen * min(1.0, row.processor_cores or 0.0) > MOST_CONTENTION:
         return None
     causes = (
         (waited, f"it waited for a processor for {waited:.0%} of its timed part"),
@@ -90,21 +88,18 @@ def _incomplete(row: Measurement) -> str | None:
 
 def _not_steady(row: Measurement) -> str | None:
     if row.warmup_end == "limit":
-        unmet = (
-            f" before {row.shapes_unmet} of {row.shapes} shapes were met"
-            if row.shapes and row.shapes_unmet
-            else ""
-        )
+        missed = row.shapes and row.shapes_unmet
+        unmet = f" before {row.shapes_unmet} of {row.shapes} shapes were met" if missed else ""
         return f"its warm-up was cut by warmup_limit_s ({row.measure.warmup_limit_s:g} s){unmet}"
     drift = row.metrics.drift
-    if drift is not None and abs(drift) > TOLERANCE:
-        how = (
-            f"a slow beginning makes the timed part {drift:.0%} slower"
-            if drift > 0
-            else f"its steps became slower, by {-2 * drift:.0%} from the first half to the second"
-        )
-        return f"{how}; at most {TOLERANCE:.0%} is steady"
-    return None
+    if drift is None or abs(drift) <= TOLERANCE:
+        return None
+    how = (
+        f"a slow beginning makes the timed part {drift:.0%} slower"
+        if drift > 0
+        else f"its steps became slower, by {-2 * drift:.0%} from the first half to the second"
+    )
+    return f"{how}; at most {TOLERANCE:.0%} is steady"
 
 
 def _oversubscribed(row: Measurement) -> str | None:
@@ -211,13 +206,10 @@ def raised_by_job(
         raw: those of the rows that were read without samples and items, in batches with these.
     """
     flags: dict[str, tuple[Raised, ...]] = {}
-    rest = {row.job_id: row for row in rows}
     for batch, columns in raw:
-        for row, raised in zip(batch, raised_on(batch, columns), strict=True):
-            flags[row.job_id] = raised
-            del rest[row.job_id]
-    others = list(rest.values())
-    flags |= {row.job_id: raised for row, raised in zip(others, raised_on(others), strict=True)}
+        flags |= zip((row.job_id for row in batch), raised_on(batch, columns), strict=True)
+    others = [row for row in rows if row.job_id not in flags]
+    flags |= zip((row.job_id for row in others), raised_on(others), strict=True)
     return {row.job_id: raised for row in rows if (raised := flags[row.job_id])}
 
 

@@ -9,7 +9,7 @@ value on an output counts as equal (``Metric.equal_from``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isclose
 
@@ -18,7 +18,6 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util import format as units
 from workloads import registry
-from workloads.base import Sample
 from workloads.registry import Metric
 
 #: A figure has changed where it differs by more than this share; what it varies is not known.
@@ -91,8 +90,11 @@ def figure_changes(before: Measurement, after: Measurement) -> list[FigureChange
 
 def quality_note(row: Measurement) -> str:
     """The figures of quality of a row, for the cell of its throughput; empty where it has none."""
-    figures = _figures(row, lambda metric: metric.beside_speed or metric.equal_from is not None)
-    return ", ".join(f"{units.number(value)} {metric.title}" for metric, value in figures)
+    return ", ".join(
+        f"{units.number(value)} {metric.title}"
+        for metric, value in _reported(row)
+        if metric.beside_speed or metric.equal_from is not None
+    )
 
 
 def equal(row: Measurement, limit: float | None = None) -> bool:
@@ -101,27 +103,25 @@ def equal(row: Measurement, limit: float | None = None) -> bool:
     Args:
         limit: replaces the limits that figures declare.
     """
-    figures = list(_figures(row, lambda metric: metric.equal_from is not None))
-    return bool(figures) and all(
-        value >= limit_ if metric.better == "higher" else value <= limit_
-        for metric, value in figures
-        for limit_ in [metric.equal_from if limit is None else limit]
-        if limit_ is not None
-    )
+    verdicts = []
+    for metric, value in _reported(row):
+        if metric.equal_from is not None:
+            least = metric.equal_from if limit is None else limit
+            verdicts.append(value >= least if metric.better == "higher" else value <= least)
+    return bool(verdicts) and all(verdicts)
 
 
-def _figures(row: Measurement, wanted: Callable[[Metric], bool]) -> Iterator[tuple[Metric, float]]:
-    """The figures of quality that a row has, of those that are wanted."""
+def _reported(row: Measurement) -> Iterator[tuple[Metric, float]]:
+    """The declared figures that a row has."""
     for name, metric in registry.metrics_of(row.workload).items():
-        value = row.reported(name) if wanted(metric) else None
-        if value is not None:
+        if (value := row.reported(name)) is not None:
             yield metric, value
 
 
 # ---------------------------------------------------------------- the parts of a training step
 
-#: Parts that follow each other in a step, in this order; fields of ``workloads.base.Sample``.
-PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+#: Parts of a step; with ``_s`` they are fields of ``workloads.base.Sample``.
+PARTS = ("data", "forward", "backward", "optimizer", "communication")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class StepTime:
     communication: float | None  # within the others: waiting for cards that computing did not hide
 
 
-def step_times_of(rows: Sequence[Measurement]) -> tuple[StepTime, ...]:
+def step_times_of(rows: Iterable[Measurement]) -> tuple[StepTime, ...]:
     """One entry for each succeeded row that trained, in the order of the rows."""
     times = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
     return tuple(time for time in times if time is not None)
@@ -148,19 +148,9 @@ def _step_time(row: Measurement) -> StepTime | None:
     wall_s = math.fsum(sample.wall_s for sample in timed)
     if not wall_s or all(sample.forward_s is None for sample in timed):
         return None
-    data, forward, backward, optimizer = (_share(timed, part, wall_s) for part in PARTS)
-    return StepTime(
-        row=row,
-        step_s=wall_s / len(timed),
-        data=data,
-        forward=forward,
-        backward=backward,
-        optimizer=optimizer,
-        communication=_share(timed, "communication_s", wall_s),
-    )
 
+    def share(part: str) -> float | None:
+        times = [getattr(sample, f"{part}_s") for sample in timed]
+        return None if None in times else math.fsum(times) / wall_s
 
-def _share(samples: Sequence[Sample], part: str, wall_s: float) -> float | None:
-    times: list[float | None] = [getattr(sample, part) for sample in samples]
-    known = [time for time in times if time is not None]
-    return math.fsum(known) / wall_s if len(known) == len(times) else None
+    return StepTime(row=row, step_s=wall_s / len(timed), **{part: share(part) for part in PARTS})

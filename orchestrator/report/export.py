@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.comparison import Change, RunComparison
+from orchestrator.analysis.comparison import JobPair, RunComparison
 from orchestrator.analysis.flags import Raised, raised_on
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
@@ -331,7 +331,7 @@ def comparison_json(comparison: RunComparison, limit: float | None = None) -> di
     }
 
 
-def _change_json(change: Change, limit: float | None) -> dict[str, object]:
+def _change_json(change: JobPair, limit: float | None) -> dict[str, object]:
     record = _named(change.after) | {
         "throughput_before": finite(change.before.metrics.throughput),
         "throughput_after": finite(change.after.metrics.throughput),
