@@ -27,7 +27,7 @@ from typing import Any
 
 from orchestrator.analysis.metrics import figure_of, same
 from orchestrator.analysis.ratio import Ratio, pooled, ratio_of_rows
-from orchestrator.analysis.selection import Setting, card_name
+from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
@@ -277,16 +277,6 @@ def _point(row: Measurement) -> tuple[float, float] | None:
 MOST_LINES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One column: an accelerator with an engine."""
-
-    accelerator: str
-    device: str
-    emulated: bool
-    engine: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """The same settings on two or more sides. ``ratios`` are over the first side that has them."""
@@ -334,26 +324,32 @@ def head_to_head(
     return tuple(one for one in comparisons if one is not None)
 
 
-def _side(setting: Setting) -> Side:
-    return Side(setting.accelerator, setting.device, setting.emulated, setting.engine)
-
-
 def _compared(
     workload: str, unit: str, rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> HeadToHead | None:
-    sides = list(dict.fromkeys(map(_side, dict.fromkeys(settings[r.job_id] for r in rows))))
+    known = dict.fromkeys(settings[row.job_id] for row in rows)
+    side_of = {one: (one.accelerator, one.device, one.emulated, one.engine) for one in known}
+    sides = {side: setting for setting, side in reversed(side_of.items())}
     if len(sides) < 2:
         return None
+    order = {side: place for place, side in enumerate(dict.fromkeys(side_of.values()))}
+    common = frozenset.intersection(*(frozenset(dict(one.parameters)) for one in known))
+    works = {
+        one: replace(  # as all sides can have it
+            one,
+            accelerator="",
+            device="",
+            emulated=False,
+            engine="",
+            parameters=tuple(pair for pair in one.parameters if pair[0] in common),
+        )
+        for one in known
+    }
     alike: dict[object, dict[int, list[Measurement]]] = {}
-    known = dict.fromkeys(settings[row.job_id] for row in rows)
-    common = frozenset.intersection(
-        *(frozenset(name for name, _ in setting.parameters) for setting in known)
-    )
-    places = {setting: (_work(setting, common), sides.index(_side(setting))) for setting in known}
     for row in rows:
-        work, side = places[settings[row.job_id]]
-        key = (work, row.precision, row.batch_size_requested)
-        alike.setdefault(key, {}).setdefault(side, []).append(row)
+        setting = settings[row.job_id]
+        key = (works[setting], row.precision, row.batch_size_requested)
+        alike.setdefault(key, {}).setdefault(order[side_of[setting]], []).append(row)
     # A setting of which one side has several rows is left alone: which one is meant is not known.
     matched = [
         {side: group[0] for side, group in by_side.items()}
@@ -362,46 +358,30 @@ def _compared(
     ]
     if not matched:
         return None
-    matched.sort(key=_fastest, reverse=True)
+    matched.sort(key=lambda by_side: max(map(throughput, by_side.values())), reverse=True)
     shown = matched[:MOST_LINES]
     labels = _labels(shown, common)
-    pairs = zip(shown, labels, strict=True)
-    lines = [_line(by_side, len(sides), label) for by_side, label in pairs]
+    lines = [
+        _line(by_side, len(order), label) for by_side, label in zip(shown, labels, strict=True)
+    ]
     return HeadToHead(
         workload=workload,
         unit=unit,
-        sides=tuple(_names(sides)),
+        sides=tuple(_names([sides[side] for side in order])),
         lines=tuple(lines),
-        overall=tuple(_overall(lines, side) for side in range(len(sides))),
+        overall=tuple(_overall(lines, side) for side in range(len(order))),
         left_out=len(matched) - len(shown),
     )
 
 
-def _work(setting: Setting, common: frozenset[str]) -> Setting:
-    """The setting as all sides can have it."""
-    shared = tuple(pair for pair in setting.parameters if pair[0] in common)
-    return replace(setting, accelerator="", device="", emulated=False, engine="", parameters=shared)
-
-
-def _fastest(by_side: Mapping[int, Measurement]) -> float:
-    return max(row.metrics.throughput or 0.0 for row in by_side.values())
-
-
-def _names(sides: Sequence[Side]) -> list[str]:
+def _names(sides: Sequence[Setting]) -> Iterator[str]:
     """Names of the sides: their cards, their engines, or both, whatever varies."""
-    cards = {side: _cards(side) for side in sides}
-    twice = {name for name, count in Counter(cards.values()).items() if count > 1}
+    cards = Counter(side.card for side in sides)
     engines = len({side.engine for side in sides}) > 1
-    names = []
     for side in sides:
-        parts = [cards[side]] if len(set(cards.values())) > 1 else []
-        parts += [side.engine] if engines or cards[side] in twice else []
-        names.append(", ".join(parts))
-    return names
-
-
-def _cards(side: Side) -> str:
-    return card_name(side.accelerator, side.device, emulated=side.emulated)
+        parts = [side.card] if len(cards) > 1 else []
+        parts += [side.engine] if engines or cards[side.card] > 1 else []
+        yield ", ".join(parts)
 
 
 def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:

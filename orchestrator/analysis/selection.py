@@ -54,10 +54,10 @@ class Setting:
             return f"{cards}, emulated on {self.device}" if self.device else f"{cards}, emulated"
         return f"{cards}, {self.device}" if self.device else cards
 
-
-def card_name(accelerator: str, device: str, *, emulated: bool) -> str:
-    """A card in a word or two, for sentences: ``Gaudi2``, ``emulated HPU``."""
-    return f"emulated {accelerator}" if emulated else device or accelerator
+    @property
+    def card(self) -> str:
+        """A card in a word or two, for sentences: ``Gaudi2``, ``emulated HPU``."""
+        return f"emulated {self.accelerator}" if self.emulated else self.device or self.accelerator
 
 
 _COMPARED = tuple(field.name for field in fields(Setting) if field.compare)

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from orchestrator.analysis.effects import Effect, Scaling, effects_of, scalings_of
 from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
@@ -47,26 +48,34 @@ from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import State
 from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.status import CardStatus, RunStatus
+from orchestrator.core.status import RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
 
 #: Answers, not accidents: the question "does this setting work here?" was settled.
 SETTLED = frozenset({State.SUCCEEDED, State.OUT_OF_MEMORY, State.UNSUPPORTED, State.PRUNED})
 
-#: Order in which causes are told: what needs someone's hands comes first.
-STATE_ORDER = (
-    State.FAILED,
-    State.TIMED_OUT,
-    State.LOST,
-    State.NOT_STARTED,
-    State.OUT_OF_MEMORY,
-    State.PRUNED,
-    State.UNSUPPORTED,
-    State.RUNNING,
-    State.PENDING,
-    State.SUCCEEDED,
-)
+
+class StateWords(NamedTuple):
+    """The words for a state."""
+
+    short: str  # of a cell without a number, short enough for a column of figures
+    meaning: str  # for legends
+
+
+#: In the order of causes: what needs someone's hands comes first.
+STATES: Mapping[State, StateWords] = {
+    State.FAILED: StateWords("FAILED", "failed; see the reason"),
+    State.TIMED_OUT: StateWords("timeout", "exceeded its time limit"),
+    State.LOST: StateWords("lost", "its card or node disappeared"),
+    State.NOT_STARTED: StateWords("not run", "the run ended before its turn"),
+    State.OUT_OF_MEMORY: StateWords("OOM", "did not fit into the card's memory"),
+    State.PRUNED: StateWords("pruned", "not tried, since a smaller batch size did not fit"),
+    State.UNSUPPORTED: StateWords("unsup.", "cannot run on this device; nothing was tried"),
+    State.RUNNING: StateWords("running", "under way"),
+    State.PENDING: StateWords("pending", "waiting"),
+    State.SUCCEEDED: StateWords("ok", "measured"),
+}
 
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{16}(?:-\d+)?\b|\d[\d.,]*")
 
@@ -107,7 +116,8 @@ def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
         )
         for (state, failure_class, _), group in groups.items()
     ]
-    return tuple(sorted(causes, key=lambda c: (STATE_ORDER.index(c.state), -len(c.rows))))
+    order = list(STATES)
+    return tuple(sorted(causes, key=lambda c: (order.index(c.state), -len(c.rows))))
 
 
 def without_rule(cause: Cause) -> str:
@@ -155,16 +165,8 @@ STALE_AFTER_S = 120.0
 class Underway:
     """A run whose driver has not said that it is finished. Times in seconds since the epoch."""
 
-    done: int
-    total: int
-    running: int  # attempts
-    at: float
-    eta_s: float | None
-    eta_range_s: tuple[float, float] | None  # while little of the run is done
+    status: RunStatus
     silent_s: float  # between the driver's last word and this report
-    stopping: str
-    driver_died: bool
-    cards: tuple[CardStatus, ...]  # that run something
 
     @property
     def stale(self) -> bool:
@@ -174,25 +176,26 @@ class Underway:
     @property
     def sentence(self) -> str:
         """``Under way: 12 of 48 jobs done, 8 running, about 42 min 00 s left.``"""
-        words = [f"{self.done:,} of {plural(self.total, 'job')} done"]
-        if self.driver_died:
+        status = self.status
+        words = [f"{status.done:,} of {plural(status.total, 'job')} done"]
+        if status.driver_died:
             return (
                 f"Not finished: {words[0]}. Its driver died; the same `nightgrid run` resumes "
-                f"it. Last heard of at {moment(self.at)}."
+                f"it. Last heard of at {moment(status.at)}."
             )
         if self.stale:
             return (
                 f"Not finished: {words[0]}. The driver has been silent for "
-                f"{seconds(self.silent_s)}, since {moment(self.at)}."
+                f"{seconds(self.silent_s)}, since {moment(status.at)}."
             )
-        if self.running:
-            words.append(f"{self.running:,} running")
-        if self.stopping:
-            words.append(f"stopping: {self.stopping}")
-        elif self.eta_s and self.eta_range_s:
-            words.append(" to ".join(map(_rounded, self.eta_range_s)) + " left")
-        elif self.eta_s:
-            words.append(f"about {_rounded(self.eta_s)} left")
+        if status.running:
+            words.append(f"{status.running:,} running")
+        if status.stopping:
+            words.append(f"stopping: {status.stopping}")
+        elif status.eta_s and status.eta_low_s is not None and status.eta_high_s is not None:
+            words.append(f"{_rounded(status.eta_low_s)} to {_rounded(status.eta_high_s)} left")
+        elif status.eta_s:
+            words.append(f"about {_rounded(status.eta_s)} left")
         return f"Under way: {', '.join(words)}."
 
 
@@ -204,50 +207,10 @@ def underway_of(status: RunStatus | None, now: float) -> Underway | None:
     """The progress of a run at ``now``; None when it is finished, or nothing is known of it."""
     if status is None or status.finished:
         return None
-    low_s, high_s = status.eta_low_s, status.eta_high_s
-    return Underway(
-        done=status.done,
-        total=status.total,
-        running=status.running,
-        at=status.at,
-        eta_s=status.eta_s,
-        eta_range_s=None if low_s is None or high_s is None else (low_s, high_s),
-        silent_s=max(0.0, now - status.at),
-        stopping=status.stopping,
-        driver_died=status.driver_died,
-        cards=tuple(card for card in status.cards if card.job),
-    )
+    return Underway(status=status, silent_s=max(0.0, now - status.at))
 
 
 # ---------------------------------------------------------------- the summary
-
-#: Text of a cell without a number, short enough for a column of figures.
-SHORT_STATE: Mapping[State, str] = {
-    State.SUCCEEDED: "ok",
-    State.OUT_OF_MEMORY: "OOM",
-    State.UNSUPPORTED: "unsup.",
-    State.PRUNED: "pruned",
-    State.FAILED: "FAILED",
-    State.TIMED_OUT: "timeout",
-    State.LOST: "lost",
-    State.NOT_STARTED: "not run",
-    State.PENDING: "pending",
-    State.RUNNING: "running",
-}
-
-#: Meaning of each state, for legends.
-STATE_MEANING: Mapping[State, str] = {
-    State.SUCCEEDED: "measured",
-    State.OUT_OF_MEMORY: "did not fit into the card's memory",
-    State.UNSUPPORTED: "cannot run on this device; nothing was tried",
-    State.PRUNED: "not tried, since a smaller batch size did not fit",
-    State.FAILED: "failed; see the reason",
-    State.TIMED_OUT: "exceeded its time limit",
-    State.LOST: "its card or node disappeared",
-    State.NOT_STARTED: "the run ended before its turn",
-    State.PENDING: "waiting",
-    State.RUNNING: "under way",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +235,7 @@ class Summary:
     run: str = ""
     rows: tuple[Measurement, ...] = ()
     attempts: int = 0  # of all jobs, over all invocations, probes included
-    counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATE_ORDER, reversed
+    counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATES, reversed
     damaged: tuple[str, ...] = ()  # files of the run that could not be read, with the reason
     banners: tuple[Banner, ...] = ()
     #: Flags of rows that have some, by job id.
@@ -396,7 +359,7 @@ def summarize(
         rows=rows,
         attempts=sum(1 for row in measurements if row.started_at is not None),
         damaged=tuple(damaged),
-        counts={s: counted[s] for s in reversed(STATE_ORDER) if counted[s]},
+        counts={s: counted[s] for s in reversed(STATES) if counted[s]},
         banners=banners_of(
             rows, slow_cards, far_below(rows, reference.published), joined.night_drift
         ),

@@ -25,7 +25,7 @@ from orchestrator.analysis.flags import Raised, raised_on
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import precision_rank
-from orchestrator.analysis.summary import Summary
+from orchestrator.analysis.summary import Summary, Underway
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
@@ -126,15 +126,7 @@ def _document(summary: Summary) -> dict[str, object]:
         "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
         "best": [_ranking(ranking) for ranking in summary.rankings],
-        "underway": {
-            "done": summary.underway.done,
-            "total": summary.underway.total,
-            "running": summary.underway.running,
-            "eta_s": finite(summary.underway.eta_s),
-            "silent_s": finite(summary.underway.silent_s),
-        }
-        if summary.underway
-        else None,
+        "underway": summary.underway and _underway(summary.underway),
         "figures": None,
         "causes": [
             {
@@ -162,6 +154,17 @@ def _document(summary: Summary) -> dict[str, object]:
             for fact in (*summary.provenance.versions, *summary.provenance.facts)
         },
         "rows": None,
+    }
+
+
+def _underway(underway: Underway) -> dict[str, object]:
+    status = underway.status
+    return {
+        "done": status.done,
+        "total": status.total,
+        "running": status.running,
+        "eta_s": finite(status.eta_s),
+        "silent_s": finite(underway.silent_s),
     }
 
 

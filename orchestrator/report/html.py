@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from orchestrator.analysis.metrics import titled
 from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import Differences, described, precision_rank
-from orchestrator.analysis.summary import SETTLED, SHORT_STATE, STATE_MEANING, Summary
+from orchestrator.analysis.summary import SETTLED, STATES, Summary
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
@@ -230,8 +230,7 @@ def environment() -> Environment:
         wording=wording,
         units=units,
         State=State,
-        SHORT_STATE=SHORT_STATE,
-        STATE_MEANING=STATE_MEANING,
+        STATES=STATES,
         SETTLED=SETTLED,
         OPEN_TABLES=OPEN_TABLES,
         OPEN_FRONTS=OPEN_FRONTS,
@@ -283,9 +282,7 @@ def payload(
     return {
         "run": visible(summary.run),
         "count": len(rows),
-        "states": {
-            str(s): {"short": SHORT_STATE[s], "meaning": STATE_MEANING[s]} for s in SHORT_STATE
-        },
+        "states": {str(state): words._asdict() for state, words in STATES.items()},
         "precisions": sorted({row.precision for row in rows}, key=precision_rank),
         "labels": {
             "precision": any(label.precision for label in summary.labels.values()),
@@ -437,7 +434,7 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
     be told apart, those of a moment that ended alike are one, and ``jobs`` says of how many."""
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
-    states = [str(state) for state in SHORT_STATE]
+    states = [str(state) for state in STATES]
     shown = shown_spans(timeline)
     spans = [(n, span) for n, span, _ in shown]
     jobs = [number for _, _, number in shown] if len(spans) < span_count(timeline) else []

@@ -10,7 +10,7 @@ from orchestrator.analysis.hardware import REFERENCES, Comparison, Line, Share
 from orchestrator.analysis.rankings import HeadToHead
 from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, described
-from orchestrator.analysis.summary import SHORT_STATE, Summary
+from orchestrator.analysis.summary import STATES, Summary
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
 from orchestrator.report.blocks import Cell, Figure, Section, Table
@@ -251,7 +251,7 @@ def _replicates(summary: Summary) -> Section:
             (
                 summary.label(cell.row),
                 f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
-                wording.throughput(cell.row) if mean else SHORT_STATE[cell.row.state],
+                wording.throughput(cell.row) if mean else STATES[cell.row.state].short,
                 units.percent(spread.between / mean, 2) if spread and mean else units.MISSING,
                 units.percent(spread.within / mean, 2)
                 if spread and mean and spread.within is not None

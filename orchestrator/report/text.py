@@ -19,7 +19,7 @@ from orchestrator.analysis.comparison import RunComparison
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import Differences, described
-from orchestrator.analysis.summary import SHORT_STATE, STATE_MEANING, Cause, Summary
+from orchestrator.analysis.summary import STATES, Cause, Summary
 from orchestrator.analysis.tables import Table as CellTable
 from orchestrator.analysis.timeline import Lane
 from orchestrator.core.job import State
@@ -546,8 +546,8 @@ def _legend(shown: Sequence[CellTable]) -> str:
     words += ["! flagged, ranks nowhere"] if "!" in marks else []
     words += ["( ) no complete repeat"] if "(" in marks else []
     words += [
-        f"{SHORT_STATE[state]}: {meaning}"
-        for state, meaning in STATE_MEANING.items()
+        f"{state_words.short}: {state_words.meaning}"
+        for state, state_words in STATES.items()
         if state in states
     ]
     return " · ".join(words)

@@ -19,8 +19,8 @@ from orchestrator.analysis.rankings import (
     memory_kind,
     peak_memory_bytes,
 )
-from orchestrator.analysis.selection import card_name, precision_rank
-from orchestrator.analysis.summary import SHORT_STATE, without_rule
+from orchestrator.analysis.selection import precision_rank
+from orchestrator.analysis.summary import STATES, without_rule
 from orchestrator.analysis.tables import BATCH, Table
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -53,7 +53,7 @@ def cell_text(table: Table, line: str, column: str) -> CellText:
     if row is None:
         return CellText(value="")
     if row.state is not State.SUCCEEDED:
-        return CellText(value=SHORT_STATE[row.state], state=row.state)
+        return CellText(value=STATES[row.state].short, state=row.state)
     mark = _mark(row, table)
     note = plus_minus(row)
     if not row.batch_size_requested.isdecimal() and row.batch_size is not None:
@@ -240,9 +240,7 @@ def best_text(ranking: Ranking, chosen: str) -> str:
 def place(ranking: Ranking) -> str:
     """The device of a ranking in a word or two: ``Gaudi2``, ``4 × emulated HPU``."""
     setting = ranking.setting
-    name = card_name(setting.accelerator, setting.device, emulated=setting.emulated)
-    cards = f"{setting.cards} × " if setting.cards > 1 else ""
-    return f"{cards}{name}"
+    return f"{setting.cards} × {setting.card}" if setting.cards > 1 else setting.card
 
 
 def _nothing_ranked(summary: Summary) -> tuple[str, ...]:

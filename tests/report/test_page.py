@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 
-from orchestrator.analysis.summary import SHORT_STATE, summarize
+from orchestrator.analysis.summary import STATES, summarize
 from orchestrator.core.job import State
 from orchestrator.report.html import MOST_TEXT, payload, render
 from orchestrator.report.interactive import MOST_POINTS
@@ -118,7 +118,7 @@ def test_every_state_and_figure_is_on_the_page(outline: Outline) -> None:
     for state in State:
         if state.terminal:
             assert f" {state} " in outline.text
-            assert state is State.SUCCEEDED or SHORT_STATE[state] in outline.text
+            assert state is State.SUCCEEDED or STATES[state].short in outline.text
     for table in summary.tables:
         for row in table.cells.values():
             if row.state is State.SUCCEEDED:

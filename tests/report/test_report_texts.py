@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from measurement_factory import HOSTILE, Night, a_job, every_state, large_run
 from rich.console import Console
 
-from orchestrator.analysis.summary import SHORT_STATE, Summary, summarize
+from orchestrator.analysis.summary import STATES, Summary, summarize
 from orchestrator.core.job import State
 from orchestrator.report.export import to_csv, to_json
 from orchestrator.report.text import print_summary, to_markdown
@@ -56,7 +56,7 @@ def test_the_terminal_shows_every_state_and_figure() -> None:
     text = printed(summary)
     for state in State:
         if state.terminal and state is not State.SUCCEEDED:
-            assert SHORT_STATE[state] in text
+            assert STATES[state].short in text
     for row in summary.rows:
         if row.state is State.SUCCEEDED:
             assert units.number(row.metrics.throughput) in text
