@@ -21,9 +21,8 @@ Each exception is one class of failure in a row:
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -98,8 +97,6 @@ def unsupported(reason: str) -> Support:
 #     raw samples  ``figure`` derives it from those of the timed part (``bench/metrics.py``, or
 #                  another package).
 
-_LOG = logging.getLogger("nightgrid.metrics")
-
 _OF_RANKS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: math.fsum(values) / len(values),
     "largest": max,
@@ -164,35 +161,6 @@ def of_ranks(
         )
         for name in names
     }
-
-
-def by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
-    """Declarations by name.
-
-    Raises:
-        TypeError: two differ and have the same name.
-    """
-    metrics_by_name: dict[str, Metric] = {}
-    for metric in metrics:
-        if metrics_by_name.setdefault(metric.name, metric) != metric:
-            raise TypeError(f"two metrics are called {metric.name} and differ")
-    return metrics_by_name
-
-
-def with_others(
-    declared: Mapping[str, Metric], others: Iterable[Metric], names: Set[str]
-) -> dict[str, Metric]:
-    """Add those of other metrics that are of one of these workloads and tasks, or of all. One
-    whose name is taken is left out, with a warning."""
-    metrics = dict(declared)
-    for metric in others:
-        if metric.of and names.isdisjoint(metric.of):
-            continue
-        if metric.name in declared:
-            _LOG.warning("left out: a second metric %s of %s", metric.name, " and ".join(names))
-            continue
-        metrics[metric.name] = metric
-    return metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,9 +301,6 @@ class Result:
 
 class Collective(Protocol):
     """Collective operations of a gang's ranks. The one-card implementation returns its input."""
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""

@@ -9,14 +9,13 @@ that only a node has), the job finds when it encodes the corpus.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, WorkloadError
-from workloads.data.datasets import Reading, find_dataset, load_examples
+from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples
 from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.models.catalog import MADE, find_model
@@ -126,7 +125,7 @@ def _counted(job: JobDescription, wanted: int) -> int | None:
             entry.path is not None and _bytes(entry.path) > wanted * length * _BYTES_PER_TOKEN
         ):
             return None
-        tokens = _tokens(job.model, dataset, reading, wanted * length, _changed_at(dataset))
+        tokens = _tokens(job.model, dataset, reading, wanted * length, changed_at(dataset))
     except (WorkloadError, OSError):
         return None  # whoever reads it says so
     return None if tokens is None else tokens // length
@@ -165,15 +164,8 @@ def _tokenizer(model: str) -> Any:
 
 
 def _bytes(path: Path) -> int:
-    files = [each for each in path.iterdir() if each.is_file()] if path.is_dir() else [path]
-    return sum(each.stat().st_size for each in files)
-
-
-def _changed_at(name: str) -> int:
-    try:
-        return os.stat(os.path.expanduser(name)).st_mtime_ns
-    except (OSError, ValueError):
-        return 0
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 TASKS = ("masked-lm",)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import (
@@ -39,13 +38,11 @@ from workloads.compression.quantization import (
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.data.shapes import Example, text_of
 from workloads.devices import device_spec
-from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.catalog import known_config
-from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.models.precision import (
     RANGES_NOTE,
-    Ranges,
     forget_ranges,
     measure_ranges,
     use_ranges,
@@ -132,86 +129,84 @@ class QuantizationParameters(DatasetParameters):
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
-    found = QuantizationParameters.model_validate(dict(job.parameters))
+    parameters = QuantizationParameters.model_validate(dict(job.parameters))
     return (
-        *_method(job, found),
-        *_auto_round(job, found),
-        *_model(job, found),
-        *_texts(job, found),
+        *_method(job, parameters),
+        *_model(job, parameters),
+        *_texts(job, parameters),
     )
 
 
-def _method(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
-    if found.method in _LACKING:
+def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
+    method, numbers, device = parameters.method, parameters.numbers, device_spec(job.device)
+    if method in _LACKING:
         yield Refusal(
             setting="method",
-            reason=_LACKING[found.method],
+            reason=_LACKING[method],
             hint="write method: auto-round, whose checkpoints are packed alike",
             unsupported=True,
         )
-    stores = _STORES.get(found.method, found.numbers)
-    if found.numbers != stores:
+    stores = _STORES.get(method, numbers)
+    objections = (
+        (
+            numbers != stores,
+            "numbers",
+            f"{method} stores {stores}, not {numbers}",
+            f"write numbers: {stores}",
+        ),
+        (
+            method != "auto-round" and parameters.iters is not None,
+            "iters",
+            f"{method} learns nothing",
+            "leave it out, or write method: auto-round",
+        ),
+        (
+            parameters.group_size is not None and numbers != "int4",
+            "group_size",
+            f"{numbers} has no groups to choose",
+            "leave it out, or write numbers: int4",
+        ),
+        (job.cards > 1, "cards", "one card quantises a model", "write cards: 1"),
+        (
+            isinstance(job.batch_size, str),
+            "batch_size",
+            "nothing is searched here: it is the held-out texts at once",
+            "write a number",
+        ),
+        # The library of auto-round writes the model to a directory, which is read back as it is.
+        (
+            method == "auto-round" and parameters.bias_correction,
+            "bias_correction",
+            "auto-round writes the model itself, and corrected biases would not be in it",
+            "leave it out, or write method: weight-only",
+        ),
+        (
+            method == "auto-round" and job.model.startswith(PREFIX),
+            "model",
+            f"{job.model} has no weights to read back from files, as auto-round does",
+            "name a checkpoint, or write method: weight-only",
+        ),
+        (
+            method == "auto-round" and is_protected(job.model),
+            "model",
+            f"{job.model} is protected, and auto-round writes weights in the clear",
+            "name the model as it was before `nightgrid protect`, or write method: weight-only",
+        ),
+    )
+    for wrong, setting_name, reason, hint in objections:
+        if wrong:
+            yield Refusal(setting=setting_name, reason=reason, hint=hint)
+    if not device.can("dynamic_shapes"):
         yield Refusal(
             setting="numbers",
-            reason=f"{found.method} stores {stores}, not {found.numbers}",
-            hint=f"write numbers: {stores}",
-        )
-    if found.method != "auto-round" and found.iters is not None:
-        yield Refusal(
-            setting="iters",
-            reason=f"{found.method} learns nothing",
-            hint="leave it out, or write method: auto-round",
-        )
-    if found.group_size is not None and found.numbers != "int4":
-        yield Refusal(
-            setting="group_size",
-            reason=f"{found.numbers} has no groups to choose",
-            hint="leave it out, or write numbers: int4",
-        )
-    if job.cards > 1:
-        yield Refusal(setting="cards", reason="one card quantises a model", hint="write cards: 1")
-    if isinstance(job.batch_size, str):
-        yield Refusal(
-            setting="batch_size",
-            reason="nothing is searched here: it is the held-out texts at once",
-            hint="write a number",
-        )
-    if not device_spec(job.device).can("dynamic_shapes"):
-        yield Refusal(
-            setting="numbers",
-            reason=f"torchao and bitsandbytes have no kernels for {device_spec(job.device).title}",
+            reason=f"torchao and bitsandbytes have no kernels for {device.title}",
             hint="quantise on a CPU or a CUDA card",
             unsupported=True,
         )
 
 
-def _auto_round(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
-    """Its library writes the model to a directory, which is read back and kept as it is."""
-    if found.method != "auto-round":
-        return
-    if found.bias_correction:
-        yield Refusal(
-            setting="bias_correction",
-            reason="auto-round writes the model itself, and corrected biases would not be in it",
-            hint="leave it out, or write method: weight-only",
-        )
-    if job.model.startswith(PREFIX):
-        yield Refusal(
-            setting="model",
-            reason=f"{job.model} has no weights to read back from files, as auto-round does",
-            hint="name a checkpoint, or write method: weight-only",
-        )
-    if is_protected(job.model):
-        yield Refusal(
-            setting="model",
-            reason=f"{job.model} is protected, and auto-round writes weights in the clear",
-            hint="name the model as it was before `nightgrid protect`, or write method: "
-            "weight-only",
-        )
-
-
-def _model(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
-    yield from saving_refusals(job.model, found.save_model)
+def _model(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
+    yield from saving_refusals(job.model, parameters.save_model)
     if job.precision not in ("fp32", "bf16", "fp16"):
         yield Refusal(
             setting="precision",
@@ -224,33 +219,33 @@ def _model(job: JobDescription, found: QuantizationParameters) -> Iterator[Refus
             reason=f"{job.model} is quantised already",
             hint="name the model that it was made from",
         )
-    if found.numbers not in ("int4", "nf4"):
+    if parameters.numbers not in ("int4", "nf4"):
         return
-    group = NF4_BLOCK if found.numbers == "nf4" else found.group_size or INT4_GROUP
+    group = NF4_BLOCK if parameters.numbers == "nf4" else parameters.group_size or INT4_GROUP
     for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
         if inputs % group:
             yield Refusal(
-                setting="group_size" if found.numbers == "int4" else "numbers",
+                setting="group_size" if parameters.numbers == "int4" else "numbers",
                 reason=f"groups of {group} do not divide the {inputs} inputs of {name}",
                 hint="choose a group_size that divides them, or numbers: int8",
             )
             return
 
 
-def _texts(job: JobDescription, found: QuantizationParameters) -> Iterator[Refusal]:
-    """Fewer texts than are wanted; a token is at least one byte."""
+def _texts(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
+    """Fewer texts than are needed; a token is at least one byte."""
     from workloads.data.datasets import find_dataset, load_examples
     from workloads.data.shapes import text_of
 
-    wanted = found.samples * found.length
+    needed = parameters.samples * parameters.length
     try:
         entry = find_dataset(job.dataset)
         if entry.kind == "hub":
             return
-        examples = load_examples(job.dataset, found.reading())
+        examples = load_examples(job.dataset, parameters.reading())
     except (WorkloadError, OSError):
         return  # whoever reads it says so
-    if found.held_out >= len(examples):
+    if parameters.held_out >= len(examples):
         yield Refusal(
             setting="held_out",
             reason=f"{job.dataset} has {len(examples):,} examples, and none would be left to "
@@ -258,17 +253,17 @@ def _texts(job: JobDescription, found: QuantizationParameters) -> Iterator[Refus
             hint=f"write less than {len(examples):,}",
         )
         return
-    if not found.reads_texts:
+    if not parameters.reads_texts:
         return
     there = 0
-    for example in examples[: len(examples) - found.held_out]:
+    for example in examples[: len(examples) - parameters.held_out]:
         there += len(text_of(example).encode()) + 1
-        if there >= wanted:
+        if there >= needed:
             return
     yield Refusal(
         setting="samples",
-        reason=f"{found.samples} texts of {found.length} tokens are {wanted:,} tokens, and what "
-        f"{job.dataset} has beside the held-out examples is {there:,} bytes",
+        reason=f"{parameters.samples} texts of {parameters.length} tokens are {needed:,} tokens, "
+        f"and what {job.dataset} has beside the held-out examples is {there:,} bytes",
         hint="write fewer samples, or a smaller length",
     )
 
@@ -328,23 +323,6 @@ SPEC = WorkloadSpec(
 PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """Loss and predictions of a model on the held-out examples."""
-
-    loss: float
-    predictions: torch.Tensor  # the likeliest token at every learned position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inputs:
-    """Texts to calibrate with, and samples to compare both models on."""
-
-    texts: list[list[int]]  # ids
-    samples: Sequence[TrainingSample]
-    synthetic: bool  # the dataset is
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Quantise, compare and keep; see ``workloads.base.Workload``."""
     with contextlib.ExitStack() as ending:
@@ -355,7 +333,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     import torch
 
     parameters = QuantizationParameters.model_validate(dict(request.parameters))
-    device = context.device
+    device, size = context.device, request.batch_size
     require_allowed(request, device.name, 1)
     context.enter_phase("load")
     context.resident(f"{request.residency_key}|quantised", lambda: None)  # others make room
@@ -367,97 +345,58 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         raise BadConfiguration(f"{request.model} is quantised already")
     load = task_for(request.workload, source.entry).function("load")
     tokenizer = load_tokenizer(source)
-    inputs = _inputs(request, parameters, source, tokenizer)
+    dataset = load_dataset(request.dataset, parameters.reading())
+    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
+    texts: list[list[int]] = []
+    if parameters.reads_texts:
+        texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
+    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
     dtype = precisions.compute_dtype(request.precision)
-    plain = load(source, **{precisions.dtype_keyword(): dtype}).to(device.torch_device).eval()
-    before = precision.inspect(plain, request.precision, device.name)
+    in_dtype = {precisions.dtype_keyword(): dtype}
+    plain = load(source, **in_dtype).to(device.torch_device).eval()
+    before = precisions.inspect(plain, request.precision, device.name)
     load_s = context.clock() - began
-    plain_read = read(plain, inputs.samples, request.batch_size, device)
+    loss_before, predictions_before = read(plain, samples, size, device)
 
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
-    outputs = mean_outputs(plain, inputs.texts, device) if parameters.bias_correction else {}
+    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
     if parameters.bias_correction and not outputs:
         raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
-    ranges = measure_ranges(plain, inputs.texts, device) if parameters.method == "static" else {}
-    made, extra = source, {}
+    ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
+    made, written, extra = source, None, {}
     if parameters.method == "auto-round":
-        learned = learn_rounding(plain, tokenizer, parameters, inputs.texts, ending)
-        made = replace(source, path=str(learned), opening=None)  # what it wrote lies in the clear
+        written = learn_rounding(plain, tokenizer, parameters, texts, ending)
+        made = replace(source, path=str(written), opening=None)  # what it wrote lies in the clear
     else:
         extra = {"quantization_config": library_config(parameters, dtype)}
     del plain  # the only reference: the next model takes its memory
     gc.collect()
     device.release_memory()
-    model = load(
-        made,
-        device_map={"": device.torch_device},
-        **{precisions.dtype_keyword(): dtype},
-        **extra,
-    ).eval()
+    model = load(made, device_map={"": device.torch_device}, **in_dtype, **extra).eval()
     static = use_ranges(model, ranges) if ranges else 0
     corrected = correct_biases(model, outputs)
     device.synchronize()
     wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
 
-    after = precision.inspect(model, PRECISION[parameters.numbers], device.name)
-    found = read(model, inputs.samples, request.batch_size, device)
-    details = {
-        "quantization": f"{parameters.method}, {parameters.numbers}",
-        "architecture": type(model).__name__,
-    }
+    stored_in = PRECISION[parameters.numbers]
+    after = precisions.inspect(model, stored_in, device.name)
+    loss, predictions = read(model, samples, size, device)
+    how = f"{parameters.method}, {parameters.numbers}"
+    details = {"quantization": how, "architecture": type(model).__name__}
     if ranges:
         details["static_activations"] = f"{static} layers multiply in int8"
     if parameters.bias_correction:
         details["bias_correction"] = f"{corrected} layers with a bias"
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
-        name, how = parameters.save_model, details["quantization"]
-        origin = _origin(request, parameters, how, ranges)
+        origin = {**origin_by(request), "quantization": how, "precision": stored_in}
+        origin |= {RANGES_NOTE: ranges} if ranges else {}
         forget_ranges(model)
-        written = _written(made, source)
+        name = parameters.save_model
         details["saved_model"] = str(save_trained(model, source, name, origin, written=written))
-    same = (found.predictions == plain_read.predictions).float().mean()
-    return Result(
-        samples=(_sample(inputs.texts, wall_s, cpu_s),),
-        stop_reason="max_repeats",
-        load_s=load_s,
-        weight_bytes=after.weight_bytes,
-        parameter_count=after.parameter_count,
-        random_weights=source.random_weights,
-        synthetic_data=inputs.synthetic,
-        precision_detail=f"{details['quantization']}; the rest in {request.precision}",
-        metrics={
-            "quantize_s": wall_s,
-            "model_bytes_before": float(before.weight_bytes),
-            "model_bytes_after": float(after.weight_bytes),
-            "held_out_loss_before": plain_read.loss,
-            "held_out_loss": found.loss,
-            "token_agreement": float(torch.as_tensor(same)),
-            "corrected_layers": float(corrected),
-        },
-        details=details,
-    )
-
-
-def _inputs(
-    request: Request, parameters: QuantizationParameters, source: ModelSource, tokenizer: Any
-) -> _Inputs:
-    """Calibration texts, where the method reads any, and held-out samples of the dataset."""
-    dataset = load_dataset(request.dataset, parameters.reading())
-    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
-    texts = (
-        calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-        if parameters.reads_texts
-        else []
-    )
-    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
-    return _Inputs(texts=texts, samples=samples, synthetic=dataset.synthetic)
-
-
-def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Sample:
-    """The one sample of a job: quantising, with the calibration texts that it read."""
-    return Sample(
+    same = (predictions == predictions_before).float().mean()
+    sample = Sample(
         repeat=0,
         batch=0,
         warmup=False,
@@ -469,18 +408,26 @@ def _sample(texts: Sequence[Sequence[int]], wall_s: float, cpu_s: float) -> Samp
         output_tokens=0,
         computed_tokens=0,
     )
-
-
-def _origin(
-    request: Request, parameters: QuantizationParameters, how: str, ranges: Ranges
-) -> dict[str, Any]:
-    """The record of how a model was made, kept beside it."""
-    return {
-        **origin_by(request),
-        "quantization": how,
-        "precision": PRECISION[parameters.numbers],
-        **({RANGES_NOTE: ranges} if ranges else {}),
-    }
+    return Result(
+        samples=(sample,),
+        stop_reason="max_repeats",
+        load_s=load_s,
+        weight_bytes=after.weight_bytes,
+        parameter_count=after.parameter_count,
+        random_weights=source.random_weights,
+        synthetic_data=dataset.synthetic,
+        precision_detail=f"{how}; the rest in {request.precision}",
+        metrics={
+            "quantize_s": wall_s,
+            "model_bytes_before": float(before.weight_bytes),
+            "model_bytes_after": float(after.weight_bytes),
+            "held_out_loss_before": loss_before,
+            "held_out_loss": loss,
+            "token_agreement": float(torch.as_tensor(same)),
+            "corrected_layers": float(corrected),
+        },
+        details=details,
+    )
 
 
 def calibration_texts(
@@ -502,11 +449,14 @@ def calibration_texts(
     )
 
 
-def read(model: Any, samples: Sequence[TrainingSample], batch: int, device: Device) -> _Read:
-    """Loss and predictions of a model at the learned positions of samples."""
+def read(
+    model: Any, samples: Sequence[TrainingSample], batch: int, device: Device
+) -> tuple[float, torch.Tensor]:
+    """Mean loss of a model at the learned positions of samples, and the token that it finds
+    likeliest at each."""
     import torch
 
-    total, predictions = 0.0, []
+    total, likeliest = 0.0, []
     with torch.no_grad():
         for start in range(0, len(samples), batch):
             inputs = padded(samples[start : start + batch], 0)
@@ -516,11 +466,6 @@ def read(model: Any, samples: Sequence[TrainingSample], batch: int, device: Devi
             here = labels != NOT_LEARNED
             loss = torch.nn.functional.cross_entropy(logits[here], labels[here], reduction="sum")
             total += float(loss)
-            predictions.append(logits[here].argmax(-1).cpu())
-    found = torch.cat(predictions)
-    return _Read(loss=total / max(len(found), 1), predictions=found)
-
-
-def _written(made: ModelSource, source: ModelSource) -> Path | None:
-    """The directory that a library has written a model into; None: it is in memory alone."""
-    return Path(made.path) if made is not source else None
+            likeliest.append(logits[here].argmax(-1).cpu())
+    predictions = torch.cat(likeliest)
+    return total / max(len(predictions), 1), predictions

@@ -26,8 +26,6 @@ from workloads.base import (
     Refusal,
     Throughput,
     Unsupported,
-    by_name,
-    with_others,
 )
 from workloads.settings import (
     Declaration,
@@ -47,41 +45,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG = logging.getLogger("nightgrid.declared")
+_METRICS_LOG = logging.getLogger("nightgrid.metrics")
 _NO_SPEC = "base"
 
 
 class Declared(Mapping[str, T], Generic[T]):
     """Specs of one kind by name: ours, then those of other packages, which never replace ours."""
 
-    def __init__(
-        self,
-        where: str | Mapping[str, str],
-        kind: type | str,
-        group: str,
-        *,
-        separator: str = "-",
-    ) -> None:
+    def __init__(self, where: str | Mapping[str, str], kind: type | str, group: str) -> None:
         """
         Args:
-            where: a package, each of whose files but ``base.py`` has a ``SPEC`` under its own name;
-                a module with several ``SPECS``; or the module of each name.
+            where: the module of each name; a module with several ``SPECS``; or a package, each of
+                whose files but ``base.py`` has a ``SPEC`` named as the file, ``-`` for ``_``.
             kind: the class of the specs, or "module:Class"; a spec may also be a class derived from
                 it.
             group: the entry points of other packages, e.g. ``nightgrid.engines``.
-            separator: stands between the words of a name, where a file's name has ``_``.
         """
         self.where = where
         self._kind_or_name = kind
         self._group = group
-        self._separator = separator
         self._loaded: dict[str, T] = {}
 
     @cached_property
     def _kind(self) -> type:
-        if isinstance(self._kind_or_name, type):
-            return self._kind_or_name
-        module, _, name = self._kind_or_name.partition(":")
-        return cast("type", getattr(importlib.import_module(module), name))
+        kind = self._kind_or_name
+        return kind if isinstance(kind, type) else cast("type", function_of(kind))
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
@@ -91,13 +79,8 @@ class Declared(Mapping[str, T], Generic[T]):
         module = importlib.import_module(self.where)
         if not hasattr(module, "__path__"):
             return {spec.name: self.where for spec in module.SPECS}
-        files = (m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
-        named = {
-            file.replace("_", self._separator): f"{self.where}.{file}"
-            for file in files
-            if file != _NO_SPEC
-        }
-        return dict(sorted(named.items()))
+        files = sorted(m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
+        return {f.replace("_", "-"): f"{self.where}.{f}" for f in files if f != _NO_SPEC}
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -130,6 +113,12 @@ class Declared(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.own) + len(self._others)
+
+
+def function_of(name: str) -> Any:
+    """Import what "module:function" names."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _is_named(spec: object, kind: type, name: str) -> bool:
@@ -261,8 +250,7 @@ class TaskSpec:
         """
         if name not in self.functions:
             raise Unsupported(f"{self.title} has no function '{name}' in this version")
-        module, _, function = self.functions[name].partition(":")
-        return getattr(importlib.import_module(module), function)
+        return function_of(self.functions[name])
 
 
 #: Every task.
@@ -331,11 +319,6 @@ class WorkloadSpec:
     def declared(self, engine: str) -> Mapping[str, Declaration]:
         """The declaration of every setting that jobs with this engine have beside a job's own."""
         return declarations(self.model(engine))
-
-    def declared_in_rows(self, engine: str) -> Mapping[str, Declaration]:
-        """The same, and settings that rows of earlier versions have besides."""
-        model = self.model(engine)
-        return {**declarations(model), **removed_settings(model)}
 
     def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
         """All settings with their defaults filled in, as plain values.
@@ -459,9 +442,25 @@ def _metrics_of(spec: WorkloadSpec) -> Mapping[str, Metric]:
     engines = [engine for engine in ENGINES.values() if spec.ability in engine.abilities]
     of_engines = (metric for engine in engines for metric in engine.metrics)
     of_tasks = (metric for name in spec.tasks for metric in TASKS[name].metrics)
-    declared = by_name((*spec.metrics, *of_engines, *of_tasks))
-    others = with_others(declared, METRICS.values(), {spec.name, *spec.tasks})
-    return MappingProxyType(others)
+    metrics: dict[str, Metric] = {}
+    for metric in (*spec.metrics, *of_engines, *of_tasks):
+        if metrics.setdefault(metric.name, metric) != metric:
+            raise TypeError(f"two metrics are called {metric.name} and differ")
+    names = {spec.name, *spec.tasks}
+    for metric in METRICS.values():
+        if metric.of and names.isdisjoint(metric.of):
+            continue
+        if metric.name in metrics:
+            text = "left out: a second metric %s of %s"
+            _METRICS_LOG.warning(text, metric.name, " and ".join(sorted(names)))
+            continue
+        metrics[metric.name] = metric
+    return MappingProxyType(metrics)
+
+
+@cache
+def _declared_in_rows(model: type[Settings]) -> Mapping[str, Declaration]:
+    return MappingProxyType({**declarations(model), **removed_settings(model)})
 
 
 def throughput_of(workload: str) -> Throughput | None:
@@ -480,7 +479,7 @@ def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
 def declared_in_rows(workload: str, engine: str) -> Mapping[str, Declaration]:
     """The same, and settings that rows of earlier versions have besides."""
     entry = WORKLOADS.get(workload)
-    return entry.declared_in_rows(engine) if entry is not None else {}
+    return {} if entry is None else _declared_in_rows(entry.model(engine))
 
 
 def load(name: str) -> Workload:
@@ -490,5 +489,4 @@ def load(name: str) -> Workload:
         BadConfiguration: no workload has this name.
         ImportError: a package that the workload needs is missing.
     """
-    module_name, _, function = find_workload(name).function.partition(":")
-    return cast("Workload", getattr(importlib.import_module(module_name), function))
+    return cast("Workload", function_of(find_workload(name).function))

@@ -24,11 +24,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from workloads.base import TOKENS, BadConfiguration, JobContext, Request, Result
+from workloads.base import (
+    TOKENS,
+    BadConfiguration,
+    JobContext,
+    MeasureSettings,
+    Request,
+    Result,
+)
 from workloads.data.cache import cached_directory
 from workloads.data.datasets import DatasetParameters, load_dataset
-from workloads.devices import environment_for, host_device
-from workloads.engines import engine_function
+from workloads.devices import device_for, environment_for, host_device
+from workloads.engines import default_engine, engine_function
 from workloads.engines.loaded import EngineLoader
 from workloads.engines.passes import continued, result_of
 from workloads.models.chatglm3.conversion import fingerprint
@@ -88,7 +95,7 @@ class Question:
     model: str
     adapter: str | None
     precision: str  # "fp32" or "bf16"
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: Sequence[Sequence[int]]
     output_tokens: int
 
 
@@ -101,31 +108,27 @@ class Reference:
 
 
 def answer(question: Question) -> Reference:
-    """The reference's answer, computed if nobody has asked before.
+    """The reference's answer, computed if it is not in the node's cache.
 
     Raises:
         DataMissing: the model or the adapter is not there.
         BadConfiguration: stock transformers cannot run it; carries the end of its log.
     """
+    import transformers
     from safetensors.torch import load_file
 
-    directory = cached_directory(_key(question), lambda to: _ask(question, to))
-    found = load_file(directory / _FILE)
-    return Reference(tokens=found["tokens"], logits=found["logits"])
-
-
-def _key(question: Question) -> str:
-    import transformers
-
-    seen = [transformers.__version__, asdict(question)]
-    seen.append(fingerprint(Path(open_model(question.model, protected=True).path)))
+    key = [transformers.__version__, asdict(question)]
+    key.append(fingerprint(Path(open_model(question.model, protected=True).path)))
     if question.adapter:
-        seen.append(fingerprint(find_adapter(question.adapter)))
-    text = json.dumps(seen, sort_keys=True)
-    return f"reference-{_RECIPE}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        key.append(fingerprint(find_adapter(question.adapter)))
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    name = f"reference-{_RECIPE}-{digest}"
+    directory = cached_directory(name, lambda to: _compute_apart(question, to))
+    return Reference(**load_file(directory / _FILE))
 
 
-def _ask(question: Question, directory: Path) -> None:
+def _compute_apart(question: Question, directory: Path) -> None:
+    """Run ``compute`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
     environment |= environment_for(host_device().name, 0)
     environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge by itself
@@ -150,10 +153,6 @@ def compute(question: Question, directory: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from workloads.base import MeasureSettings, Request
-    from workloads.devices import device_for
-    from workloads.engines import default_engine, engine_function
-
     request = Request(
         workload="text-generation",
         model=question.model,
@@ -166,7 +165,7 @@ def compute(question: Question, directory: Path) -> None:
         measure=MeasureSettings(),
     )
     device = device_for(host_device().name)
-    load = engine_function(request.engine, "generate", device.name)
+    load: EngineLoader = engine_function(request.engine, "generate", device.name)
     engine = load(request, device)
     tokens, logits = [], []
     with torch.inference_mode():
@@ -181,18 +180,12 @@ def compute(question: Question, directory: Path) -> None:
             generated = fetch()
             tokens.append(torch.tensor(list(generated.tokens[0])))
             logits.append(torch.cat(list(generated.logits)))
-    found = {"tokens": torch.stack(tokens), "logits": torch.stack(logits)}
-    save_file(found, directory / _FILE)
-
-
-def _question_of(text: str) -> Question:
-    given = json.loads(text)
-    prompts: Sequence[Sequence[int]] = given.pop("prompts")
-    return Question(prompts=tuple(tuple(prompt) for prompt in prompts), **given)
+    answers = {"tokens": torch.stack(tokens), "logits": torch.stack(logits)}
+    save_file(answers, directory / _FILE)
 
 
 if __name__ == "__main__":
-    compute(_question_of(sys.stdin.read()), Path(sys.argv[1]))
+    compute(Question(**json.load(sys.stdin)), Path(sys.argv[1]))
 
 
 #: Words of ``details["agrees"]``.
@@ -224,6 +217,17 @@ class Agreement:
     spread: float  # standard deviation of the reference's logits, to see differences against
     partings: tuple[Parting, ...]
 
+    @property
+    def near_tie_bound(self) -> float:
+        """Two logits that are closer than this may change places: each may be off by the largest
+        difference."""
+        return 2 * self.largest_difference
+
+    @property
+    def near_ties(self) -> int:
+        """Number of partings that are at a near tie."""
+        return sum(parting.margin <= self.near_tie_bound for parting in self.partings)
+
     def metrics(self) -> dict[str, float]:
         """Its figures, by the names that the task declares."""
         return {
@@ -232,64 +236,60 @@ class Agreement:
             "logit_spread": self.spread,
             "compared_tokens": self.compared_steps,
             "reference_tokens": self.all_steps,
-            "near_ties": sum(self.near_ties),
+            "near_ties": self.near_ties,
             "near_tie_bound": self.near_tie_bound,
         }
-
-    @property
-    def near_tie_bound(self) -> float:
-        """Two logits that are closer than this may change places: each may be off by the largest
-        difference."""
-        return 2 * self.largest_difference
-
-    @property
-    def near_ties(self) -> list[bool]:
-        """Tell of each parting if it is at a near tie."""
-        return [parting.margin <= self.near_tie_bound for parting in self.partings]
 
     def verdict(self, precision: str) -> str:
         """Say if they agree, in one of the words above."""
         if quantized(precision):
             return QUANTIZED
-        if self.largest_difference > _ROUNDING[precision] * self.spread:
+        rounding = self.largest_difference <= _ROUNDING[precision] * self.spread
+        if not rounding or self.near_ties < len(self.partings):
             return NO
-        ties = self.near_ties
-        return (NEAR_TIES if ties else EQUAL) if all(ties) else NO
+        return NEAR_TIES if self.partings else EQUAL
+
+    def details(self, precision: str) -> dict[str, Any]:
+        """Further details for the row."""
+        details = {
+            "agrees": self.verdict(precision),
+            "reference": "stock transformers on the CPU, one prompt at a time",
+        }
+        if self.partings:
+            first = self.partings[0]
+            details["first_parting"] = (
+                f"prompt {first.prompt}, token {first.step}: {first.token} instead of "
+                f"{first.reference_token}, which the reference preferred by {first.margin:.3g}"
+            )
+        return details
 
 
 def run(request: Request, context: JobContext) -> Result:
     """Compare an engine with the reference; see ``workloads.base.Workload``."""
-
     parameters = VerificationParameters.model_validate(dict(request.parameters))
     context.device.seed(0)
     context.enter_phase("load")
     load: EngineLoader = engine_function(request.engine, "generate", context.device.name)
     engine = load(request, context.device)
     dataset = load_dataset(request.dataset, parameters.reading())
+    steps = parameters.output_tokens
     prompts, tokens, logits, sample = continued(
-        engine,
-        request,
-        context,
-        dataset,
-        prompts=parameters.prompts,
-        output_tokens=parameters.output_tokens,
+        engine, request, context, dataset, prompts=parameters.prompts, output_tokens=steps
     )
-    reference = answer(
-        Question(
-            model=request.model,
-            adapter=parameters.adapter,
-            precision="fp32" if request.precision == "fp32" else "bf16",
-            prompts=prompts,
-            output_tokens=parameters.output_tokens,
-        )
+    question = Question(
+        model=request.model,
+        adapter=parameters.adapter,
+        precision="fp32" if request.precision == "fp32" else "bf16",
+        prompts=prompts,
+        output_tokens=steps,
     )
-    found = compare(tokens, logits, reference)
+    agreement = compare(tokens, logits, answer(question))
     return result_of(
         engine,
         dataset,
         sample,
-        metrics=found.metrics(),
-        details=details_of(found, request.precision),
+        metrics=agreement.metrics(),
+        details=agreement.details(request.precision),
     )
 
 
@@ -316,14 +316,13 @@ def compare(
         compared += steps
         if parted is not None:
             row = their_logits[parted]
-            margin = float(row[theirs[parted]] - row[mine[parted]])
             partings.append(
                 Parting(
                     prompt=prompt,
                     step=parted,
                     token=mine[parted],
                     reference_token=theirs[parted],
-                    margin=margin,
+                    margin=float(row[theirs[parted]] - row[mine[parted]]),
                 )
             )
     return Agreement(
@@ -334,18 +333,3 @@ def compare(
         spread=float(reference.logits.std()),
         partings=tuple(partings),
     )
-
-
-def details_of(found: Agreement, precision: str) -> dict[str, Any]:
-    """Further details of the agreement for the row."""
-    details = {
-        "agrees": found.verdict(precision),
-        "reference": "stock transformers on the CPU, one prompt at a time",
-    }
-    if found.partings:
-        first = found.partings[0]
-        details["first_parting"] = (
-            f"prompt {first.prompt}, token {first.step}: {first.token} instead of "
-            f"{first.reference_token}, which the reference preferred by {first.margin:.3g}"
-        )
-    return details

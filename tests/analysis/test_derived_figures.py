@@ -10,7 +10,10 @@ from measurements import row, sample
 
 from orchestrator.analysis.metrics import figure_of, figures_of
 from orchestrator.analysis.samples import derived_figures
-from workloads.base import Metric, Timed, with_others
+from workloads import registry
+from workloads.base import Metric, Timed
+from workloads.registry import WorkloadSpec
+from workloads.settings import WorkloadParameters
 
 
 def slowest(timed: Timed) -> float:
@@ -73,17 +76,31 @@ def test_a_row_from_before_the_metric_has_its_figure_all_the_same() -> None:
 
 
 def test_metrics_of_other_packages_join_those_of_a_task(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where they say so, or everywhere; a name that a workload has already stays that one's."""
-    own = {"loss": metric(None, "loss")}
     others = [
         replace(metric(slowest, "tuned_only"), of=("finetuning",)),
         replace(metric(slowest, "of_models"), of=("causal-lm",)),
         metric(slowest, "everywhere"),
         metric(slowest, "loss"),
     ]
-    found = with_others(own, others, {"text-generation", "causal-lm"})
-    assert found.keys() == {"loss", "of_models", "everywhere"}
-    assert found["loss"] is own["loss"]
-    assert "left out: a second metric loss" in caplog.text
+    monkeypatch.setattr(registry, "METRICS", {each.name: each for each in others})
+    own = metric(None, "loss")
+    spec = WorkloadSpec(
+        name="text-generation",
+        function="",
+        parameters=WorkloadParameters,
+        summary="",
+        tasks=("causal-lm",),
+        metrics=(own,),
+    )
+    monkeypatch.setattr(registry, "WORKLOADS", {spec.name: spec})
+    found = registry.metrics_of(spec.name)
+    assert {"loss", "of_models", "everywhere"} <= found.keys() and "tuned_only" not in found
+    assert found["loss"] is own
+    assert "left out: a second metric loss of causal-lm and text-generation" in caplog.text
+    clash = replace(spec, metrics=(own, replace(own, unit="nats")))
+    monkeypatch.setattr(registry, "WORKLOADS", {spec.name: clash})
+    with pytest.raises(TypeError, match="two metrics are called loss"):
+        registry.metrics_of(spec.name)

@@ -19,7 +19,6 @@ CPU = device_for("cpu")
 def test_the_collective_of_one_card_returns_its_input() -> None:
     """With one rank there is nobody to wait for."""
     assert OneCard().gather("x") == ["x"]
-    assert OneCard().barrier() is None
 
 
 def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def _exchange(rank: int, rendezvous: Rendezvous, listener: Any = None) -> dict[s
     with joined(
         rendezvous=rendezvous, rank=rank, world_size=2, device=CPU, listener=listener
     ) as gang:
-        gang.barrier()
+        gang.gather(None)
         seen = gang.gather({"rank": rank})
         sockets = psutil.Process().net_connections("inet")
         listening = {_version_4(each.laddr.ip) for each in sockets if each.status == "LISTEN"}
@@ -49,7 +48,7 @@ def _version_4(address: str) -> str:
 
 def _die(rendezvous: Rendezvous) -> None:
     with joined(rendezvous=rendezvous, rank=1, world_size=2, device=CPU) as gang:
-        gang.barrier()
+        gang.gather(None)
         os._exit(9)
 
 
@@ -113,7 +112,7 @@ def test_the_death_of_a_rank_is_an_error_in_the_others(spawn: Any) -> None:
             listener=listener,
         ) as gang,
     ):
-        gang.barrier()
+        gang.gather(None)
         gang.gather(1)
     assert time.monotonic() - began < patience(60)
     import torch.distributed as dist

@@ -37,9 +37,6 @@ class Rendezvous:
 class OneCard:
     """The collective of a job on one card: there is nobody to wait for."""
 
-    def barrier(self) -> None:
-        """Return at once."""
-
     def gather(self, value: Any) -> list[Any]:
         """The value itself, as the only rank's."""
         return [value]
@@ -52,16 +49,6 @@ class TorchCollective:
     rank: int
     world_size: int
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            CollectiveFailed: a rank died or did not come within the time limit.
-        """
-        # A gather rather than ``dist.barrier``: that one would use the card, and so distort its
-        # memory figures and acquire it early.
-        self.gather(None)
-
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. Values are pickled.
 
@@ -70,6 +57,8 @@ class TorchCollective:
         """
         import torch.distributed as dist
 
+        # Also where ranks only meet: ``dist.barrier`` would use the card, and so distort its memory
+        # figures and acquire it early.
         values: list[Any] = [None] * self.world_size
         with _naming_the_rank(self.rank, "gather"):
             dist.all_gather_object(values, value, group=_host_group())
@@ -121,21 +110,16 @@ def joined(
     if dist.is_initialized():
         raise CollectiveFailed(f"rank {rank} is still a member of an earlier gang")
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    with _naming_the_rank(rank, f"meeting at {rendezvous.address}:{rendezvous.port}"):
-        device.register_collective()
-        if listener is not None:
-            store = listener.store
-        elif rank == 0:
-            store = _open_store(rendezvous.address, rendezvous.port, world_size, timeout)
-        else:
-            store = dist.TCPStore(
-                rendezvous.address,
-                rendezvous.port,
-                world_size,
-                timeout=timeout,
-                wait_for_workers=False,
-            )
-        with _environment(rendezvous, rank, world_size):
+    with variables(_gang_variables(rendezvous, rank, world_size)):
+        with _naming_the_rank(rank, f"meeting at {rendezvous.address}:{rendezvous.port}"):
+            device.register_collective()
+            at = (rendezvous.address, rendezvous.port, world_size)
+            if listener is not None:
+                store = listener.store
+            elif rank == 0:
+                store = _open_store(*at, timeout)
+            else:
+                store = dist.TCPStore(*at, timeout=timeout, wait_for_workers=False)
             dist.init_process_group(
                 device.collective_backend,
                 store=store,
@@ -143,11 +127,10 @@ def joined(
                 world_size=world_size,
                 timeout=timeout,
             )
-    try:
-        with _environment(rendezvous, rank, world_size):
+        try:
             yield TorchCollective(rank=rank, world_size=world_size)
-    finally:
-        _leave()
+        finally:
+            _leave()
 
 
 def _open_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
@@ -160,18 +143,12 @@ def _open_store(address: str, port: int, world_size: int, timeout: timedelta) ->
         return dist.TCPStore(address, port, world_size, **options)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, port), family=family) as server:
-        port = server.getsockname()[1]
+        at = (address, server.getsockname()[1], world_size)
+        options["master_listen_fd"] = server.fileno()
         try:
-            store = dist.TCPStore(
-                address, port, world_size, master_listen_fd=server.fileno(), **options
-            )
+            store = dist.TCPStore(*at, **options)
         except (RuntimeError, NotImplementedError):  # torch before 2.6: its newer server cannot
-            store = dist.TCPStore(
-                *(address, port, world_size),
-                master_listen_fd=server.fileno(),
-                use_libuv=False,
-                **options,
-            )
+            store = dist.TCPStore(*at, use_libuv=False, **options)
         server.detach()  # the store closes it
         return store
 
@@ -207,10 +184,9 @@ def _leave() -> None:
             dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _environment(rendezvous: Rendezvous, rank: int, world_size: int) -> Iterator[None]:
+def _gang_variables(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, str]:
     """The variables by which DeepSpeed, accelerate and others recognise a running gang."""
-    mine = {
+    values = {
         "MASTER_ADDR": rendezvous.address,
         "MASTER_PORT": str(rendezvous.port),
         "RANK": str(rank),
@@ -218,9 +194,8 @@ def _environment(rendezvous: Rendezvous, rank: int, world_size: int) -> Iterator
     }
     names = {name for _, name in socket.if_nameindex()}
     if _is_loopback(rendezvous.address) and _LOOPBACK_INTERFACE in names:
-        mine["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # else the host name's
-    with variables(mine):
-        yield
+        values["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # else the host name's
+    return values
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     entry = _entry(name)
     if entry.path is None:
         return entry
-    first = _first(entry.path, _changed_at(name))
+    first = _first(entry.path, changed_at(name))
     if not first:
         raise _no_examples(name)
     if reading is not None:
@@ -130,7 +130,7 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     return replace(entry, synthetic=isinstance(record, dict) and record.get("synthetic") is True)
 
 
-def _changed_at(name: str) -> int:
+def changed_at(name: str) -> int:
     """Nanoseconds since the epoch at which a dataset's file changed; 0 for what is no file."""
     try:
         return Path(name).expanduser().stat().st_mtime_ns
@@ -268,7 +268,7 @@ class DatasetParameters(WorkloadParameters):
 def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """A dataset that no node could read as it is asked for; one that is not here is not judged."""
     columns = str(job.parameters.get("columns") or "")
-    kind, message = _judged(job.dataset, columns, _changed_at(job.dataset))
+    kind, message = _judged(job.dataset, columns, changed_at(job.dataset))
     for name, usual in _OF_THE_HUB.items():
         if job.parameters.get(name, usual) not in (usual, "") and kind not in ("hub", ""):
             reason = f"{job.dataset} is no dataset of the hub, which alone has a {name}"

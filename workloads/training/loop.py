@@ -421,7 +421,7 @@ class _TrainingJob:
                 if context.rank == 0 and method.save_model:
                     where = save_trained(training.model, source, method.save_model, origin)
                     details["saved_model"] = str(where)
-            context.collective.barrier()  # ranks end together, and with them the gang
+            context.collective.gather(None)  # ranks end together, and with them the gang
         return details
 
 

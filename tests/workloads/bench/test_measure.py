@@ -218,9 +218,6 @@ class Meeting:
         meeting = self
 
         class Rank:
-            def barrier(self) -> None:
-                meeting.gate.wait()
-
             def gather(self, value: Any) -> list[Any]:
                 meeting.values[rank] = value
                 meeting.gate.wait()

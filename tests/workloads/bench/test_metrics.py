@@ -18,13 +18,13 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.codec import from_table, to_table
 from workloads import registry
-from workloads.base import Metric, Result, Throughput, Timed, by_name, of_ranks
+from workloads.base import Metric, Result, Throughput, Timed, of_ranks
 from workloads.registry import METRICS, WORKLOADS
 
-DECLARED = by_name(
-    Metric(name=way, title=way, description=way, ranks=way)  # type: ignore[arg-type]
+DECLARED = {
+    way: Metric(name=way, title=way, description=way, ranks=way)  # type: ignore[arg-type]
     for way in ("mean", "largest", "smallest", "sum")
-)
+}
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
@@ -35,14 +35,6 @@ def test_figures_of_ranks_become_one_as_declared(values: list[float]) -> None:
     assert found["smallest"] - 1e-9 <= found["mean"] <= found["largest"] + 1e-9
     assert found["sum"] == pytest.approx(math.fsum(values))
     assert found["other"] == found["mean"]  # nobody declares it
-
-
-def test_two_figures_of_one_name_must_be_one() -> None:
-    """A workload and its task cannot mean different things by a name."""
-    one = Metric(name="loss", title="loss", description="Loss.")
-    assert by_name([one, one]) == {"loss": one}
-    with pytest.raises(TypeError, match="two metrics are called loss"):
-        by_name([one, replace(one, unit="nats")])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -11,10 +11,10 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from workloads.devices.base import Device
+from workloads.util.processes import variables
 
 _ready: list[str] = []
 
@@ -23,7 +23,10 @@ def prepare(device: Device) -> str:
     """Patch transformers for Gaudi, once; the library's version."""
     if not _ready:
         device.synchronize()  # the bridge comes before the library, which looks for it
-        with _pip_on_path(), contextlib.redirect_stdout(io.StringIO()):  # it prints by print
+        # It runs ``pip list`` for the bridge's version when it is imported, and fails with an
+        # IndexError where PATH has no pip, or another environment's.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        with variables({"PATH": path}), contextlib.redirect_stdout(io.StringIO()):
             from optimum.habana.transformers.modeling_utils import adapt_transformers_to_gaudi
 
             adapt_transformers_to_gaudi()
@@ -31,15 +34,3 @@ def prepare(device: Device) -> str:
 
         _ready.append(str(__version__))
     return _ready[0]
-
-
-@contextlib.contextmanager
-def _pip_on_path() -> Iterator[None]:
-    """The library asks ``pip list`` for the bridge's version when it is imported, and fails with
-    an IndexError where PATH has no pip, or another environment's."""
-    before = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before

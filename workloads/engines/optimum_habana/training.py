@@ -12,11 +12,8 @@ all methods, techniques and ZeRO.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +30,8 @@ from workloads.base import (
     Sample,
     Unsupported,
 )
-from workloads.bench.warmup import repeated_if_compiled
-from workloads.data.datasets import Dataset, load_dataset
+from workloads.bench.measure import Measured
+from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.optimum_habana import SPEC, generation, library
@@ -42,12 +39,14 @@ from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.products import origin_by
-from workloads.registry import TaskSpec, task_for
+from workloads.registry import task_for
 from workloads.training import adapters, methods
-from workloads.training.data import Encoded, Learnable, SampleFormat, in_order
-from workloads.training.methods import MethodParameters, method_for
-from workloads.training.step import flops_per_token
-from workloads.training.technique import Inputs
+from workloads.training.data import Learnable, SampleFormat, read_samples
+from workloads.training.methods import method_for
+from workloads.training.parallel.layout import Layout
+from workloads.training.step import flops_per_token, plan_data
+from workloads.training.technique import DataPlan, Inputs
+from workloads.util.processes import variables
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -60,49 +59,35 @@ Row = dict[str, torch.Tensor]
 class Rows(torch.utils.data.Dataset[Row]):
     """All rows of all steps, all cards together, each of one shape."""
 
-    def __init__(
-        self,
-        task: TaskSpec,
-        form: SampleFormat,
-        samples: Sequence[Learnable],
-        *,
-        steps: int,
-        batch_size: int,
-        cards: int,
-    ) -> None:
-        arrange = task.function("arrange") if "arrange" in task.functions else in_order
-        self._batches = arrange(samples, batch_size * cards)
-        self._task, self._form, self._samples = task, form, samples
-        self._steps, self._batch_size, self._at_once = steps, batch_size, batch_size * cards
-        self._collate = task.function("collate")
+    def __init__(self, data: DataPlan, samples: Sequence[Learnable], steps: int) -> None:
+        self._data, self._samples, self._steps = data, samples, steps
+        self._at_once = data.batch_size * data.cards
+        self._batches = data.arrange(samples, self._at_once)
+        self._collate = data.task.function("collate")
+        self._drawn = lru_cache(maxsize=2)(self._draw)  # a step is read row by row
 
-        @lru_cache(maxsize=2)  # a step is asked for row by row
-        def drawn(step: int) -> Sequence[Learnable]:
-            batch = [samples[index] for index in self._batches[step % len(self._batches)]]
-            if "draw" not in task.functions:
-                return batch
-            found: Sequence[Learnable] = task.function("draw")(batch, form, step)
-            return found
-
-        self._drawn = drawn
+    def _draw(self, step: int) -> Sequence[Learnable]:
+        batch = self._batches[step % len(self._batches)]
+        return self._data.draw([self._samples[index] for index in batch], step)
 
     def __len__(self) -> int:
         return self._steps * self._at_once
 
     def __getitem__(self, place: int) -> Row:
         step, position = divmod(place, self._at_once)
-        inputs: Inputs = self._collate([self._drawn(step)[position]], self._form, fixed=True)
+        sample = self._drawn(step)[position]
+        inputs: Inputs = self._collate([sample], self._data.form, fixed=True)
         return {name: tensor[0] for name, tensor in inputs.tensors().items()}
 
     def of(self, step: int, rank: int) -> Sequence[Learnable]:
         """The samples that a card meets in a step."""
-        first = rank * self._batch_size
-        return self._drawn(step)[first : first + self._batch_size]
+        first = rank * self._data.batch_size
+        return self._drawn(step)[first : first + self._data.batch_size]
 
     def batch(self, step: int, rank: int) -> Row:
         """The tensors that a card meets in a step, each [rows, positions]."""
-        first = step * self._at_once + rank * self._batch_size
-        return stacked([self[place] for place in range(first, first + self._batch_size)])
+        first = step * self._at_once + rank * self._data.batch_size
+        return stacked([self[place] for place in range(first, first + self._data.batch_size)])
 
 
 def stacked(rows: Sequence[Row]) -> Row:
@@ -125,7 +110,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self._warmup = warmup
         self._warmup_cut = False
         self._compiled = Compilations()
-        self.cut = False
+        self._cut = False
         self.losses: list[torch.Tensor] = []
 
     def _any(self, mine: bool) -> bool:
@@ -151,42 +136,39 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         up = self._timed_from is not None
         up = up and now - (self._timed_from or 0.0) > self._settings.time_limit_s
         if self._any(up):
-            self.cut = state.global_step < state.max_steps
+            self._cut = state.global_step < state.max_steps
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._compiled = self._context.device.compilations().since(self._compiled)
 
-    def warmth(self) -> dict[str, Any]:
-        """The cost of warm-up, and what it left. All steps have one shape."""
-        asked = bool(self._settings.warmup)
-        return {
-            "warmup_s": (self._timed_from or self._first) - self._first,
-            "warmup_steps": self._warmup,
-            "warmup_end": ("limit" if self._warmup_cut else "complete") if asked else None,
-            "shapes": 1,
-            "shapes_unmet": 0 if asked else None,
-            "timed_parts": 1,
-            "timed_compilations": self._compiled.graphs,
-            "timed_cpu_fallbacks": self._compiled.cpu_fallbacks,
-        }
-
-    def compiled(self) -> dict[str, str]:
-        """Details of what was compiled in the timed part, for the row."""
-        told = self._compiled.as_text()
-        return {"compiled_in_timed_part": told} if told else {}
-
-    def samples(self) -> tuple[Sample, ...]:
-        """One sample a step, warm-up included."""
-        rank = self._context.rank
-        one = self._rows[0]
-        # Both sides of a pair: a decoder works on positions of its own.
-        wide = sum(
-            int(one[name].numel()) for name in ("input_ids", "decoder_input_ids") if name in one
+    def measured(self) -> Measured:
+        """The timed steps, one sample each, warm-up included. All steps have one shape."""
+        warmed_up = bool(self._settings.warmup)
+        end = "limit" if self._warmup_cut else "complete"
+        return Measured(
+            samples=self._samples(),
+            stop_reason="time_limit" if self._cut else "max_repeats",
+            compilations=self._compiled,
+            warmth=Warmth(
+                warmup_s=(self._timed_from or self._first) - self._first,
+                warmup_steps=self._warmup,
+                warmup_end=end if warmed_up else None,  # type: ignore[arg-type]
+                shapes=1,
+                shapes_unmet=0 if warmed_up else None,
+                timed_compilations=self._compiled.graphs,
+                timed_cpu_fallbacks=self._compiled.cpu_fallbacks,
+            ),
         )
+
+    def _samples(self) -> tuple[Sample, ...]:
+        row = self._rows[0]
+        # Both sides of a pair: a decoder works on positions of its own.
+        sides = [row[name] for name in ("input_ids", "decoder_input_ids") if name in row]
+        positions = sum(int(side.numel()) for side in sides)
         made = []
         for step, (wall_s, cpu_s) in enumerate(self._times):
-            mine = self._rows.of(step, rank)
+            mine = self._rows.of(step, self._context.rank)
             made.append(
                 Sample(
                     repeat=step,
@@ -198,35 +180,25 @@ class Steps(TrainerCallback):  # type: ignore[misc]
                     items=len(mine),
                     input_tokens=sum(sample.tokens for sample in mine),
                     output_tokens=0,
-                    computed_tokens=wide * len(mine),
+                    computed_tokens=positions * len(mine),
                     loss=float(self.losses[step]) if step < len(self.losses) else None,
                 )
             )
         return tuple(made)
 
 
-class First:
-    """A card's first batch, whose loss without training is told before and after."""
-
-    def __init__(self, task: TaskSpec, rows: Rows, rank: int, device: HpuDevice) -> None:
-        self._loss = task.function("loss")
-        self._batch = rows.batch(0, rank)
-        self._learned = max(sum(sample.learned_tokens for sample in rows.of(0, rank)), 1)
-        self._device = device
-
-    def loss(self, model: Any) -> float:
-        """Mean loss of the labelled tokens. From the logits: some of the library's classes give
-        their loss in bf16, in which a few steps change nothing."""
-        model.eval()
-        with torch.no_grad():
-            on_card = {
-                name: tensor.to(self._device.torch_device) for name, tensor in self._batch.items()
-            }
-            labels = on_card.pop("labels")
-            logits = model(**on_card, return_dict=True).logits
-            loss = float(self._loss(logits, labels, None) / self._learned)
-        model.train()
-        return loss
+def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:
+    """Mean loss of the labelled tokens of a card's first batch, without training. From the logits:
+    some of the library's classes give their loss in bf16, in which a few steps change nothing."""
+    model.eval()
+    with torch.no_grad():
+        batch = {name: t.to(data.device.torch_device) for name, t in rows.batch(0, rank).items()}
+        labels = batch.pop("labels")
+        logits = model(**batch, return_dict=True).logits
+        learned = max(sum(sample.learned_tokens for sample in rows.of(0, rank)), 1)
+        loss = float(data.task.function("loss")(logits, labels, None) / learned)
+    model.train()
+    return loss
 
 
 #: The norm that the trainer clips gradients to, unless told.
@@ -274,20 +246,18 @@ def _run(request: Request, context: JobContext) -> Result:
         context_length=generation.context_length(model.config),
     )
     cards, rank = context.world_size, context.rank
-    encoded, dataset = _samples(request, method, task, form, cards)
+    layout = Layout(rank=rank, world_size=cards)
+    at_once = request.batch_size * cards
+    whole = {"samples": max(method.samples // at_once, 1) * at_once}
+    samples = read_samples(request, context, method.model_copy(update=whole), task, form, layout)
+    encoded, dataset = samples.encoded, samples.dataset
+    data = plan_data(hpu, form, request.batch_size, layout, task)
     warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
-    rows = Rows(
-        task,
-        form,
-        encoded.samples,
-        steps=warmup + method.steps,
-        batch_size=request.batch_size,
-        cards=cards,
-    )
+    rows = Rows(data, encoded.samples, warmup + method.steps)
     steps = Steps(context, request.measure, warmup, rows)
     base_trainer, arguments = _classes(model)
     checkpointed = bool(request.parameters.get("gradient_checkpointing"))
-    longest_step = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
+    most_norm = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
     schedule = request.parameters.get("learning_rate_schedule", "constant")
     last_step = request.parameters.get("schedule_steps")
 
@@ -314,7 +284,8 @@ def _run(request: Request, context: JobContext) -> Result:
     with (
         tempfile.TemporaryDirectory() as directory,
         HostMemoryPeak() as host_memory,
-        _one_card_each(cards),
+        # accelerate shall see a rank of a gang, whose one card is its first.
+        variables({"LOCAL_RANK": "0"} if cards > 1 else {}),
     ):
         trainer = Trainer(
             model=applied.model,
@@ -330,7 +301,7 @@ def _run(request: Request, context: JobContext) -> Result:
                 max_steps=warmup + method.steps,
                 learning_rate=methods.learning_rate(method),
                 lr_scheduler_type=schedule,
-                max_grad_norm=longest_step,
+                max_grad_norm=most_norm,
                 weight_decay=0.0,
                 throughput_warmup_steps=warmup,
                 pipelining_fwd_bwd=mode == "lazy",
@@ -352,13 +323,12 @@ def _run(request: Request, context: JobContext) -> Result:
             raise BadConfiguration(
                 f"the library sees {trainer.args.world_size} processes where there are {cards}"
             )
-        first = First(task, rows, rank, hpu)
-        before = first.loss(applied.model)
+        before = first_loss(applied.model, data, rows, rank)
         hpu.release_memory()
         hpu.reset_peak_memory()
         context.enter_phase("warmup")
         trainer.train()
-    after = first.loss(applied.model)
+    after, measured = first_loss(applied.model, data, rows, rank), steps.measured()
     details = {
         "learned": dataset.learned,
         **encoded.details,
@@ -373,9 +343,9 @@ def _run(request: Request, context: JobContext) -> Result:
         "architecture": type(model).__name__,
         **({"adapter": applied.adapter} if applied.adapter else {}),
         **({"gradient_checkpointing": "torch's, use_reentrant=False"} if checkpointed else {}),
-        "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {longest_step:g}",
+        "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {most_norm:g}",
         "host_memory_peak": host_memory.method,
-        **steps.compiled(),
+        **measured.details,
     }
     if not after < before:
         details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
@@ -385,10 +355,10 @@ def _run(request: Request, context: JobContext) -> Result:
             adapters.save_adapter(applied.model, method.save_adapter, origin)
         )
     return Result(
-        samples=steps.samples(),
-        stop_reason="time_limit" if steps.cut else "max_repeats",
+        samples=measured.samples,
+        stop_reason=measured.stop_reason,
         load_s=load_s,
-        **steps.warmth(),
+        **measured.warmup,
         weight_bytes=found.weight_bytes,
         parameter_count=found.parameter_count,
         trainable_parameter_count=sum(
@@ -404,27 +374,6 @@ def _run(request: Request, context: JobContext) -> Result:
         metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},
         details=details,
     )
-
-
-def _samples(
-    request: Request, method: MethodParameters, task: TaskSpec, form: SampleFormat, cards: int
-) -> tuple[Encoded, Dataset]:
-    """The training samples, enough for one step of all cards, and their dataset."""
-    if request.batch_size < 1:
-        raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
-    at_once = request.batch_size * cards
-    dataset = load_dataset(request.dataset, method.reading())
-    count = max(method.samples // at_once, 1) * at_once
-    encoded: Encoded = task.function("encode")(dataset.examples, count, form)
-    if request.probe:  # the longest samples decide whether a batch fits
-        longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
-        return replace(encoded, samples=longest[:at_once]), dataset
-    if len(encoded.samples) < at_once:
-        raise BadConfiguration(
-            f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
-            f"(batch_size {request.batch_size} on {cards} cards)"
-        )
-    return encoded, dataset
 
 
 def encoder_decoder(model: Any) -> bool:
@@ -451,18 +400,3 @@ def _checkpoint_layers(model: Any) -> None:
         enable=True,
         gradient_checkpointing_func=partial(torch.utils.checkpoint.checkpoint, use_reentrant=False),
     )
-
-
-@contextlib.contextmanager
-def _one_card_each(cards: int) -> Iterator[None]:
-    """Tell accelerate that this process is a rank of a gang, and sees one card, its first."""
-    before = os.environ.get("LOCAL_RANK")
-    if cards > 1:
-        os.environ["LOCAL_RANK"] = "0"
-    try:
-        yield
-    finally:
-        if cards > 1:
-            os.environ.pop("LOCAL_RANK")
-        if before is not None:
-            os.environ["LOCAL_RANK"] = before
