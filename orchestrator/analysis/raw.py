@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.store.codec import as_numbers
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -89,7 +87,8 @@ def floats(values: Iterable[Any]) -> Numbers:
 
 
 def _known(array: pa.Array) -> Numbers:
-    return as_numbers(array.cast("float64")).astype(float)
+    numbers: Numbers = array.cast("float64").to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def whole(lengths: Numbers) -> Numbers:

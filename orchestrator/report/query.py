@@ -111,12 +111,11 @@ def read_runs(
     import pyarrow as pa
 
     from orchestrator.store.reader import read_rows
-    from orchestrator.store.schema import column_names, undocumented_schema
+    from orchestrator.store.schema import column_names, schema
     from orchestrator.store.store import existing_runs, find_run
 
     names = list(runs) or sorted(existing_runs(results))
-    schema = undocumented_schema()
-    tables = [schema.empty_table()]
+    tables = [schema().empty_table()]
     damaged: list[str] = []
     for name in names:
         look = read_rows(find_run(name, results).tables_path, column_names(raw=raw))

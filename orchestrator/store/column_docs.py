@@ -48,8 +48,8 @@ MOMENT = Range(low=0, high=9_214_646_400)
 class Doc(NamedTuple):
     """An entry: unit, meaning, and the numbers that are allowed if it is one."""
 
-    unit: str
-    meaning: str
+    unit: str = ""
+    meaning: str = ""
     allowed: Range = FROM_0
 
 

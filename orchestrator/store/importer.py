@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from orchestrator.store import disk
-from orchestrator.store.codec import from_table, row_of
+from orchestrator.store.codec import MAPS, from_table, row_of
 from orchestrator.store.log import Line, Row
 from orchestrator.store.schema import RAW_TYPES, refuse_newer
 
@@ -28,7 +28,6 @@ _MARK = re.compile(
     rb"\n(?P<whose>[A-Za-z0-9_-]{1,100}-)(?P<digest>[0-9a-f]{16})\.(?P<kind>json|arrow) "
     rb"(?P<bytes>\d{1,10})\n"
 )
-_MAPS = ("details", "parameters", "versions", "workload_metrics")
 
 
 def is_older_log(name: str) -> bool:
@@ -87,7 +86,7 @@ def _rows_in_json(data: bytes) -> list[Row]:
         values = _raw_column(told) if name in RAW_TYPES else told
         for row, value in zip(rows, values, strict=True):
             if value is not None:
-                row[name] = dict(value) if name in _MAPS else value
+                row[name] = dict(value) if name in MAPS else value
     return list(rows)
 
 

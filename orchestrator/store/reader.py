@@ -446,7 +446,7 @@ def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Itera
     millions of items."""
     from orchestrator.core.measurement import Measurement
 
-    empty = {name: rules_of(Measurement)[name][0].default for name in names}
+    empty = {name: rules_of(Measurement)[name].default for name in names}
     for found, batch in raw_batches(directory, rows, *names):
         there = [name for name in names if name in batch.schema.names]  # older rows lack some
         columns = [values_of(name, batch[name]) for name in there]

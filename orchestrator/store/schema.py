@@ -18,13 +18,13 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc, Range
+from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Doc
 from workloads.base import Item, MeasureSettings, Sample
 
 if TYPE_CHECKING:
@@ -40,9 +40,72 @@ RAW_COLUMNS = ("samples", "items", "image")
 
 VERSION_KEY = b"nightgrid.schema_version"
 TIMES = ("recorded_at", "started_at", "ended_at")
-METRICS = {field.name for field in fields(Metrics)}
 RAW_TYPES: dict[str, type] = {"samples": Sample, "items": Item}
 NESTED: dict[str, type] = {**RAW_TYPES, "measure": MeasureSettings}
+
+
+# ---------------------------------------------------------------- fields of records
+
+
+class Rule(NamedTuple):
+    """A field of a record."""
+
+    kind: Any  # its type, None left out
+    optional: bool  # it may be None
+    default: Any  # ``MISSING`` where it has none
+    doc: Doc
+
+
+@lru_cache(maxsize=8)
+def rules_of(record: type) -> dict[str, Rule]:
+    """The fields of a record by name, in their order.
+
+    Raises:
+        ValueError: a field has two types; a new kind of field needs a decision here.
+    """
+    docs = NESTED_DOCS.get(record.__name__, COLUMN_DOCS)
+    hints = typing.get_type_hints(record)
+    rules = {}
+    for field in fields(record):
+        hint = hints[field.name]
+        union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        kinds = typing.get_args(hint) if union else (hint,)
+        (kind,) = (one for one in kinds if one is not types.NoneType)
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        rules[field.name] = Rule(
+            kind, types.NoneType in kinds, default, docs.get(field.name, Doc())
+        )
+    return rules
+
+
+@lru_cache(maxsize=1)
+def column_rules() -> dict[str, Rule]:
+    """The columns by name, in their order: fields of a measurement, ``metrics`` flattened."""
+    rules: dict[str, Rule] = {}
+    for name, rule in rules_of(Measurement).items():
+        rules |= rules_of(Metrics) if name == "metrics" else {name: rule}
+    return rules
+
+
+def column_names(*, raw: bool = True) -> list[str]:
+    """The columns in order, with or without the raw samples and items."""
+    return [name for name in column_rules() if raw or name not in RAW_COLUMNS]
+
+
+def required(record: type | None = None) -> frozenset[str]:
+    """The columns, or of a nested record the fields, that have no default and cannot be null."""
+    rules = column_rules() if record is None else rules_of(record)
+    return frozenset(n for n, r in rules.items() if not r.optional and r.default is MISSING)
+
+
+def is_choice(kind: Any) -> bool:
+    """Return whether values of a type are texts, one of those that iterating the type gives."""
+    return isinstance(kind, type) and issubclass(kind, str) and kind is not str
+
+
+# ---------------------------------------------------------------- types
 
 
 @lru_cache(maxsize=1)
@@ -51,126 +114,20 @@ def schema() -> pa.Schema:
     import pyarrow as pa
 
     columns = []
-    for name, hint in hints_of(Measurement).items():
-        if name == "metrics":
-            columns += [_column(metric, _arrow(kind)) for metric, kind in hints_of(Metrics).items()]
-        elif name in RAW_TYPES:
-            columns.append(_column(name, pa.list_(_struct(RAW_TYPES[name], rank=True))))
-        elif name in TIMES:
-            columns.append(_column(name, pa.timestamp("us", tz="UTC")))
-        else:
-            columns.append(_column(name, _arrow(hint)))
+    for name, rule in column_rules().items():
+        kind = pa.timestamp("us", tz="UTC") if name in TIMES else _arrow(rule.kind)
+        columns.append(_documented(name, kind, rule.doc))
     return pa.schema(columns, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
-@lru_cache(maxsize=1)
-def undocumented_schema() -> pa.Schema:
-    """The same columns without their descriptions, for files of a single row."""
+def columns_schema(names: Sequence[str]) -> pa.Schema:
+    """The schema of these columns."""
     import pyarrow as pa
 
-    return pa.schema([bare(column) for column in schema()], metadata=schema().metadata)
+    return pa.schema([schema().field(name) for name in names], metadata=schema().metadata)
 
 
-def bare(field: pa.Field) -> pa.Field:
-    """The field without descriptions, and without saying that nested values are never null."""
-    import pyarrow as pa
-
-    kind = field.type
-    if pa.types.is_map(kind):
-        kind = pa.map_(kind.key_type, bare(kind.item_field).type)
-    elif pa.types.is_list(kind):
-        kind = pa.list_(bare(kind.value_field))
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([bare(child) for child in kind])
-    return pa.field(field.name, kind)
-
-
-def column_names(*, raw: bool = True) -> list[str]:
-    """The columns in order, with or without the raw samples and items."""
-    return [name for name in schema().names if raw or name not in RAW_COLUMNS]
-
-
-@lru_cache(maxsize=1)
-def defaults() -> dict[str, Any]:
-    """Values that stand for null, by column, where that is not null itself."""
-    made = {
-        field.name: default_of(field)
-        for kind in (Measurement, Metrics)
-        for field in fields(kind)
-        if field.name != "metrics" and default_of(field) not in (None, MISSING)
-    }
-    return {name: [] if value in ((), {}) else value for name, value in made.items()}
-
-
-def default_of(field: Field[Any]) -> Any:
-    """The default of a field; ``MISSING`` where it has none."""
-    if field.default is MISSING and field.default_factory is not MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def required(kind: type | None = None) -> frozenset[str]:
-    """The columns, or of a nested record the fields, that have no default and cannot be null."""
-    kinds = (Measurement, Metrics) if kind is None else (kind,)
-    return frozenset(
-        name
-        for each in kinds
-        for name, (field, optional) in rules_of(each).items()
-        if not optional and default_of(field) is MISSING
-    )
-
-
-@lru_cache(maxsize=1)
-def choices() -> dict[str, set[str]]:
-    """The columns of enumerations, and the values that each can have."""
-    return {n: {str(one) for one in k} for n, k in hints_of(Measurement).items() if is_choice(k)}
-
-
-@lru_cache(maxsize=16)
-def rules_of(kind: type) -> dict[str, tuple[Field[Any], bool]]:
-    """The fields of a record, by name, each with whether it may be None."""
-    hints = hints_of(kind)
-    return {
-        field.name: (field, optional_of(hints[field.name]) is not None) for field in fields(kind)
-    }
-
-
-def allowed_in(kind: type, name: str) -> Range:
-    """The numbers that a field of a record may hold."""
-    docs = NESTED_DOCS.get(kind.__name__, COLUMN_DOCS)
-    return docs[name].allowed
-
-
-# ---------------------------------------------------------------- types
-
-
-def is_choice(hint: Any) -> bool:
-    """Return whether values of a type are texts, one of those that iterating the type gives."""
-    return isinstance(hint, type) and issubclass(hint, str) and hint is not str
-
-
-@lru_cache(maxsize=16)
-def hints_of(kind: type) -> dict[str, Any]:
-    """Field types by name, in field order."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def numbers_in(hint: Any) -> bool:
-    """Return whether values of a type are tuples of numbers."""
-    return typing.get_origin(hint) is tuple and typing.get_args(hint)[0] in (int, float)
-
-
-def optional_of(hint: Any) -> Any:
-    """The T of ``T | None``, or None when ``hint`` does not admit None."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        rest = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        if len(rest) == 1 and len(typing.get_args(hint)) == 2:
-            return rest[0]
-    return None
-
-
-def _arrow(hint: Any) -> pa.DataType:
+def _arrow(kind: Any) -> pa.DataType:
     """The Arrow type of a field's Python type.
 
     Raises:
@@ -178,41 +135,31 @@ def _arrow(hint: Any) -> pa.DataType:
     """
     import pyarrow as pa
 
-    hint = optional_of(hint) or hint
     simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     simple[bytes] = pa.binary()
-    if hint in simple:
-        return simple[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal or is_choice(hint):
+    if kind in simple:
+        return simple[kind]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal or is_choice(kind):
         return pa.string()
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+    if origin is tuple and arguments[-1] is Ellipsis:
         return pa.list_(_arrow(arguments[0]))
+    if origin is tuple and arguments[-1] in NESTED.values():  # with the rank that measured it
+        rank = _documented("rank", pa.int64(), RANK)
+        return pa.struct([rank, *_arrow(arguments[-1])])
     if origin is not None and issubclass(origin, Mapping):
         return pa.map_(pa.string(), pa.float64() if arguments[1] is float else pa.string())
-    if hint is MeasureSettings:
-        return _struct(MeasureSettings)
-    raise TypeError(f"no Arrow type for {hint!r}")
-
-
-def _struct(kind: type, *, rank: bool = False) -> pa.StructType:
-    import pyarrow as pa
-
-    docs = NESTED_DOCS[kind.__name__]
-    children = [_documented("rank", pa.int64(), RANK)] if rank else []
-    children += [
-        _documented(name, _arrow(hint), docs[name]) for name, hint in hints_of(kind).items()
-    ]
-    return pa.struct(children)
-
-
-def _column(name: str, kind: pa.DataType) -> pa.Field:
-    return _documented(name, kind, COLUMN_DOCS[name])
+    if kind in NESTED.values():
+        children = rules_of(kind).items()
+        return pa.struct([_documented(name, _arrow(r.kind), r.doc) for name, r in children])
+    raise TypeError(f"no Arrow type for {kind!r}")
 
 
 def _documented(name: str, kind: pa.DataType, doc: Doc) -> pa.Field:
     import pyarrow as pa
 
+    if not doc.meaning:
+        raise TypeError(f"column_docs.py does not describe {name}")
     metadata = {"description": doc.meaning} | ({"unit": doc.unit} if doc.unit else {})
     return pa.field(name, kind, metadata=metadata)
 
@@ -247,7 +194,7 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
     are not looked at (``validation.py`` does that); nulls give way to defaults.
 
     Args:
-        table: what a file held.
+        table: content of a file.
         source: its name, for errors.
         columns: those wanted; None: those that are there, and all that a record needs must be.
 
@@ -264,101 +211,57 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
     for number in range(version, SCHEMA_VERSION):
         if number in UPGRADES:
             table = UPGRADES[number](table)
-    if columns is not None and _is_as_expected(table, tuple(columns)):
-        return table  # as nearly every file is: a look at each of a hundred columns costs more
     present = table.column_names
     if len(set(present)) < len(present):
         raise StoreError(f"{source} is not a Nightgrid table: it has a column twice")
     if columns is None:
         columns = [name for name in present if name in COLUMN_DOCS]
-        if lacking := required() - {*columns}:
-            raise StoreError(f"{source} does not hold measurements: it has no {min(lacking)}")
-    expected = columns_schema(columns)
-    arrays = [
-        _as_expected(table.column(field.name), field, source)
-        if field.name in present
-        else _absent(field, table.num_rows, source)
-        for field in expected
-    ]
-    result = pa.Table.from_arrays(arrays, schema=expected)
-    return result.replace_schema_metadata(table.schema.metadata)
+        columns += sorted(required() - {*columns})
+    wanted = columns_schema(columns)
+    return pa.Table.from_arrays([_current(table, field, source) for field in wanted], schema=wanted)
 
 
-def _is_as_expected(table: pa.Table, columns: tuple[str, ...]) -> bool:
-    """Return whether a table has these columns of the right types, and no null that has a
-    default."""
-    return bool(table.schema.equals(columns_schema(columns))) and not any(
-        table.column(at).null_count for at in _places_of_defaults(columns)
-    )
-
-
-@lru_cache(maxsize=32)
-def _places_of_defaults(columns: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(at for at, name in enumerate(columns) if name in defaults())
-
-
-def columns_schema(names: Sequence[str]) -> pa.Schema:
-    """The schema of these columns, without descriptions."""
+def _current(table: pa.Table, field: pa.Field, source: str) -> pa.ChunkedArray:
+    """A column of the field's type; one that the table lacks is at its default."""
     import pyarrow as pa
 
-    whole = undocumented_schema()
-    return pa.schema([whole.field(name) for name in names], metadata=whole.metadata)
-
-
-def _as_expected(column: pa.ChunkedArray, field: pa.Field, source: str) -> pa.ChunkedArray:
-    """The column, if it is of the field's type down to the innermost value."""
-    import pyarrow as pa
-
-    if not column.type.equals(field.type):
-        if record := NESTED.get(field.name):
-            chunks = [_completed(chunk, field.type, record) for chunk in column.chunks]
-            column = pa.chunked_array(chunks) if chunks else column
-        if not bare(pa.field(field.name, column.type)).type.equals(field.type):
+    if field.name in table.column_names:
+        column = table.column(field.name)
+        if not _fits(column.type, field.type, _needed(field.name)):
             raise StoreError(
                 f"{source} is not a Nightgrid table: its {field.name} are {column.type}, "
                 f"not {field.type}"
             )
-        column = column.cast(field.type)  # it says of a nested value that it is never null
-    if field.name in defaults() and column.null_count:
-        default = defaults()[field.name]
-        values = [default if value is None else value for value in column.to_pylist()]
-        column = pa.chunked_array([pa.array(values, field.type)])
-    return column
-
-
-def _completed(array: pa.Array, kind: pa.DataType, record: type) -> pa.Array:
-    """Nested values of an older table with what its record has got since, at its defaults; as they
-    are where they lack something else."""
-    import pyarrow as pa
-
-    if pa.types.is_list(kind) and pa.types.is_list(array.type) and not array.null_count:
-        values = _completed(array.flatten(), kind.value_type, record)
-        begins = array.offsets.to_numpy()
-        return pa.ListArray.from_arrays(pa.array(begins - begins[0], pa.int32()), values)
-    if not (pa.types.is_struct(kind) and pa.types.is_struct(array.type)):
-        return array
-    present = {child.name for child in array.type}
-    lacking = {child.name for child in kind} - present
-    if not lacking or lacking & required(record) or not present <= {child.name for child in kind}:
-        return array
-    rules = rules_of(record)
-    parts = []
-    for child in kind:
-        if child.name in present:
-            parts.append(array.field(child.name))
-        else:
-            default = rules[child.name][0].default if child.name in rules else None
-            value = None if default in (MISSING, ()) else default
-            parts.append(pa.repeat(pa.scalar(value, child.type), len(array)))
-    fields_ = [child.with_type(part.type) for child, part in zip(kind, parts, strict=True)]
-    return pa.StructArray.from_arrays(parts, fields=fields_, mask=array.is_null())
-
-
-def _absent(field: pa.Field, rows: int, source: str) -> pa.ChunkedArray:
-    """The default of a column that older tables lack."""
-    import pyarrow as pa
-
-    if field.name in required():
+        if not column.type.equals(field.type):
+            chunks = [pa.array(chunk.to_pylist(), field.type) for chunk in column.chunks]
+            column = pa.chunked_array(chunks, field.type)
+    elif field.name in required():
         raise StoreError(f"{source} does not hold measurements: it has no {field.name}")
-    default = defaults().get(field.name)
-    return pa.chunked_array([pa.array([default] * rows, field.type)])
+    else:
+        column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    default = column_rules()[field.name].default
+    if default is None or default is MISSING or not column.null_count:
+        return column
+    return column.fill_null([] if default in ((), {}) else default)
+
+
+def _needed(name: str) -> frozenset[str]:
+    """The fields that each record nested in a column has."""
+    if name not in NESTED:
+        return frozenset()
+    return required(NESTED[name]) | ({"rank"} if name in RAW_TYPES else set())
+
+
+def _fits(kind: pa.DataType, wanted: pa.DataType, needed: frozenset[str]) -> bool:
+    """Return whether a type is the wanted one; its records may lack fields that are not needed."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind) and pa.types.is_struct(wanted):
+        known = {child.name: child.type for child in wanted}
+        fit = (c.name in known and _fits(c.type, known[c.name], needed) for c in kind)
+        return all(fit) and needed <= {child.name for child in kind}
+    if pa.types.is_list(kind) and pa.types.is_list(wanted):
+        return _fits(kind.value_type, wanted.value_type, needed)
+    if pa.types.is_map(kind) and pa.types.is_map(wanted):
+        return kind.key_type == wanted.key_type and kind.item_type == wanted.item_type
+    return bool(kind == wanted)

@@ -366,11 +366,9 @@ class Store:
         import pyarrow.parquet as pq
 
         from orchestrator.store.reader import file_name
-        from orchestrator.store.schema import schema
 
         sink = pa.BufferOutputStream()
-        documented = pa.Table.from_arrays(table.columns, schema=schema())
-        pq.write_table(documented, sink, compression="zstd", write_statistics=False)
+        pq.write_table(table, sink, compression="zstd", write_statistics=False)
         data = sink.getvalue().to_pybytes()
         highest = pc.max(table["attempt_number"]).as_py()
         name = file_name(table.num_rows, highest, data)

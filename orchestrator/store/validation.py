@@ -9,13 +9,12 @@ this has to expect a batch size of zero.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.store.codec import map_entries
-from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK, Docs, Range
-from orchestrator.store.schema import NESTED, choices, required
+from orchestrator.store.column_docs import RANK, Range
+from orchestrator.store.schema import NESTED, column_rules, is_choice, required, rules_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,20 +26,14 @@ def faults(tables: Mapping[str, pa.Table]) -> dict[str, str]:
     Args:
         tables: of the same columns, and of exactly their types (``schema.current``).
     """
-    full = [name for name, table in tables.items() if table.num_rows]
-    found = {name: "it holds no rows" for name in tables if name not in full}
-    return found | (_faults_among(tables, full) if full else {})
-
-
-def _faults_among(tables: Mapping[str, pa.Table], names: Sequence[str]) -> dict[str, str]:
-    """Look at all of these together; only where something is wrong, at each half alone."""
     import pyarrow as pa
 
-    reason = fault(pa.concat_tables([tables[name] for name in names]).combine_chunks())
-    if not reason or len(names) == 1:
-        return dict.fromkeys(names, reason) if reason else {}
-    half = len(names) // 2
-    return _faults_among(tables, names[:half]) | _faults_among(tables, names[half:])
+    full = {name: table for name, table in tables.items() if table.num_rows}
+    reasons = dict.fromkeys(tables.keys() - full.keys(), "it holds no rows")
+    # All together, since most of the time goes to a hundred columns, however few their values.
+    if full and fault(pa.concat_tables(full.values()).combine_chunks()):
+        reasons |= {name: reason for name, table in full.items() if (reason := fault(table))}
+    return reasons
 
 
 def fault(table: pa.Table) -> str:
@@ -56,9 +49,8 @@ def fault(table: pa.Table) -> str:
 
     try:
         table.validate(full=True)  # offsets, and text that is UTF-8
-        for field in table.schema:
-            column = table.column(field.name)
-            if reason := _column_fault(field.name, field.type, column):
+        for name in table.column_names:
+            if reason := _column_fault(name, table.column(name)):
                 return reason
     except MemoryError:  # an ArrowException, too
         raise
@@ -67,61 +59,69 @@ def fault(table: pa.Table) -> str:
     return ""
 
 
-def _column_fault(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> str:
+def _column_fault(name: str, column: pa.ChunkedArray) -> str:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    rule = column_rules()[name]
     if name in required() and column.null_count:
         return f"{name} is missing"
-    if name == "parameters":
-        return _parameters_fault(column)
     if name in NESTED:
-        structs = column if pa.types.is_struct(kind) else pc.list_flatten(column)
-        return _record_fault(name, NESTED[name], structs)
-    if name in choices():
-        unknown = {str(value) for value in pc.unique(column).to_pylist()} - choices()[name]
+        records = column if pa.types.is_struct(column.type) else pc.list_flatten(column)
+        return _record_fault(name, NESTED[name], records)
+    if is_choice(rule.kind):
+        unknown = {str(value) for value in pc.unique(column).to_pylist()} - set(map(str, rule.kind))
         return f"{name} cannot be {min(unknown)!r:.60}" if unknown else ""
-    return _values_fault(name, kind, column, COLUMN_DOCS[name].allowed)
+    if name == "parameters":
+        texts = pc.unique(_map_values(column)).to_pylist()
+        return next(filter(None, map(_parameter_fault, texts)), "")
+    return _values_fault(name, column, rule.doc.allowed)
 
 
-def _record_fault(name: str, record: type, structs: pa.ChunkedArray) -> str:
+def _record_fault(name: str, record: type, records: pa.ChunkedArray) -> str:
     """Describe the first fault of nested records, field by field; "" if there is none."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    docs: Docs = {"rank": RANK, **NESTED_DOCS[record.__name__]}
+    rules = rules_of(record)
     needed = required(record) | {"rank"}
-    if pa.types.is_struct(structs.type) and structs.null_count:
+    if records.null_count:
         return f"a record of {name} is missing"
-    for child in structs.type:
-        values = pc.struct_field(structs, child.name)
+    for child in records.type:
+        values = pc.struct_field(records, child.name)
         if child.name in needed and values.null_count:
             return f"a {child.name} of {name} is missing"
-        reason = _values_fault(child.name, child.type, values, docs[child.name].allowed)
-        if reason:
+        doc = rules[child.name].doc if child.name in rules else RANK
+        if reason := _values_fault(child.name, values, doc.allowed):
             return f"{name}: {reason}"
     return ""
 
 
-def _values_fault(name: str, kind: pa.DataType, values: pa.ChunkedArray, allowed: Range) -> str:
+def _values_fault(name: str, values: pa.ChunkedArray, allowed: Range) -> str:
     """Describe the first fault of values of any type: nulls inside, numbers out of range."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    kind = values.type
     if pa.types.is_map(kind):
-        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-        missing = any(map_entries(chunk)[2].null_count for chunk in chunks)
-        return f"a value of {name} is missing" if missing else ""
+        return f"a value of {name} is missing" if _map_values(values).null_count else ""
     if pa.types.is_list(kind):
         inner = pc.list_flatten(values)
         if inner.null_count:
             return f"a value of {name} is missing"
-        return _values_fault(name, kind.value_type, inner, allowed)
+        return _values_fault(name, inner, allowed)
     if pa.types.is_timestamp(kind):
         return _range_fault(name, pc.cast(values, pa.int64()), allowed, 1_000_000)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _range_fault(name, values, allowed)
     return ""
+
+
+def _map_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    entry = pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])
+    return pc.struct_field(pc.list_flatten(column.cast(pa.list_(entry))), "value")
 
 
 def _range_fault(name: str, values: pa.ChunkedArray, allowed: Range, unit: int = 1) -> str:
@@ -140,20 +140,9 @@ def _range_fault(name: str, values: pa.ChunkedArray, allowed: Range, unit: int =
     return ""
 
 
-def _parameters_fault(column: pa.ChunkedArray) -> str:
-    import pyarrow.compute as pc
-
-    for chunk in column.chunks:
-        for text in pc.unique(map_entries(chunk)[2]).to_pylist():
-            if reason := _parameter_fault(text):
-                return reason
-    return ""
-
-
 @lru_cache(maxsize=4096)
 def _parameter_fault(text: str | None) -> str:
-    """Describe the fault of the JSON of one parameter's value; most rows share theirs with
-    others."""
+    """Describe the fault of the JSON of one parameter's value."""
     try:
         value: Any = json.loads(text or "")
         str(value).encode()

@@ -16,7 +16,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store import schema as schema_module
 from orchestrator.store.codec import from_table, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS
-from orchestrator.store.schema import SCHEMA_VERSION, column_names, schema, undocumented_schema
+from orchestrator.store.schema import SCHEMA_VERSION, column_names, schema
 from tools.documents.schema import markdown
 from workloads.base import Item, MeasureSettings, Sample
 
@@ -62,12 +62,6 @@ def test_names_of_seconds_and_bytes_agree_with_their_units() -> None:
                 assert unit == "s", name
             elif name.endswith("_bytes"):
                 assert unit == "bytes", name
-
-
-def test_a_bare_schema_differs_in_descriptions_only() -> None:
-    """Fragments have the same columns and types as documented tables."""
-    assert undocumented_schema().equals(schema(), check_metadata=False)
-    assert undocumented_schema().field("state").metadata is None
 
 
 def test_text_that_is_not_unicode_is_escaped() -> None:
