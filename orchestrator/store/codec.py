@@ -100,7 +100,7 @@ def _conversions(record: type) -> list[tuple[str, _Convert]]:
 
 
 def _conversion(record: type, name: str) -> _Convert:
-    """The conversion of a field; it raises a TypeError or ValueError for what is of another type."""
+    """The conversion of a field; a value of another type makes it raise a TypeError or the like."""
     kind, optional, _, doc = rules_of(record)[name]
     items = typing.get_args(kind)
 

@@ -132,45 +132,41 @@ def inside_ray_job(
 
 # ---------------------------------------------------------------- side files
 
+_RESERVE_BYTES = 64 * 2**10
 
-class SideFiles:
-    """Reports, status and such of one run: replaced in one step, and not synced."""
 
-    RESERVE_BYTES = 64 * 2**10
+def write_side_file(run: Path, name: str, content: str | bytes) -> Path:
+    """Replace a report, status or such of a run in one step, if need be in the reserved space; it
+    is not synced.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Raises:
+        StoreError: the name could lead out of the run's directory, or writing fails.
+    """
+    disk.valid_name(name, "file name")
+    data = content.encode() if isinstance(content, str) else content
+    disk.make_directory(run)
+    try:
+        return disk.replace_file(run, name, data)
+    except StoreFull:
+        remove_reserve(run)
+        return disk.replace_file(run, name, data)
 
-    def write(self, name: str, content: str | bytes) -> Path:
-        """Replace a file, if need be in the room that was reserved.
 
-        Raises:
-            StoreError: the name could lead out of the directory, or writing fails.
-        """
-        disk.valid_name(name, "file name")
-        data = content.encode() if isinstance(content, str) else content
-        disk.make_directory(self._directory)
-        try:
-            return disk.replace_file(self._directory, name, data)
-        except StoreFull:
-            with contextlib.suppress(FileNotFoundError):
-                disk.remove(self._directory / RESERVE)
-            return disk.replace_file(self._directory, name, data)
+def make_reserve(run: Path) -> None:
+    """Reserve some space, so that ``status.json`` can still report a disk that gets full.
 
-    def make_reserve(self) -> None:
-        """Reserve some space, so that ``status.json`` can still report a disk that gets full.
+    Raises:
+        StoreFull: there is none.
+        StoreError: it cannot be written.
+    """
+    if not disk.is_there(run / RESERVE):
+        disk.replace_file(run, RESERVE, bytes(_RESERVE_BYTES))
 
-        Raises:
-            StoreFull: there is none.
-            StoreError: it cannot be written.
-        """
-        if not disk.is_there(self._directory / RESERVE):
-            disk.replace_file(self._directory, RESERVE, bytes(self.RESERVE_BYTES))
 
-    def remove_reserve(self) -> None:
-        """Give the space back."""
-        with contextlib.suppress(OSError):
-            disk.remove(self._directory / RESERVE)
+def remove_reserve(run: Path) -> None:
+    """Give the space back."""
+    with contextlib.suppress(OSError):
+        disk.remove(run / RESERVE)
 
 
 # ---------------------------------------------------------------- requests to stop
@@ -189,7 +185,7 @@ def request_stop(run: Path, *, at_once: bool = False) -> int:
     before, _ = stop_requests(run)
     count = MOST_STOP_REQUESTS if at_once else min(MOST_STOP_REQUESTS, before + 1)
     by = f"{_user()} on {socket.gethostname()}"
-    SideFiles(run).write(STOP, json.dumps({"requests": count, "by": by}))
+    write_side_file(run, STOP, json.dumps({"requests": count, "by": by}))
     return count
 
 

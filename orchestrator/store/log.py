@@ -8,9 +8,9 @@ Parquet file, and the log goes. Files of logs are
     rows/.rows-<writer>-<n>.jsonl        plain readers skip a name with a point
 
 No name is used twice, and a writer never goes on in a log that another one left, nor after a failed
-write: it begins a new one. So a row may stand in two logs, or in a log and in Parquet; readers know
-a row by its identity (``reader.ROW_KEY``) and take it once. A crash can tear the last line, which
-nobody believes to be safe; any other line that does not match its checksum is damaged.
+write: it creates a new one. So a row may stand in two logs, or in a log and in Parquet; readers
+know a row by its identity (``reader.ROW_KEY``) and take it once. A crash can tear the last line,
+which was never confirmed as safe; any other line that does not match its checksum is damaged.
 
 The attempt journal (``begun.log``) has the same lines: for each attempt that runs now the row that
 it gets should its driver die. They are written before the attempts begin and not synced: a power
@@ -20,6 +20,7 @@ failure may take lines, and then nobody has heard of their attempts.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import threading
@@ -32,7 +33,8 @@ from orchestrator.core.errors import SchemaMismatch
 from orchestrator.store import disk
 from orchestrator.store.codec import line_of, row_in
 
-_LOG = re.compile(r"\.rows-[0-9a-f]{16}-\d{1,9}\.jsonl")
+_LOG = logging.getLogger("nightgrid.store")
+_NAME = re.compile(r"\.rows-[0-9a-f]{16}-\d{1,9}\.jsonl")
 #: Of the journal: longer, it is replaced by one of the attempts that still run.
 LONG_BYTES = 2**20
 _LARGEST_BYTES = 256 * 2**20  # of a foreign journal
@@ -42,7 +44,7 @@ Row = Mapping[str, Any]
 
 def is_log(name: str) -> bool:
     """Tell if a file of this name is a log of rows."""
-    return _LOG.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def lines_in(data: bytes) -> Iterator[Line]:
 
 
 class RowLog:
-    """The logs that one writer appends to, one after the other; each is begun at its first row.
+    """The logs that one writer appends to, one after the other; each is created at its first row.
 
     Two threads may use it: one appends while another puts the rows of ended logs into Parquet.
 
@@ -99,11 +101,10 @@ class RowLog:
         self._directory = directory
         self._writer = writer or secrets.token_hex(8)
         self._number = 0  # of the newest log
-        self._ended: set[str] = set()  # names of logs that are this writer's to remove
         self._changing = threading.Lock()
         self._handle: int | None = None
         self._path = directory
-        self._has_rows = False  # that are safe in the log of now
+        self._has_rows = False  # the log of now has rows that are safe
 
     def append(self, rows: Iterable[Row]) -> Path:
         """Write rows at the end; when this returns, they survive a power failure. After an error
@@ -116,7 +117,7 @@ class RowLog:
         data = b"".join(map(line_with, rows))
         with self._changing:
             try:
-                handle = self._begin() if self._handle is None else self._handle
+                handle = self._new_log() if self._handle is None else self._handle
                 disk.write_all(handle, data)
                 disk.sync(handle)
                 if not disk.has_name(handle, self._path):
@@ -127,34 +128,24 @@ class RowLog:
             self._has_rows = True
             return self._path
 
-    def take_over(self, names: Iterable[str]) -> None:
-        """Answer for logs that earlier writers have left."""
-        with self._changing:
-            self._ended |= set(names)
-
     def rotate(self) -> list[str]:
-        """End the log; the names of all that this writer answers for, to none of which it adds
-        anything."""
+        """End the log; the names in its directory, to none of which this writer adds anything.
+
+        Raises:
+            OSError: the directory cannot be listed.
+        """
         with self._changing:
+            if self._handle is not None and not disk.has_name(self._handle, self._path):
+                _LOG.error("%s was removed by somebody else, with its rows", self._path)
             self._close()
-            return sorted(self._ended)
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether there are ended logs that this writer answers for."""
-        return bool(self._ended)
-
-    def forget(self, name: str) -> None:
-        """Answer no longer for a log that is removed."""
-        with self._changing:
-            self._ended.discard(name)
+            return sorted(disk.names(self._directory))
 
     def close(self) -> None:
         """End the log."""
         with self._changing:
             self._close()
 
-    def _begin(self) -> int:
+    def _new_log(self) -> int:
         """A new log, open; its name survives a power failure."""
         self._number += 1
         self._path = self._directory / f".rows-{self._writer}-{self._number}.jsonl"
@@ -165,19 +156,14 @@ class RowLog:
     def _give_up(self) -> None:
         """End a log that could not be written or synced: it is not to be trusted with more. One
         without any safe row is removed, else a full disk would get another one at each try."""
-        if self._handle is not None:
-            self._close()
-            if not self._has_rows:
-                with contextlib.suppress(OSError):
-                    disk.remove(self._path)
-                    self._ended.discard(self._path.name)
+        opened = self._handle is not None
+        self._close()
+        if opened and not self._has_rows:
+            with contextlib.suppress(OSError):
+                disk.remove(self._path)
 
     def _close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._ended.add(self._path.name)
-            with contextlib.suppress(OSError):
-                disk.close(handle)
+        self._handle = _closed(self._handle)
 
 
 class AttemptJournal:
@@ -235,10 +221,14 @@ class AttemptJournal:
         self._handle, self._bytes = disk.open_to_append(self.path), len(data)
 
     def _close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                disk.close(handle)
+        self._handle = _closed(self._handle)
+
+
+def _closed(handle: int | None) -> None:
+    """Close a file that is open; what is safe in it was synced."""
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            disk.close(handle)
 
 
 def read_journal(path: Path) -> list[Line]:

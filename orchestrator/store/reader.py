@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.store import disk
@@ -47,10 +47,9 @@ ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
 #: A file that says it holds more is refused: it would not fit into memory.
 MOST_ROWS = 10_000_000
 
-_ATTEMPT = r"(?P<job>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<attempt>\d{1,9})"
-_FILE = re.compile(_ATTEMPT + r"-(?P<digest>[0-9a-f]{16})\.\w+")
-_COMPACTED = re.compile(r"compacted-(?P<rows>\d+)-(?P<digest>[0-9a-f]{16})\.parquet")
-_TOGETHER = re.compile(r"rows(-(?P<rows>\d+))?")
+_NAME = re.compile(
+    r"(?P<head>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<number>\d{1,9})-(?P<digest>[0-9a-f]{16})\.\w+"
+)
 _MOST_TOGETHER = 1000  # rows in a file of an earlier version
 
 _LOG = logging.getLogger("nightgrid.store")
@@ -59,49 +58,59 @@ _LOG = logging.getLogger("nightgrid.store")
 # ---------------------------------------------------------------- names
 
 
+class FileName(NamedTuple):
+    """The facts in the name of a file of rows: job id, "" if the rows are of several; the highest
+    attempt number; the number of rows at most; the digest of the content."""
+
+    job_id: str
+    attempt: int
+    rows: int
+    digest: str
+
+
 def file_name(rows: int, attempt_number: int, data: bytes) -> str:
     """The name of a Parquet file with so many rows, the highest attempt being this."""
     return f"rows-{rows}-{attempt_number}-{disk.digest(data)}.parquet"
 
 
+def parsed_name(name: str) -> FileName | None:
+    """The facts in a name that Nightgrid gives to a file of rows; None for other names."""
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    head, number, digest = match["head"], int(match["number"]), match["digest"]
+    if head == "compacted":
+        return FileName("", 0, number, digest)
+    kind, _, count = head.partition("-")
+    if kind == "rows" and (not count or count.isdecimal()):
+        return FileName("", number, int(count or _MOST_TOGETHER), digest)
+    return FileName(head, number, 1, digest)
+
+
 def has_rows(name: str) -> bool:
-    """Tell if a file of this name is one of rows."""
-    return _is_any_log(name) or (name.endswith(".parquet") and not name.startswith("."))
+    """Return whether a file of this name is one of rows."""
+    return is_any_log(name) or (name.endswith(".parquet") and not name.startswith("."))
+
+
+def is_any_log(name: str) -> bool:
+    """Return whether a file of this name is a log, of this version or an earlier one."""
+    return is_log(name) or is_older_log(name)
 
 
 def about_how_many(names: Iterable[str]) -> int:
     """The number of rows in Parquet files of these names: nearly right, and never too low."""
-    count = 0
-    for name in names:
-        if compacted := _COMPACTED.fullmatch(name):
-            count += int(compacted["rows"])
-        elif name.endswith(".parquet") and (match := _FILE.fullmatch(name)):
-            together = _TOGETHER.fullmatch(match["job"])
-            count += int(together["rows"] or _MOST_TOGETHER) if together else 1
-    return count
-
-
-def attempt_in(name: str) -> tuple[str, int] | None:
-    """The job id and the attempt number that stand in the name of a file; "" for the job and the
-    highest number where it holds several rows. None for other names."""
-    match = _FILE.match(name)
-    if match is None or _COMPACTED.fullmatch(name):
-        return None
-    return "" if _TOGETHER.fullmatch(match["job"]) else match["job"], int(match["attempt"])
+    parsed = (parsed_name(name) for name in names if name.endswith(".parquet"))
+    return sum(name.rows for name in parsed if name is not None)
 
 
 def damage_of(name: str, data: bytes) -> str | None:
     """Reason why the bytes cannot be what was written under this name; None if they are."""
-    match = _COMPACTED.fullmatch(name) or _FILE.fullmatch(name)
-    if match is None:
+    parsed = parsed_name(name)
+    if parsed is None:
         return "the name is not one that Nightgrid gives, so its content cannot be verified"
-    if (digest := disk.digest(data)) != match["digest"]:
+    if (digest := disk.digest(data)) != parsed.digest:
         return f"its {len(data):,} bytes have SHA-256 {digest}…, its name says otherwise"
     return None
-
-
-def _is_any_log(name: str) -> bool:
-    return is_log(name) or is_older_log(name)
 
 
 # ---------------------------------------------------------------- one look
@@ -195,12 +204,12 @@ def read_rows(
         names = row_files(directory)
         look = Rows(directory, wanted, {}, [])
         try:
-            # A log first: a row that leaves it meanwhile is in a file then, and not missed.
-            logs = _read_logs(look, sorted(filter(_is_any_log, names)), with_key, parsed)
+            # Logs first: a row that leaves one meanwhile is in a file then, and not missed.
+            logs = {name: _log_table(look, name, with_key) for name in filter(is_any_log, names)}
             _read_files(look, sorted(names - logs.keys()), with_key, parsed)
         except FileNotFoundError:
             continue
-        look.tables |= {name: table for name, table in logs.items() if table.num_rows}
+        look.tables |= {name: logs[name] for name in sorted(logs) if logs[name].num_rows}
         parsed |= look.tables
         now = row_files(directory)
         if names <= now and not any(name.endswith(".parquet") for name in now - names):
@@ -268,18 +277,12 @@ def _sound_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | 
     return table
 
 
-def _read_logs(
-    look: Rows, names: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
-) -> dict[str, pa.Table]:
-    """The tables of logs; a log grows, so what is known of it is of no use."""
-    found = {}
-    for name in names:
-        path = look.directory / name
-        if (data := _content(look, path)) is None:
-            continue
-        found[name], damaged = table_of_lines(rows_in_log(name, data), columns)
-        look.damaged += [Damage(path=path, reason=line.reason) for line in damaged]
-    return found
+def _log_table(look: Rows, name: str, columns: list[str]) -> pa.Table:
+    """The sound rows of a log; it grows, so what is known of it is of no use."""
+    data = _content(look, look.directory / name)
+    table, damaged = table_of_lines(rows_in_log(name, data or b""), columns)
+    look.damaged += [Damage(path=look.directory / name, reason=line.reason) for line in damaged]
+    return table
 
 
 def _read_files(
@@ -290,7 +293,7 @@ def _read_files(
     for name in names:
         if name in known:
             look.tables[name] = known[name]
-        elif not _is_any_log(name) and (table := _file_table(look, name, columns)) is not None:
+        elif (table := _file_table(look, name, columns)) is not None:
             new[name] = table
     for name, reason in faults(new).items():
         del new[name]
@@ -372,23 +375,22 @@ def _drop_repeated(look: Rows) -> None:
         return
     keys = pa.concat_tables([table.select(ROW_KEY) for table in look.tables.values()])
     if len(keys.group_by(list(ROW_KEY), use_threads=False).aggregate([])) == len(keys):
-        return
+        return  # as nearly always: rows by rows it would take far longer
     look.repeated = True
     seen: set[tuple[object, ...]] = set()
-    for name, table in list(look.tables.items()):
-        fresh = []
-        for key in keys_of(table):
-            fresh.append(key not in seen)
-            seen.add(key)
-        if not any(fresh):
-            del look.tables[name]
-        elif not all(fresh):
-            look.tables[name] = table.filter(pa.array(fresh))
+    tables = {name: without_repeated(table, seen) for name, table in look.tables.items()}
+    look.tables = {name: table for name, table in tables.items() if table.num_rows}
 
 
-def keys_of(table: pa.Table) -> Iterator[tuple[object, ...]]:
-    """By what each row of a table is known."""
-    return zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True)
+def without_repeated(table: pa.Table, seen: set[tuple[object, ...]]) -> pa.Table:
+    """The rows of a table that are not among those seen, each once; they are then."""
+    import pyarrow as pa
+
+    fresh = []
+    for key in zip(*(table[name].to_pylist() for name in ROW_KEY), strict=True):
+        fresh.append(key not in seen)
+        seen.add(key)
+    return table if all(fresh) else table.filter(pa.array(fresh, pa.bool_()))
 
 
 # ---------------------------------------------------------------- measurements
@@ -412,21 +414,10 @@ def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Con
     import pyarrow as pa
 
     look = read_rows(directory, column_names(raw=raw))
-    rows: list[Measurement] = []
-    try:
-        rows = list(measurements_of(look.table(), source=str(directory)))
-    except SchemaMismatch:
-        raise
-    except StoreError:  # only now it is looked for which of them is odd
-        for name, table in look.tables.items():
-            try:
-                rows += measurements_of(table, source=str(directory / name))
-            except StoreError as error:
-                look.damaged.append(Damage(path=directory / name, reason=str(error)))
-        rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
-    pa.default_memory_pool().release_unused()
+    rows = tuple(measurements_of(look.table(), source=str(directory)))
     damaged = (*look.damaged, *set_aside_earlier(quarantine))
-    return Contents(measurements=tuple(rows), damaged=damaged)
+    pa.default_memory_pool().release_unused()
+    return Contents(measurements=rows, damaged=damaged)
 
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:
@@ -447,38 +438,37 @@ def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Itera
     from orchestrator.core.measurement import Measurement
 
     empty = {name: rules_of(Measurement)[name].default for name in names}
-    for found, batch in raw_batches(directory, rows, *names):
-        there = [name for name in names if name in batch.schema.names]  # older rows lack some
-        columns = [values_of(name, batch[name]) for name in there]
-        for row, *values in zip(found, *columns, strict=True):
-            raw = {name: value or empty[name] for name, value in zip(there, values, strict=True)}
+    for some, batch in raw_batches(directory, rows, *names):
+        present = [name for name in names if name in batch.schema.names]  # older rows lack some
+        columns = [values_of(name, batch[name]) for name in present]
+        for row, *values in zip(some, *columns, strict=True):
+            raw = {name: value or empty[name] for name, value in zip(present, values, strict=True)}
             yield replace(row, **raw)
 
 
 def raw_batches(
     directory: Path, rows: Iterable[Measurement], *names: str
 ) -> Iterator[tuple[list[Measurement], pa.RecordBatch]]:
-    """Rows that were read without raw values in batches, each with its raw columns, in no order."""
+    """Rows that were read without raw values in batches, each with its raw columns, in no order.
+    What cannot be read is left out: ``read_contents`` has named it."""
     import pyarrow as pa
 
-    wanted = {
+    wanted: dict[Any, Measurement] = {
         (row.invocation_id, row.attempt_id, row.recorded_at, row.state, row.final): row
         for row in rows
     }
-    columns = [*ROW_KEY, *names]
     seen: set[str] = set()
     # More than once where a log became a file meanwhile.
     while wanted and (new := sorted(row_files(directory) - seen)):
         seen.update(new)
-        for name in new:
-            if not wanted:
-                break
+        for name in new if wanted else ():
             with contextlib.suppress(
                 OSError, ValueError, TypeError, LookupError, pa.ArrowException
             ):
-                # ``read_contents`` has told of what is damaged.
-                for batch in _batches(name, disk.read(directory / name), columns):
-                    yield _wanted(batch, wanted)
+                for batch in _batches(name, disk.read(directory / name), [*ROW_KEY, *names]):
+                    keys = zip(*(values_of(key, batch[key]) for key in ROW_KEY), strict=True)
+                    places = {at: wanted.pop(key) for at, key in enumerate(keys) if key in wanted}
+                    yield list(places.values()), batch.take(pa.array(places, pa.int64()))
     pa.default_memory_pool().release_unused()
 
 
@@ -487,28 +477,12 @@ def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBa
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if _is_any_log(name):
+    if is_any_log(name):
         table, _ = table_of_lines(rows_in_log(name, data), columns)
         yield from table.to_batches(max_chunksize=1024)
     elif damage_of(name, data) is None:
         file = pq.ParquetFile(pa.BufferReader(data))
         yield from file.iter_batches(1024, columns=columns, use_threads=False)
-
-
-def _wanted(
-    batch: pa.RecordBatch, wanted: dict[Any, Measurement]
-) -> tuple[list[Measurement], pa.RecordBatch]:
-    """The wanted rows of a batch; they are wanted no more."""
-    import pyarrow as pa
-
-    keys = zip(*(values_of(name, batch[name]) for name in ROW_KEY), strict=True)
-    found = [
-        (number, row)
-        for number, key in enumerate(keys)
-        if (row := wanted.pop(key, None)) is not None
-    ]
-    places = pa.array([number for number, _ in found], pa.int64())
-    return [row for _, row in found], batch.take(places)
 
 
 # ---------------------------------------------------------------- runs

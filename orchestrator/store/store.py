@@ -1,10 +1,11 @@
 """The rows of one run, to read and to write: rows go to a log first, then into Parquet.
 
 A row is durable when ``append`` returns; ``to_parquet`` shows it to any reader of Parquet, every
-few seconds. ``files.py`` names the files of a run, ``reader.py`` reads those of rows. The log is
+few seconds. ``files.py`` names the files of a run, ``reader.py`` reads those of rows. A log is
 removed when the Parquet file that has its rows is safe, and files are merged the same way when a
-writer ends with many of them: for a moment a *plain* reader may see a row twice, and ours takes it
-once. What a crash leaves of this is mended by the next writer.
+writer ends with many of them, or with a row in two of them after a failure: until then a *plain*
+reader may see a row twice, and ours takes it once. What a crash leaves is mended by the next
+writer.
 """
 
 from __future__ import annotations
@@ -77,11 +78,8 @@ class Store:
         self._lock = lock or RunLock(self.path)
         self._log = log or RowLog(self.tables_path)
         self._journal = AttemptJournal(self.path / files.JOURNAL)
-        self._side_files = files.SideFiles(self.path)
         self._making = threading.Lock()  # of a Parquet file
-        self._may_repeat = False  # rows of the logs may be in Parquet, too
-        self._doubtful: set[str] = set()  # attempts whose append failed: they may come twice
-        self._logs_left: set[str] = set()  # that could not be read; said
+        self._unread: set[str] = set()  # logs that could not be read; reported once
 
     @classmethod
     def open(cls, results_dir: Path, run: str) -> Store:
@@ -139,12 +137,12 @@ class Store:
     def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
         """The highest number, by job id, of an attempt at one of these jobs whose row may be among
         the damaged ones: no other attempt may be called the same."""
-        from orchestrator.store.reader import attempt_in, set_aside_earlier
+        from orchestrator.store.reader import parsed_name, set_aside_earlier
 
         numbers: dict[str, int] = {}
         for damage in set_aside_earlier(self.quarantine_path):
-            if attempt := attempt_in(damage.path.name):
-                numbers[attempt[0]] = max(attempt[1], numbers.get(attempt[0], 0))
+            if name := parsed_name(damage.path.name):
+                numbers[name.job_id] = max(name.attempt, numbers.get(name.job_id, 0))
         of_any = numbers.pop("", 0)
         return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
 
@@ -155,7 +153,7 @@ class Store:
 
         Raises:
             StoreLocked: another driver holds the run; the message names it.
-            StoreError: it cannot be told which attempts a predecessor's death ended, or anything
+            StoreError: it cannot be known which attempts a predecessor's death ended, or anything
                 else the file system says.
         """
         try:
@@ -168,8 +166,11 @@ class Store:
             self._clear_up()
             self._identity = identity.identify(self.path, self.quarantine_path)
             self.interrupted = self._record_interrupted()
-            self._take_over_logs()
-            with contextlib.suppress(StoreError):  # whoever writes rows will hear of it
+            try:
+                self.to_parquet()  # what a dead driver left in logs, too
+            except Exception as problem:  # our reader finds them where they are
+                _LOG.warning("rows of a log are not in Parquet: %s", str(problem) or repr(problem))
+            with contextlib.suppress(StoreError):  # the first row that finds no room reports it
                 self.make_reserve()
         except BaseException as error:
             self._log.close()
@@ -200,7 +201,7 @@ class Store:
             ours = ours and self._is_ours()
             self._journal.close(ours=ours)
             if ours:
-                self._side_files.remove_reserve()
+                files.remove_reserve(self.path)
             self._lock.release()
 
     def refuse_if_held(self) -> None:
@@ -232,7 +233,7 @@ class Store:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about the run's id."""
-        return (self._identity.note,) if self._identity is not None and self._identity.note else ()
+        return tuple(filter(None, [self._identity and self._identity.note]))
 
     def append(self, *measurements: Measurement) -> Path:
         """Write rows; the log that has them. When this returns, they survive a power failure. Safe
@@ -247,15 +248,9 @@ class Store:
         from orchestrator.store.codec import row_of
 
         self._lock.still_mine()
-        rows = [row_of(measurement) for measurement in measurements]
-        attempt_ids = [measurement.attempt_id for measurement in measurements]
-        try:
-            path = self._log.append(rows)
-            self._lock.still_mine()  # else our successor may have read the log before
-        except StoreError:
-            self._doubtful.update(attempt_ids)
-            raise
-        self._journal.end(attempt_ids)
+        path = self._log.append([row_of(measurement) for measurement in measurements])
+        self._lock.still_mine()  # else our successor may have read the log before
+        self._journal.end(measurement.attempt_id for measurement in measurements)
         return path
 
     def begin(self, *rows: Measurement) -> None:
@@ -278,11 +273,11 @@ class Store:
         Raises:
             StoreError: the name could lead out of the run's directory, or writing fails.
         """
-        return self._side_files.write(name, content)
+        return files.write_side_file(self.path, name, content)
 
     def make_reserve(self) -> None:
         """Reserve some space for ``status.json``; raises StoreFull if there is none."""
-        self._side_files.make_reserve()
+        files.make_reserve(self.path)
 
     def _is_ours(self) -> bool:
         try:
@@ -294,7 +289,7 @@ class Store:
     # ------------------------------------------------------------ Parquet
 
     def to_parquet(self) -> Path | None:
-        """Put the rows of the log into a Parquet file; None if there are none. Rows may be
+        """Put the rows of all logs into a Parquet file; None if there are none. Rows may be
         appended meanwhile, in another thread. Damaged lines are set aside. A driver that was
         stalled meanwhile leaves the logs to its successor.
 
@@ -302,25 +297,19 @@ class Store:
             StoreError, OSError: not the writer, or the file cannot be written, or a log not
                 removed; the rows are safe, in the log or in both.
         """
-        from orchestrator.store.reader import rows_in_log, table_of_lines
+        from orchestrator.store.reader import rows_in_log, table_of_lines, without_repeated
 
         with self._making:
             self._lock.still_mine()
-            contents = self._contents_of_logs()
-            if not contents:
+            if not (logs := self._read_logs()):
                 return None
-            lines = [line for name, data in contents.items() for line in rows_in_log(name, data)]
+            lines = [line for name, data in logs.items() for line in rows_in_log(name, data)]
             table, damaged = table_of_lines(lines)
-            table = self._without_repeated(table)
-            repeat, self._may_repeat = self._may_repeat, True
-            path = self._write_parquet(table) if table.num_rows else None
+            path = self._write_parquet(without_repeated(table, set())) if table.num_rows else None
             for line in damaged:
                 self._set_line_aside(line)
             self._lock.still_mine()
-            self._remove(contents)
-            for name in contents:
-                self._log.forget(name)
-            self._may_repeat = repeat and self._log.has_ended
+            self._remove(logs)
             return path
 
     def compact(self) -> Path | None:
@@ -338,18 +327,16 @@ class Store:
             look = read_rows(self.tables_path)
             look.refuse_unread("what is to be compacted")
             bad = {damage.path.name for damage in look.damaged}
-            old = [name for name in row_files(self.tables_path) if name.endswith(".parquet")]
-            old = [name for name in old if name not in bad]
+            old = {name for name in row_files(self.tables_path) - bad if name.endswith(".parquet")}
             if len(old) < 2:
                 return None
-            look.tables = {n: table for n, table in look.tables.items() if n.endswith(".parquet")}
+            look.tables = {n: table for n, table in look.tables.items() if n in old}
             path = self._write_parquet(look.table())
-            self._remove(name for name in old if name != path.name)
+            self._remove(old - {path.name})
             return path
 
     def _should_compact(self) -> bool:
-        """Return whether there are many files, or some that repeat others' rows: a compaction was
-        cut short."""
+        """Return whether there are many files, or some that repeat others' rows."""
         from orchestrator.store.reader import ROW_KEY, read_rows
 
         many = len(disk.names(self.tables_path)) >= COMPACT_FROM
@@ -381,46 +368,25 @@ class Store:
             raise StoreError(f"{what}; what it replaces was kept")
         return path
 
-    def _contents_of_logs(self) -> dict[str, bytes]:
-        """The contents of our logs, by name; they are ended. One that cannot be read now is left as
-        it is, and said once: the others wait for none."""
-        found = {}
-        for log in self._log.rotate():
-            path = self.tables_path / log
+    def _read_logs(self) -> dict[str, bytes]:
+        """The contents of all logs, ours and those that dead drivers left, by name; ours has ended.
+        One that cannot be read now stays, and is reported once: the others wait for none."""
+        from orchestrator.store.reader import is_any_log
+
+        contents = {}
+        for name in filter(is_any_log, self._log.rotate()):
+            path = self.tables_path / name
             try:
-                found[log] = disk.read(path)
-            except FileNotFoundError:
-                self._log.forget(log)
-                _LOG.error("%s was removed by somebody else, with its rows", path)
+                contents[name] = disk.read(path)
             except OSError as error:
-                if log not in self._logs_left:
+                if name not in self._unread:
                     why = error.strerror or error
                     _LOG.warning("%s cannot be read, its rows are not in Parquet: %s", path, why)
-                self._logs_left.add(log)
-        return found
-
-    def _without_repeated(self, table: pa.Table) -> pa.Table:
-        """Rows of logs, each once, without those that are in Parquet after a crash or a failure."""
-        import pyarrow as pa
-
-        from orchestrator.store.reader import ROW_KEY, keys_of, read_rows
-
-        seen: set[tuple[object, ...]] = set()
-        if self._may_repeat or not self._doubtful.isdisjoint(table["attempt_id"].to_pylist()):
-            disk.sync_directory(self.tables_path)  # a file may stand whose name is not safe yet
-            look = read_rows(self.tables_path, ROW_KEY)
-            look.refuse_unread("which rows of a log are in a file", logs=False)
-            for name, known in look.tables.items():
-                if name.endswith(".parquet"):
-                    seen.update(keys_of(known))
-        fresh = []
-        for key in keys_of(table):
-            fresh.append(key not in seen)
-            seen.add(key)
-        return table if all(fresh) else table.filter(pa.array(fresh, pa.bool_()))
+                self._unread.add(name)
+        return contents
 
     def _set_line_aside(self, line: Line) -> None:
-        """Keep a damaged line, under the name of its attempt where it tells that."""
+        """Move a damaged line to the quarantine, under the name of its attempt if it has that."""
         attempt = _ATTEMPT_IN_LINE.search(line.data)
         name = f"{attempt[1].decode() if attempt else 'line'}-{disk.digest(line.data)}.jsonl"
         disk.make_directory(self.quarantine_path)
@@ -442,10 +408,12 @@ class Store:
 
         for name in sorted(disk.names(self.tables_path)):
             path = self.tables_path / name
-            if name.startswith(".") and name.endswith(".parquet.partial"):
-                with contextlib.suppress(OSError):
-                    disk.remove(path)
-            if name.startswith(".") or not name.endswith(".parquet"):
+            if name.startswith("."):
+                if name.endswith(".parquet.partial"):
+                    with contextlib.suppress(OSError):
+                        disk.remove(path)
+                continue
+            if not name.endswith(".parquet"):
                 continue
             try:
                 reason = damage_of(name, disk.read(path))
@@ -459,21 +427,10 @@ class Store:
                     aside = disk.set_aside(path, self.quarantine_path)
                     _LOG.warning("set aside as %s: %s", aside, reason)
 
-    def _take_over_logs(self) -> None:
-        """Put what a dead driver left in logs into Parquet, if that is possible now."""
-        from orchestrator.store.reader import has_rows
-
-        names = [name for name in disk.names(self.tables_path) if has_rows(name)]
-        logs = [name for name in names if not name.endswith(".parquet")]
-        self._log.take_over(logs)
-        self._may_repeat = bool(logs)
-        try:
-            self.to_parquet()
-        except Exception as problem:  # our reader finds them where they are
-            _LOG.warning("rows of a log are not in Parquet: %s", str(problem) or repr(problem))
-
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        from orchestrator.store.reader import read_rows, table_of_lines
+
         path, what = self._journal.path, "which attempts were interrupted"
         if not disk.is_there(path):
             return ()
@@ -484,34 +441,22 @@ class Store:
             if disk.may_pass(error):
                 raise StoreError(f"{what} cannot be told now: {path}: {error.strerror}") from error
             reason = str(error)
-        interrupted, damaged = self._without_row(lines, what) if lines else ([], [])
-        if interrupted:
-            self._log.append(interrupted)
+        table, damaged = table_of_lines(lines)
+        rows: dict[str, Mapping[str, Any]] = {}
+        if sound := set(table["attempt_id"].to_pylist()):
+            look = read_rows(self.tables_path, ("attempt_id",))
+            look.refuse_unread(what)
+            without_row = sound - set(look.table()["attempt_id"].to_pylist())
+            named = {line.row.get("attempt_id"): line.row for line in lines if line.row is not None}
+            rows = {str(name): row for name, row in named.items() if name in without_row}
+        if rows:
+            self._log.append(rows.values())
         if damaged or reason:
             aside = disk.set_aside(path, self.quarantine_path)
             _LOG.warning("set aside as %s: %s", aside, reason or damaged[0].reason)
         else:
             disk.remove(path)
-        return tuple(sorted(str(row["attempt_id"]) for row in interrupted))
-
-    def _without_row(
-        self, lines: list[Line], what: str
-    ) -> tuple[list[Mapping[str, Any]], list[Line]]:
-        """The rows in the lines of a journal whose attempts have none in the run; and the lines
-        that are damaged."""
-        from orchestrator.store.reader import read_rows, table_of_lines
-
-        table, damaged = table_of_lines(lines)
-        sound = set(table["attempt_id"].to_pylist())
-        look = read_rows(self.tables_path, ("attempt_id",))
-        look.refuse_unread(what)
-        recorded = set(look.table()["attempt_id"].to_pylist())
-        rows = {
-            str(line.row["attempt_id"]): line.row
-            for line in lines
-            if line.row is not None and line.row.get("attempt_id") in sound
-        }
-        return [row for attempt_id, row in rows.items() if attempt_id not in recorded], damaged
+        return tuple(sorted(rows))
 
 
 # ---------------------------------------------------------------- finding a run

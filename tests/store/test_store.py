@@ -286,7 +286,6 @@ def test_a_row_appended_again_is_not_two(tmp_path: Path, monkeypatch: pytest.Mon
         assert numbers(store) == [0, 1, 2]
         store.append(row(1))
         assert numbers(store) == [0, 1, 2]
-        assert store.to_parquet() is None
     assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 1
 
 
