@@ -30,13 +30,12 @@ from orchestrator.driver.loop import Driver
 from orchestrator.driver.watchdog import Watchdog
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray import executor as executor_module
-from orchestrator.on_ray.outcomes import Durable
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store.store import Store
 from orchestrator.watch.live import PlainView
 from orchestrator.worker.node_workers import NodeWorkers
-from orchestrator.worker.protocol import HostFacts, PendingResponses, Request, ResponseBatch
+from orchestrator.worker.protocol import Durable, HostFacts, Outbox, Request, ResponseBatch
 from orchestrator.worker.spawn import PRELOAD, OwnSpawner
 
 CARDS, JOBS = 2, 4
@@ -63,10 +62,10 @@ class Channel:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._responses = PendingResponses()
-        self._workers = NodeWorkers(self._responses.put, lambda *_: None)
+        self._responses = Outbox[Any]()
+        self._workers = NodeWorkers(lambda response, _: self._responses.put(response))
 
-    def put(self, request: Request | Durable) -> None:
+    def put(self, request: Request) -> None:
         """Do it at once; nothing is kept here of which it matters that rows are synced."""
         if not isinstance(request, Durable):
             self._workers.do(request)
@@ -79,8 +78,8 @@ class Channel:
         return self._clock()
 
     def responses(self, timeout_s: float) -> ResponseBatch:
-        first, responses = self._responses.wait(timeout_s)
-        self._responses.acknowledge(first + len(responses) - 1)
+        first, responses = self._responses.pending(timeout_s)
+        self._responses.confirm(first + len(responses) - 1)
         return ResponseBatch(first, responses, 0, self._workers.progress(), None, False)
 
 

@@ -11,7 +11,7 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
-from orchestrator.core.outcome import Attempt, RankOutcome
+from orchestrator.core.outcome import RankOutcome
 from orchestrator.core.plan import PastRow, Plan
 from orchestrator.driver.rows import clean_row
 from orchestrator.driver.session import Session
@@ -136,7 +136,7 @@ def recovered_records(
     attempt after the one that is LOST. One that failed is tried again."""
     attempts: dict[str, RunningAttempt] = {}
     for kept in kept_outcomes:
-        attempt = Attempt.from_json(kept.attempt)
+        attempt = kept.attempt
         rank_outcome = outcome_of(kept.ended, None)
         if attempt.attempt_id in interrupted and isinstance(rank_outcome, RankOutcome):
             running = attempts.setdefault(

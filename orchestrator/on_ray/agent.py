@@ -26,10 +26,9 @@ from orchestrator import __version__
 from orchestrator.core.errors import ControlStoreLost
 from orchestrator.core.events import Progress
 from orchestrator.core.job import Accelerator
-from orchestrator.core.readings import Energy
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.gcs import is_absence
-from orchestrator.on_ray.outcomes import Durable, OutcomeKeeper
+from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.host import usable_cores
 from orchestrator.util.redaction import redact
@@ -38,15 +37,17 @@ from orchestrator.worker.environment import threads_of_worker
 from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans
 from orchestrator.worker.protocol import (
+    Durable,
+    Ended,
     HostFacts,
-    PendingResponses,
-    Resequencer,
+    Inbox,
+    Outbox,
+    Request,
     Response,
     ResponseBatch,
-    pickled,
-    unpickled,
+    Run,
 )
-from orchestrator.worker.spawn import NodeSpawner, SharedSpawner, log_name
+from orchestrator.worker.spawn import OwnSpawner, SharedSpawner, log_name, wait_for_end
 from workloads.devices import DeviceSpec, device_class
 from workloads.devices.base import compiled_directory
 from workloads.devices.monitor.host import CardTelemetry, idle_memory_bytes
@@ -58,6 +59,30 @@ _TELEMETRY_S = 2.0
 _SILENCE_S = 5.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Settings of an agent.
+
+    Attributes:
+        address: of its node, by which others reach it.
+        accelerator: the kind of its cards.
+        preload: modules that its spawner imports before it forks; none: each worker is a fresh
+            interpreter.
+        cards_on_host: the number of cards that share its host's cores.
+        log_dir: where workers log; None: beside Ray's logs.
+        shared: a spawner of this host that was started for its nodes.
+        watched: whether the cards have sensors to read: emulated ones have none.
+    """
+
+    address: str
+    accelerator: Accelerator
+    preload: Sequence[str]
+    cards_on_host: int
+    log_dir: str | None = None
+    shared: SharedSpawner | None = None
+    watched: bool = False
+
+
 class NodeAgent:
     """Owns a node's workers and their spawner; when the agent goes, they all go.
 
@@ -66,33 +91,18 @@ class NodeAgent:
     """
 
     def __init__(self) -> None:
-        self._spawner: NodeSpawner | None = None
+        self._spawner: OwnSpawner | None = None  # unless it shares one
         self._spawner_gone = threading.Event()
         self._sampler: CardSampler | None = None
-        self._responses = PendingResponses()
-        self._batches = Resequencer()
-        self._posting = threading.Lock()
+        self._requests = Inbox[Request]()
+        self._responses = Outbox[Response]()
         self._outcomes = OutcomeKeeper(None)
-        self._workers = NodeWorkers(self._respond, self._energy, self._readings)
+        self._workers = NodeWorkers(self._respond)
         self._reported: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
-    def serve(
-        self,
-        address: str,
-        kind: str,
-        preload: Sequence[str],
-        cards_on_host: int,
-        log_dir: str | None,
-        shared: SharedSpawner | None = None,
-    ) -> HostFacts:
+    def serve(self, settings: AgentSettings) -> HostFacts:
         """Have a spawner for the node's workers.
-
-        Args:
-            kind: of the cards, as grids name it.
-            preload: modules that the spawner imports before it forks; none: each worker is a fresh
-                interpreter.
-            shared: a spawner of this host that was started for its nodes.
 
         Raises:
             OSError: no spawner can be started.
@@ -105,67 +115,58 @@ class NodeAgent:
                 command = redact(orphan.command, os.environ)
                 output.say(f"ended, of an earlier driver: {orphan.pid} {command}")
         self._outcomes = OutcomeKeeper(owner)
-        session_logs = _ray_log_dir()
-        logs = _writable(Path(log_dir), session_logs) if log_dir else session_logs
-        accelerator = Accelerator(kind)
-        threads = threads_of_worker(accelerator, cards_on_host)
-        log = logs / log_name()
-        self._spawner = NodeSpawner(preload, threads=threads, log=log, shared=shared)
-        threading.Thread(target=self._watch, args=(self._spawner,), daemon=True).start()
+        logs = _log_directory(settings.log_dir)
+        accelerator = settings.accelerator
+        device = device_class(accelerator.device)
+        threads = threads_of_worker(accelerator, settings.cards_on_host)
+        spawner = settings.shared
+        if spawner is None or not spawner.serves(threads):
+            self._spawner = OwnSpawner(settings.preload, threads=threads, log=logs / log_name())
+            spawner = self._spawner.shared
+        threading.Thread(target=self._watch, args=(spawner.path,), daemon=True).start()
+        if settings.watched:
+            self._sampler = self._workers.sampler = CardSampler(device.telemetry)
+            self._sampler.start()
         cards = _cards_held(accelerator)
         return HostFacts(
             hostname=socket.gethostname(),
-            address=address,
+            address=settings.address,
             cores=len(usable_cores()),
             threads=threads,
             version=__version__,
-            server=self._spawner.path,
+            server=spawner.path,
             log_dir=str(logs),
-            compiled=compiled_directory(device_class(accelerator.device).compiler()) or "",
+            compiled=compiled_directory(device.compiler()) or "",
             cards=cards,
             idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 
-    def watch_cards(self, device: str) -> None:
-        """Read this node's cards from now on, through the tools of their device."""
-        self._sampler = CardSampler(device_class(device).telemetry)
-        self._sampler.start()
+    def submit(self, first: int, requests: Sequence[Request]) -> None:
+        """Take requests, numbered from ``first``."""
+        for request in self._requests.new(first, requests):
+            if isinstance(request, Durable):
+                self._outcomes.durable(request.attempt_ids)
+            else:
+                self._workers.do(request)
 
-    def submit(self, number: int, requests: bytes) -> None:
-        """Take a batch of requests, pickled together, and its number."""
-        with self._posting:
-            for batch in self._batches.add(number, requests):
-                for request in unpickled(batch):
-                    if isinstance(request, Durable):
-                        self._outcomes.durable(request.attempt_ids)
-                    else:
-                        self._outcomes.sent(request)
-                        self._workers.do(request)
+    def exchange(self, received: int) -> ResponseBatch:
+        """Return all responses after the last that was received.
 
-    def exchange(self, received: int, batch: tuple[int, bytes] | None = None) -> bytes:
-        """Return a pickled ``ResponseBatch`` with all responses after the last that was received.
-
-        Waits for news, a few seconds at most: silence would mean that the agent hangs. ``batch``
-        has the arguments of ``submit``, if the driver has requests, too.
+        Waits for news, a few seconds at most: silence would mean that the agent hangs.
         """
-        if batch is not None:
-            self.submit(*batch)
-        self._responses.acknowledge(received)
+        self._responses.confirm(received)
         deadline = time.monotonic() + _SILENCE_S
         while True:
-            first, responses = self._responses.wait(_LOOK_S)
+            first, responses = self._responses.pending(_LOOK_S)
             progress, telemetry = self._look(), self._read_cards()
             gone = self._spawner_gone.is_set()
             changed = progress is not None and progress != self._reported
-            if responses or changed or telemetry is not None or gone:
-                break
-            if time.monotonic() >= deadline:
+            news = responses or changed or telemetry is not None or gone
+            if news or time.monotonic() >= deadline:
                 break
         if progress is not None:
             self._reported = progress
-        return pickled(
-            ResponseBatch(first, responses, self._batches.received, progress, telemetry, gone)
-        )
+        return ResponseBatch(first, responses, self._requests.received, progress, telemetry, gone)
 
     def job(self, worker_id: str, attempt_id: str) -> None:
         """Last as long as an attempt on a worker of this node: Ray lists the call, named like the
@@ -179,13 +180,14 @@ class NodeAgent:
             self._spawner.close()
         self._outcomes.close()
 
-    def _watch(self, spawner: NodeSpawner) -> None:
-        spawner.wait()
+    def _watch(self, spawner: str) -> None:
+        wait_for_end(spawner)
         self._spawner_gone.set()
         self._responses.wake()
 
-    def _respond(self, response: Response) -> None:
-        self._outcomes.keep(response)
+    def _respond(self, response: Response, request: Run | None = None) -> None:
+        if request is not None and isinstance(response, Ended):
+            self._outcomes.keep(request, response)
         self._responses.put(response)
 
     def _look(self) -> Mapping[str, Progress] | None:
@@ -204,14 +206,6 @@ class NodeAgent:
             return None
         self._read_at = now + _TELEMETRY_S
         return self._sampler.latest()
-
-    def _energy(self, index: int, start: float, end: float) -> Energy | None:
-        """Energy that a card took between two moments of this host's clock; None where unknown."""
-        return self._sampler.energy(index, start, end) if self._sampler is not None else None
-
-    def _readings(self, index: int, start: float, end: float) -> Mapping[str, str]:
-        """Readings of a card between two moments of this host's clock."""
-        return self._sampler.readings(index, start, end) if self._sampler is not None else {}
 
 
 def _cards_held(kind: Accelerator) -> tuple[str, ...]:
@@ -234,19 +228,16 @@ def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
     return idle_bytes
 
 
-def _writable(directory: Path, otherwise: Path) -> Path:
-    """The directory, made if need be; the other one where it cannot be, as on a full disk."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        output.say_aside(f"no directory for logs: {error}; they are in {otherwise}")
-        return otherwise
-    return directory
-
-
-def _ray_log_dir() -> Path:
-    """Directory of Ray's logs on this node: this very process's output goes there."""
-    stdout = Path(os.readlink("/proc/self/fd/1")) if os.path.exists("/proc/self/fd/1") else Path()
+def _log_directory(named: str | None) -> Path:
+    """The named directory, made if need be; where it cannot be, as on a full disk, and without a
+    name that of Ray's logs on this node, where this very process's output goes."""
+    if named is not None:
+        try:
+            Path(named).mkdir(parents=True, exist_ok=True)
+            return Path(named)
+        except OSError as error:
+            output.say_aside(f"no directory for logs: {error}; they are beside Ray's")
+    stdout = Path(os.path.realpath("/proc/self/fd/1"))
     if stdout.is_file():
         return stdout.parent
     return Path(tempfile.mkdtemp(prefix="nightgrid-logs-"))
@@ -257,29 +248,24 @@ def _ray_log_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAgent:
-    """A placement group that holds a node's cards in Ray's accounts, and the call that starts its
-    agent."""
+    """A placement group that holds a node's cards in Ray's accounts, and its agent."""
 
     group: Any  # placement group with one bundle
     agent: Any
-    serve: Any
+    facts: Any  # the call that will give its ``HostFacts``
 
 
-def start_agent(
-    run: str, node: Node, ray_node: Mapping[str, Any], serve: Sequence[Any]
-) -> PlacedAgent | None:
-    """Claim a node's free cards, and start the agent that holds them; None if none is free.
-
-    Args:
-        ray_node: the node as Ray describes it.
-        serve: the arguments of ``NodeAgent.serve``.
-    """
+def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> PlacedAgent | None:
+    """Claim the free cards of a node that Ray knows by this id, and start the agent that holds
+    them; None if none is free."""
+    from ray._private.state import available_resources_per_node
     from ray.util import placement_group
 
-    ray_id = ray_node["NodeID"]
-    bundle = _free_bundle(node, ray_id)
-    if not bundle:
+    spec = node.accelerator.spec
+    free = int(available_resources_per_node().get(ray_id, {}).get(spec.ray_resource, 0))
+    if not free or (not spec.ray_indices and free < len(node.card_indices)):
         return None
+    bundle = {spec.ray_resource: float(free)}
     group = placement_group(
         [bundle],
         strategy="STRICT_PACK",
@@ -287,8 +273,8 @@ def start_agent(
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = owned(f"{run} agent of {node.name} {time.monotonic_ns()}")
-    agent = _agent_in(group, node.accelerator.spec, bundle, name)
-    return PlacedAgent(group=group, agent=agent, serve=agent.serve.remote(*serve))
+    agent = _agent_in(group, spec, free, name)
+    return PlacedAgent(group=group, agent=agent, facts=agent.serve.remote(settings))
 
 
 def end_agent(placed: PlacedAgent) -> None:
@@ -302,13 +288,12 @@ def end_agent(placed: PlacedAgent) -> None:
     remove_placement_group(placed.group)
 
 
-def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: str) -> Any:
-    """Start the agent of a node, which holds all cards of the bundle. What it starts can be told to
-    be this driver's (``worker/orphans.py``)."""
+def _agent_in(group: Any, spec: DeviceSpec, cards: int, name: str) -> Any:
+    """Start the agent of a node, which holds so many cards. What it starts carries this driver's
+    mark (``worker/orphans.py``)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    cards = int(bundle[spec.ray_resource])
     owner = Owner.of_this_process()
     mark = {VARIABLE: str(owner)} if owner is not None else {}
     options: dict[str, Any] = {
@@ -323,17 +308,6 @@ def _agent_in(group: Any, spec: DeviceSpec, bundle: Mapping[str, float], name: s
     remote: Any = ray.remote  # whose types do not know groups
     agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
     return agent.options(**options).remote()
-
-
-def _free_bundle(node: Node, ray_id: str) -> dict[str, float]:
-    """The cards of the node that Ray has free; empty when there are none."""
-    from ray._private.state import available_resources_per_node
-
-    spec = node.accelerator.spec
-    free = int(available_resources_per_node().get(ray_id, {}).get(spec.ray_resource, 0))
-    if not spec.ray_indices and free < len(node.card_indices):
-        return {}
-    return {spec.ray_resource: free} if free else {}
 
 
 # ---------------------------------------------------------------- stale actors

@@ -1,19 +1,17 @@
-"""The driver's channel to the agent of one node: request batches out, response batches back.
+"""The driver's channel to the agent of one node: requests out, response batches back.
 
 Requests wait until they are sent together, in one Ray call. A call that fetches responses is nearly
-always outstanding; the next one is made when the last batch was handled, and takes along the
-requests that came of it, so that a busy node costs one call for each response batch. Ray may run
-calls in another order than they were made, and loses one when a connection breaks: so everything
-is numbered (``worker/protocol.py``), and requests that are not confirmed are sent again.
+always outstanding; the next one is made when the last batch was handled. Ray may run calls in
+another order than they were made, and loses one when a connection breaks: so everything is numbered
+(``worker/protocol.py``), and each call sends all requests that are not confirmed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from orchestrator.on_ray.outcomes import Durable
-from orchestrator.worker.protocol import Request, ResponseBatch, pickled, unpickled
+from orchestrator.worker.protocol import Outbox, Request, ResponseBatch
 
 #: Called with the answer to a call: its value, or the exception that Ray has instead.
 Then = Callable[[Any], None]
@@ -51,21 +49,8 @@ class Calls:
         if timeout_s > 0:
             ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
         ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        for call, answer in zip(ready, answers_of(ready), strict=True):
-            self._then.pop(call)(answer)
-
-
-def answers_of(calls: Sequence[Any]) -> list[Any]:
-    """The answers of calls that have them, in order. One question for all is many times faster,
-    and one exception among them hides the rest."""
-    import ray
-
-    if not calls:
-        return []
-    try:
-        return list(ray.get(list(calls)))
-    except Exception:
-        return [answer_of(call) for call in calls]
+        for call in ready:
+            self._then.pop(call)(answer_of(call))
 
 
 def answer_of(call: Any) -> Any:
@@ -99,21 +84,19 @@ class AgentChannel:
         self._submit = agent.submit.options(concurrency_group="submit", num_returns=0, **quiet)
         self._exchange = agent.exchange.options(concurrency_group="exchange", **quiet)
         self._agent = agent
-        self._calls = calls
-        self._clock = clock
-        self._arrived = arrived
-        self._lost = lost
+        self._calls, self._clock = calls, clock
+        self._arrived, self._lost = arrived, lost
         self._closed = False
-        self._outbox: list[Request | Durable] = []
-        self._sent = 0
-        self._unconfirmed: dict[int, tuple[float, bytes]] = {}  # by number: time sent, and bytes
+        self._outbox = Outbox[Request]()
+        self._sent = 0  # number of the last request that was sent
+        self._send_at = 0.0  # when what is not confirmed is sent again
         self._received = 0
         self._ask_at: float | None = 0.0  # None while a call for responses is outstanding
         self.heard_at = clock()  # when the agent last said something
 
-    def put(self, request: Request | Durable) -> None:
+    def put(self, request: Request) -> None:
         """Queue a request for the next ``send``."""
-        self._outbox.append(request)
+        self._outbox.put(request)
 
     def show_job(self, label: str, worker_id: str, attempt_id: str) -> None:
         """Have Ray list a job of this label among its tasks, from now until it ends."""
@@ -126,21 +109,19 @@ class AgentChannel:
         self._closed = True
 
     def send(self) -> None:
-        """Send all queued requests in one call; ask for responses unless a call for them is out."""
+        """Send what is queued, with all that is not confirmed; ask for responses unless a call for
+        them is out."""
         if self._closed:
             return
         now = self._clock()
-        batch: tuple[int, bytes] | None = None
-        if self._outbox:
-            self._sent += 1
-            batch = (self._sent, pickled(self._outbox))
-            self._outbox.clear()
-            self._unconfirmed[self._sent] = (now, batch[1])
+        first, requests = self._outbox.pending()
+        last = first + len(requests) - 1
+        if last > self._sent or (requests and now >= self._send_at):
+            self._sent, self._send_at = last, now + SEND_AGAIN_S
+            self._submit.remote(first, requests)
         if self._ask_at is not None and self._ask_at <= now:
             self._ask_at = None
-            self._calls.add(self._exchange.remote(self._received, batch), self._came)
-        elif batch is not None:
-            self._submit.remote(*batch)
+            self._calls.add(self._exchange.remote(self._received), self._came)
 
     def _came(self, value: Any) -> None:
         from ray.exceptions import ActorUnavailableError
@@ -154,14 +135,8 @@ class AgentChannel:
         if isinstance(value, Exception):
             self._lost(value)
             return
-        batch: ResponseBatch = unpickled(value)
-        self.heard_at = now
-        for number in [number for number in self._unconfirmed if number <= batch.received]:
-            del self._unconfirmed[number]
-        for number, (sent_at, data) in self._unconfirmed.items():
-            if now - sent_at > SEND_AGAIN_S:
-                self._unconfirmed[number] = (now, data)
-                self._submit.remote(number, data)
+        batch: ResponseBatch = value
+        self.heard_at = self._ask_at = now
+        self._outbox.confirm(batch.received)
         self._received = batch.first + len(batch.responses) - 1
-        self._ask_at = now
         self._arrived(batch)

@@ -29,7 +29,7 @@ from orchestrator.core.errors import ClusterError, ControlStoreLost
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
-from orchestrator.on_ray.agent import PlacedAgent, end_agent, start_agent
+from orchestrator.on_ray.agent import AgentSettings, PlacedAgent, end_agent, start_agent
 from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
@@ -388,16 +388,17 @@ class Claims:
         """Ask for the node's free cards and start its agent; the answers come as calls end."""
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self.by_node[node.node_id] = claim
-        serve = (
-            str(ray_node["NodeManagerAddress"]),
-            node.accelerator.value,
-            self._preload if node.computes_on_host else (),
-            cards_on_host,
-            str(self._log_dir.resolve()) if self._log_dir else None,
-            self._shared if node.computes_on_host else None,
+        settings = AgentSettings(
+            address=str(ray_node["NodeManagerAddress"]),
+            accelerator=node.accelerator,
+            preload=self._preload if node.computes_on_host else (),
+            cards_on_host=cards_on_host,
+            log_dir=str(self._log_dir.resolve()) if self._log_dir else None,
+            shared=self._shared if node.computes_on_host else None,
+            watched=not node.emulated,
         )
         self._gcs.ask(
-            lambda: start_agent(self._run, node, ray_node, serve),
+            lambda: start_agent(self._run, node, claim.ray_id, settings),
             lambda value: self._agent_placed(claim, value),
         )
 
@@ -417,7 +418,7 @@ class Claims:
         else:
             claim.placed = value
             if current:
-                self._calls.add(claim.placed.serve, lambda got: self._facts_came(claim, got))
+                self._calls.add(claim.placed.facts, lambda got: self._facts_came(claim, got))
             else:  # it was given up meanwhile
                 self._release(claim)
 
@@ -450,8 +451,6 @@ class Claims:
             arrived=lambda batch: self._responded(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
-        if not node.emulated:  # an emulated card has no sensors
-            claim.agent.watch_cards.remote(node.accelerator.device)
         self._joined(claim)
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:

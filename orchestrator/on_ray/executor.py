@@ -48,19 +48,17 @@ from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.gcs import Gcs
-from orchestrator.on_ray.outcomes import Durable
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.util.host import Interval
 from orchestrator.worker.environment import launch_of
 from orchestrator.worker.protocol import (
+    Durable,
     Ended,
     Halted,
     Listen,
     Listened,
-    Order,
     ResponseBatch,
     Run,
-    Start,
     Started,
     Stop,
     unpickled,
@@ -393,8 +391,7 @@ class WorkerPool:
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
         passed_on = {**loading.passed_on(), **encryption.passed_on()}
-        launch = launch_of(command, claim.node, claim.facts, self._factory, passed_on)
-        claim.channel.put(Start(launch))
+        claim.channel.put(launch_of(command, claim.node, claim.facts, self._factory, passed_on))
 
     def _started(self, response: Started) -> None:
         worker, value = self._workers.get(response.worker_id), response.value
@@ -488,16 +485,7 @@ class WorkerPool:
                 failure = rendezvous if isinstance(rendezvous, Failure) else None
                 self._rank_lost(running, rank, worker, _GONE, failure)
                 continue
-            order = Order(
-                attempt_id=attempt.attempt_id,
-                label=attempt.job.label,
-                kind=attempt.job.process_kind,
-                rank=rank,
-                attempt=attempt.to_json(),
-                rendezvous=rendezvous,
-            )
-            metered = None if claim.node.emulated else worker.card.index
-            claim.channel.put(Run(worker_id, order, metered))
+            claim.channel.put(Run(worker_id, attempt, rank, rendezvous))
         self._not_shown.append((self._clock(), attempt.attempt_id))
 
     def show_jobs(self) -> None:

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.outcome import Attempt
 from orchestrator.core.topology import Node
 from orchestrator.util import output
 from orchestrator.worker.orphans import Owner
-from orchestrator.worker.protocol import Ended, Request, Run, pickled, unpickled
+from orchestrator.worker.protocol import Ended, Run, pickled, unpickled
 
 #: A run that nobody resumes for so long is not resumed any more.
 FORGOTTEN_S = 7 * 24 * 3600.0
@@ -32,17 +33,10 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
-    """A request to an agent: the rows of these attempts are synced."""
-
-    attempt_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class KeptOutcome:
     """One rank of an attempt that has ended, as its node keeps it."""
 
-    attempt: str  # as JSON
+    attempt: Attempt
     rank: int
     ended: Ended
 
@@ -56,30 +50,20 @@ class OutcomeKeeper:
     """
 
     def __init__(self, owner: Owner | None) -> None:
-        self._running: dict[str, Run] = {}  # by attempt
         self._directory = _directory_of(owner.run_id) if owner is not None else None
         self._prefix = f"{owner.invocation_id}." if owner is not None else ""
         if self._directory is not None:
             earlier = (p for p in self._directory.iterdir() if not p.name.startswith(self._prefix))
             _remove(earlier)
 
-    def sent(self, request: Request) -> None:
-        """Note what a worker is about to run."""
-        if isinstance(request, Run):
-            self._running[request.order.attempt_id] = request
-
-    def keep(self, response: Any) -> None:
-        """Write down the outcome of a rank, if the response is one."""
-        if not isinstance(response, Ended):
+    def keep(self, request: Run, ended: Ended) -> None:
+        """Write down the outcome of a rank, if it has one."""
+        if ended.outcome is None or self._directory is None:
             return
-        request = self._running.pop(response.attempt_id, None)
-        if request is None or response.outcome is None or self._directory is None:
-            return
-        order = request.order
-        path = self._directory / f"{self._prefix}{order.attempt_id}.{order.rank}"
+        path = self._directory / f"{self._prefix}{ended.attempt_id}.{request.rank}"
         try:
             aside = path.with_name(f"{path.name}.part")
-            aside.write_bytes(pickled(KeptOutcome(order.attempt, order.rank, response)))
+            aside.write_bytes(pickled(KeptOutcome(request.attempt, request.rank, ended)))
             os.replace(aside, path)
         except OSError as error:
             output.say_aside(f"an outcome is not kept on this node: {error}")

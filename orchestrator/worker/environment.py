@@ -25,7 +25,7 @@ from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.util.host import usable_cores
-from orchestrator.worker.protocol import HostFacts, Launch, WorkerConfig
+from orchestrator.worker.protocol import HostFacts, Start, WorkerConfig
 from workloads.devices import CardProcess, all_devices, device_spec, environment_for
 from workloads.devices.cpu import CORES
 from workloads.engines import engine_packages, packages_on, process_kinds, variables_of
@@ -224,8 +224,8 @@ def configured_threads() -> int | None:
 
 def launch_of(
     command: StartWorker, node: Node, facts: HostFacts, factory: str, passed_on: Mapping[str, str]
-) -> Launch:
-    """The launch of the worker that the schedule asked for; ``passed_on`` are variables of the
+) -> Start:
+    """The start of the worker that the schedule asked for; ``passed_on`` are variables of the
     driver that its workers get as well."""
     card = command.card
     environments = {}
@@ -263,8 +263,8 @@ def launch_of(
     )
     name = f"{node.name}-{card.accelerator}{card.index}-{command.worker_id}"
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    return Launch(
-        name=command.worker_id,
+    return Start(
+        worker_id=command.worker_id,
         server=facts.server,
         factory=factory,
         config=config,

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
 from orchestrator.util.redaction import finish_output, redact, redact_output
-from orchestrator.worker.protocol import TAIL_BYTES, Channel, pickled
+from orchestrator.worker.protocol import TAIL_BYTES, pickled
 
 _REPORT_INTERVAL_S = 0.25
 
@@ -46,14 +47,14 @@ def serve(handle: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
     redact_output(os.environ)
     try:
-        return _serve(Channel(handle))
+        return _serve(Connection(handle))
     finally:
         finish_output()
 
 
-def _serve(channel: Channel) -> int:
+def _serve(channel: Connection) -> int:
     streams = _Streams()
-    factory, config = channel.receive()
+    factory, config = channel.recv()
     module, _, name = factory.partition(":")
     worker: Worker | None = None
     try:
@@ -68,15 +69,14 @@ def _serve(channel: Channel) -> int:
     threading.Thread(target=_report, args=(worker, channel, sending), daemon=True).start()
     while True:
         try:
-            method, arguments = channel.receive()
+            method, arguments = channel.recv()
         except (EOFError, ConnectionResetError):  # the latter with something unread there
             return 0
         try:
             if method == "listen":
                 answer = "answer", worker.listen(*arguments)
             else:
-                attempt, rank, rendezvous = arguments
-                outcome = worker.run(Attempt.from_json(attempt), rank, rendezvous)
+                outcome = worker.run(*arguments)
                 answer = "answer", (outcome.timed, pickled(outcome))
         except Exception as error:
             _print_traceback()
@@ -119,7 +119,7 @@ def _failure_of(error: Exception) -> Failure:
     )
 
 
-def _report(worker: Worker, channel: Channel, sending: threading.Lock) -> None:
+def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
     """Send each change of phase; a process that is stuck has reported where."""
     last: Progress | None = None
     while True:

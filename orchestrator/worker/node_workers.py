@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Failure, FailureClass
-from orchestrator.core.readings import Energy
+from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.process import WorkerProcess
 from orchestrator.worker.protocol import (
     Ended,
     Halted,
     Listen,
     Listened,
-    Request,
     Response,
     Run,
     Start,
     Started,
     Stop,
     Stopped,
+    WorkerRequest,
 )
 from workloads.util.processes import ProcessStat, process_stat
 
@@ -39,11 +39,6 @@ from workloads.util.processes import ProcessStat, process_stat
 #: itself is not halted. With the 20 s after which an unconfirmed stop is given up, a gang ends
 #: within 30 s.
 HALTED_LOOKS = 5
-
-#: Energy of the card of this index between two moments; None where it is unknown.
-EnergyOf = Callable[[int, float, float], Energy | None]
-#: Readings of that card meanwhile, as details of a row.
-ReadingsOf = Callable[[int, float, float], Mapping[str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,28 +49,28 @@ class _Worker:
     thread: threading.Thread = field(init=False)
     attempt_id: str = ""  # that it runs
     ended: threading.Event | None = None  # the end of that attempt, where a thread waits for it
-    gang_attempt_id: str = ""  # of which it runs a rank
+    is_gang: bool = False  # whether that attempt has more ranks
     halted: int = 0  # looks in a row that found its process halted
 
 
 class NodeWorkers:
-    """``do`` returns at once; ``respond`` gets the response to each request, from any thread."""
+    """``do`` returns at once; ``respond`` gets each response from any thread, with the request
+    where that ran a rank.
 
-    def __init__(
-        self,
-        respond: Callable[[Response], None],
-        energy: EnergyOf,
-        readings: ReadingsOf = lambda *_: {},
-    ) -> None:
+    Attributes:
+        sampler: reads the node's cards while jobs run; None: they have no sensors.
+    """
+
+    def __init__(self, respond: Callable[[Response, Run | None], None]) -> None:
         self._respond = respond
-        self._energy, self._readings = energy, readings
+        self.sampler: CardSampler | None = None
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.Lock()  # a worker that is in the table takes requests
 
-    def do(self, request: Request) -> None:
+    def do(self, request: WorkerRequest) -> None:
         """Carry out one request. Requests to one worker are done in the order of these calls."""
         if isinstance(request, Start):
-            worker = _Worker(request.launch.name, WorkerProcess(request.launch))
+            worker = _Worker(request.worker_id, WorkerProcess(request))
             worker.thread = threading.Thread(target=self._work, args=(worker,), daemon=True)
             with self._lock:
                 self._workers[worker.name] = worker
@@ -88,7 +83,7 @@ class NodeWorkers:
                 if addressee is not None:
                     addressee.requests.put(request)
                     return
-            self._respond(_too_late(request))
+            self._refuse(request)
 
     def wait_for_end(self, worker_id: str, attempt_id: str) -> None:
         """Wait until a worker has ended this attempt; not at all if it does not run it."""
@@ -111,12 +106,13 @@ class NodeWorkers:
         with self._lock:
             workers = list(self._workers.values())
         for worker in workers:
-            attempt_id, pid = worker.gang_attempt_id, worker.process.pid
-            state = _halt(process_stat(pid)) if attempt_id and pid is not None else ""
+            attempt_id, pid = worker.attempt_id, worker.process.pid
+            watched = worker.is_gang and attempt_id
+            state = _halt(process_stat(pid)) if watched and pid is not None else ""
             worker.halted = worker.halted + 1 if state else 0
             if worker.halted == HALTED_LOOKS:
                 reason = f"the process {pid} of this rank {state} for {HALTED_LOOKS} s"
-                self._respond(Halted(worker.name, attempt_id, reason))
+                self._respond(Halted(worker.name, attempt_id, reason), None)
 
     def close(self, reason: str) -> None:
         """Kill all worker processes; returns when they are gone."""
@@ -132,39 +128,48 @@ class NodeWorkers:
 
     def _work(self, worker: _Worker) -> None:
         started = worker.process.start()
-        self._respond(Started(worker.name, started))
+        self._respond(Started(worker.name, started), None)
         if not isinstance(started, Failure):
             while not worker.process.gone and (request := worker.requests.get()) is not None:
-                self._carry_out(worker, request)
+                if isinstance(request, Run):
+                    self._run(worker, request)
+                else:
+                    rendezvous = worker.process.listen(request.address)
+                    self._respond(Listened(worker.name, request.attempt_id, rendezvous), None)
         with self._lock:
             del self._workers[worker.name]
         while not worker.requests.empty():
             if (late := worker.requests.get()) is not None:
-                self._respond(_too_late(late))
+                self._refuse(late)
 
-    def _carry_out(self, worker: _Worker, request: Listen | Run) -> None:
-        process = worker.process
-        if isinstance(request, Listen):
-            rendezvous = process.listen(request.address)
-            self._respond(Listened(worker.name, request.attempt_id, rendezvous))
-            return
-        order = request.order
-        worker.attempt_id = order.attempt_id
-        worker.gang_attempt_id = order.attempt_id if order.rendezvous is not None else ""
+    def _run(self, worker: _Worker, request: Run) -> None:
+        attempt, process = request.attempt, worker.process
+        worker.attempt_id = attempt.attempt_id
+        worker.is_gang = request.rendezvous is not None
         try:
-            outcome = process.run(order)
+            outcome = process.run(request)
         finally:
-            worker.gang_attempt_id = ""
             with self._lock:
                 worker.attempt_id, ended, worker.ended = "", worker.ended, None
             if ended is not None:
                 ended.set()
         energy, readings = None, dict[str, str]()
-        if request.card_index is not None and process.timed is not None:
-            energy = self._energy(request.card_index, *process.timed)
-            readings |= self._readings(request.card_index, *process.timed)
-        gone = process.gone
-        self._respond(Ended(worker.name, order.attempt_id, outcome, gone, energy, readings))
+        if self.sampler is not None and process.timed is not None:
+            index = attempt.cards[request.rank].index
+            energy = self.sampler.energy(index, *process.timed)
+            readings |= self.sampler.readings(index, *process.timed)
+        response = Ended(worker.name, attempt.attempt_id, outcome, process.gone, energy, readings)
+        self._respond(response, request)
+
+    def _refuse(self, request: Listen | Run) -> None:
+        """Answer a request for a worker that is not there any more."""
+        name = request.worker_id
+        if isinstance(request, Run):
+            self._respond(Ended(name, request.attempt.attempt_id, None, True), request)
+            return
+        message = "the worker was gone before it could open a rendezvous"
+        failure = Failure(failure_class=FailureClass.CRASH, message=message)
+        self._respond(Listened(name, request.attempt_id, failure), None)
 
     # ------------------------------------------------------------ a stop's thread
 
@@ -175,7 +180,7 @@ class NodeWorkers:
             worker.process.stop(request.reason)
             worker.requests.put(None)
             worker.thread.join()
-        self._respond(Stopped(request.worker_id))
+        self._respond(Stopped(request.worker_id), None)
 
 
 def _halt(stat: ProcessStat | None) -> str:
@@ -187,12 +192,3 @@ def _halt(stat: ProcessStat | None) -> str:
     if stat.ended or stat.ending:
         return "has been ending"
     return ""
-
-
-def _too_late(request: Listen | Run) -> Response:
-    """The response to a request for a worker that is not there any more."""
-    if isinstance(request, Run):
-        return Ended(request.worker_id, request.order.attempt_id, None, True)
-    message = "the worker was gone before it could open a rendezvous"
-    failure = Failure(failure_class=FailureClass.CRASH, message=message)
-    return Listened(request.worker_id, request.attempt_id, failure)

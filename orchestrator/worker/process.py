@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from orchestrator.core.events import Progress
@@ -20,7 +21,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
 from orchestrator.util.host import Interval
 from orchestrator.util.redaction import redacted_end
-from orchestrator.worker.protocol import TAIL_BYTES, Channel, Launch, Order
+from orchestrator.worker.protocol import TAIL_BYTES, Run, Start
 from orchestrator.worker.spawn import SpawnedProcess
 from workloads.util import files
 
@@ -32,11 +33,11 @@ class WorkerProcess:
     """``start``, ``listen`` and ``run`` block, for one thread; ``progress`` and ``stop`` may be
     called from another meanwhile."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-        self._kind, self._config = launch.kind, launch.config
+    def __init__(self, request: Start) -> None:
+        self._request = request
+        self._kind, self._config = request.kind, request.config
         self._process: SpawnedProcess | None = None
-        self._channel: Channel | None = None
+        self._channel: Connection | None = None
         self._progress: Progress | None = None
         self._info: WorkerInfo | None = None
         self._stop_reason: str | None = None
@@ -51,28 +52,30 @@ class WorkerProcess:
         if self._stop_reason is not None:
             self._gone.set()
             return self._death("start")
-        mine, theirs = socket.socketpair()
-        environment = dict(os.environ) | dict(self._launch.environments[self._kind])
+        mine, theirs = Pipe()
+        environment = dict(os.environ) | dict(self._request.environments[self._kind])
         paths = [path for path in sys.path if path]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         try:
             self._process = SpawnedProcess(
-                self._launch.server,
+                self._request.server,
                 environment=environment,
-                log=self._launch.log,
+                log=self._request.log,
                 cwd=os.getcwd(),
-                channel=theirs.detach(),
+                channel=theirs.fileno(),
             )
         except OSError as error:
             self._gone.set()
             message = f"the node's spawner does not answer: {error}"
             return Failure(failure_class=FailureClass.NODE_LOST, message=message)
+        finally:
+            theirs.close()
         threading.Thread(target=self._watch, daemon=True).start()
-        self._channel = Channel(mine.detach())
+        self._channel = mine
         if self._stop_reason is not None:  # stopped while it was being started
             self._process.kill()
         try:
-            self._channel.send((self._launch.factory, self._config))
+            self._channel.send((self._request.factory, self._config))
             kind, value = self._receive()
         except (EOFError, OSError):
             return self._death("start-up")
@@ -87,37 +90,36 @@ class WorkerProcess:
     def listen(self, address: str) -> Any:
         """Have rank 0 open a rendezvous on ``address``: the rendezvous, or a Failure."""
         try:
-            return self._request("listen", address)[1]
+            return self._ask("listen", address)[1]
         except (EOFError, OSError):
             return self._death("opening a rendezvous")
 
-    def run(self, order: Order) -> bytes | RankOutcome:
+    def run(self, request: Run) -> bytes | RankOutcome:
         """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
         the process pickled it, or one made here when the process could not make any."""
+        attempt, failure = request.attempt, request.rendezvous
         lasted = Interval()
         self.timed = None
         self._progress = Progress(  # until the process says more, which a hang may keep it from
-            worker_id=self._launch.name, attempt_id=order.attempt_id, phase="start"
+            worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="start"
         )
-        failure = order.rendezvous
         try:
             if not isinstance(failure, Failure):
-                failure = self._become(order.kind)
+                failure = self._become(attempt.job.process_kind)
             if not isinstance(failure, Failure):
-                request = (order.attempt, order.rank, order.rendezvous)
-                kind, value = self._request("run", *request)
+                kind, value = self._ask("run", attempt, request.rank, request.rendezvous)
                 if kind != "failed":
                     outcome: bytes
                     self.timed, outcome = value
                     return outcome
                 failure = value
         except (EOFError, OSError):
-            failure = self._death(order.label)
+            failure = self._death(attempt.job.label)
         finally:
             self._progress = None
         taken_away = self._stop_reason is not None or "spawner_lost" in self._exit
         return RankOutcome(
-            rank=order.rank,
+            rank=request.rank,
             state=State.LOST if taken_away else State.FAILED,
             started_at=lasted.started_at,
             ended_at=lasted.until_now(),
@@ -153,17 +155,17 @@ class WorkerProcess:
     def _become(self, kind: str) -> Failure | None:
         """Replace the process by one of this kind if it is of another. Engines change their process
         for good, and a card's mode is decided before torch is imported."""
-        if kind == self._kind or kind not in self._launch.environments:
+        if kind == self._kind or kind not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
         self._kill()
-        environment = self._launch.environments[kind]
+        environment = self._request.environments[kind]
         self._kind, self._config = kind, replace(self._config, kind=kind, environment=environment)
         self._exit = {}
         self._gone = threading.Event()  # of the new one, before anybody can wait for it
         started = self.start()
         return started if isinstance(started, Failure) else None
 
-    def _request(self, method: str, *arguments: Any) -> tuple[str, Any]:
+    def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:
             raise EOFError("the process was never started")
         self._channel.send((method, arguments))
@@ -173,7 +175,7 @@ class WorkerProcess:
         """The next answer; progress is noted on the way."""
         assert self._channel is not None
         while True:
-            kind, value = self._channel.receive()
+            kind, value = self._channel.recv()
             if kind != "progress":
                 return kind, value
             self._progress = value
@@ -206,11 +208,11 @@ class WorkerProcess:
         return self._with_log(Failure(failure_class=failure_class, message=text))
 
     def _with_log(self, failure: Failure) -> Failure:
-        environment = {**os.environ, **self._launch.environments.get(self._kind, {})}
+        environment = {**os.environ, **self._request.environments.get(self._kind, {})}
         return replace(
             failure,
-            tail=failure.tail or tail_of(self._launch.log, environment),
-            log=f"{socket.gethostname()}:{self._launch.log}",
+            tail=failure.tail or tail_of(self._request.log, environment),
+            log=f"{socket.gethostname()}:{self._request.log}",
         )
 
 

@@ -1,35 +1,34 @@
 """Messages between driver, agents and worker processes, and how they travel.
 
-The driver sends requests to the agent of a node and the agent responses, both in batches. Request
-batches and responses are numbered and repeated until the other side has confirmed their number, so
-that a call which is lost on the way loses nothing and repeats nothing. An agent and its worker
-process exchange messages over a socket pair (``Channel``). An attempt travels as JSON, and the
-outcome of a rank as bytes that only its worker process and the driver read.
+The driver sends requests to the agent of a node, and the agent sends responses. Both are numbered,
+kept in an ``Outbox`` and sent again until the other side has confirmed their number, so that a call
+which is lost on the way loses nothing, and an ``Inbox`` drops what came before. An agent and its
+worker process exchange messages over a socket pair (``multiprocessing.connection``).
 
-This is the one place where anything is unpickled. The bytes come through Ray, through a socket pair
+Ray and ``multiprocessing`` pickle what they carry. The outcome of a rank travels as bytes that only
+its worker process and the driver read, since a workload may put a class of its own into it. All of
+these pickles come from processes that may run code here anyway: through Ray, through a socket pair
 between a process and its parent, or from a node's directory of kept outcomes, which only the run's
-user may enter: from processes that may run code here anyway (docs/security.md). Results, files of
-others and downloads are never read so.
+user may enter (docs/security.md). Results, files of others and downloads are never read so.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import struct
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from orchestrator.core.events import Progress
-from orchestrator.core.outcome import Failure, RankOutcome, WorkerInfo
+from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo
 from orchestrator.core.readings import Energy
 from orchestrator.core.topology import Card
 from workloads.devices import host_device
 from workloads.devices.monitor.host import CardTelemetry
+
+T = TypeVar("T")
 
 #: Part of a log that a row keeps.
 TAIL_BYTES = 4000
@@ -81,40 +80,21 @@ class WorkerConfig:
         return self.emulated_device if self.emulated else self.card.accelerator.device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Instructions for starting a worker process."""
+# ---------------------------------------------------------------- requests of the driver
 
-    name: str  # the worker's id
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start a worker process: answered by ``Started``."""
+
+    worker_id: str
     server: str  # socket of the node's spawner
     factory: str  # "module:callable", called with ``config``
-    config: Any
+    config: Any  # with ``kind`` and ``environment``, which follow the kind of process
     #: Variables of the process beyond its agent's environment, for each kind of process.
     environments: Mapping[str, Mapping[str, str]]
     kind: str = ""  # of process at first
     log: str  # file for stdout and stderr
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One rank of an attempt for a worker process, with what its agent needs to know of it."""
-
-    attempt_id: str
-    label: str  # of the job
-    kind: str  # of process that the job needs
-    rank: int
-    attempt: str  # as JSON
-    rendezvous: Any = None  # of a gang; a Failure to open one ends the rank
-
-
-# ---------------------------------------------------------------- requests of the driver
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a worker process: answered by ``Started``."""
-
-    launch: Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +111,9 @@ class Run:
     """Run one rank of an attempt: answered by ``Ended``."""
 
     worker_id: str
-    order: Order
-    card_index: int | None  # of a card whose energy can be read
+    attempt: Attempt
+    rank: int = 0
+    rendezvous: Any = None  # of a gang; a Failure to open one ends the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +124,15 @@ class Stop:
     reason: str
 
 
-Request = Start | Listen | Run | Stop
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The rows of these attempts are synced, so the agent need not keep their outcomes."""
+
+    attempt_ids: tuple[str, ...]
+
+
+WorkerRequest = Start | Listen | Run | Stop
+Request = WorkerRequest | Durable
 
 # ---------------------------------------------------------------- responses of an agent
 
@@ -203,68 +192,64 @@ class ResponseBatch:
 
     first: int  # number of the first response
     responses: tuple[Response, ...]
-    received: int  # number of the last batch that was read; all before it were
+    received: int  # number of the last request that was read; all before it were
     progress: Mapping[str, Progress] | None  # of every busy worker; None: not looked at again
     telemetry: Mapping[int, CardTelemetry] | None  # by index of the card; None: not read again
     server_gone: bool  # the spawner is, and with it every worker
 
 
-# ---------------------------------------------------------------- numbered batches
+# ---------------------------------------------------------------- numbered messages
 
 
-class PendingResponses:
-    """Responses that the driver has not acknowledged yet; for any thread."""
+class Outbox(Generic[T]):
+    """Messages that the other side has not confirmed yet, numbered from 1; for any thread."""
 
     def __init__(self) -> None:
-        self._woken = False
         self._changed = threading.Condition()
-        self._responses: deque[Response] = deque()
+        self._messages: deque[T] = deque()
         self._first = 1
+        self._woken = False
 
-    def put(self, response: Response) -> None:
+    def put(self, message: T) -> None:
         """Add one."""
         with self._changed:
-            self._responses.append(response)
+            self._messages.append(message)
             self._changed.notify()
 
     def wake(self) -> None:
-        """Let ``wait`` return early: there is other news."""
+        """Let ``pending`` return early: there is other news."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
-    def acknowledge(self, number: int) -> None:
+    def confirm(self, number: int) -> None:
         """Forget all up to this one."""
         with self._changed:
-            while self._responses and self._first <= number:
-                self._responses.popleft()
+            while self._messages and self._first <= number:
+                self._messages.popleft()
                 self._first += 1
 
-    def wait(self, timeout_s: float) -> tuple[int, tuple[Response, ...]]:
-        """All pending responses, and the number of the first; waits until there is one, or
+    def pending(self, timeout_s: float = 0.0) -> tuple[int, tuple[T, ...]]:
+        """All unconfirmed messages, and the number of the first; waits until there is one, or
         ``wake``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._responses or self._woken, timeout_s)
+            self._changed.wait_for(lambda: self._messages or self._woken, timeout_s)
             self._woken = False
-            return self._first, tuple(self._responses)
+            return self._first, tuple(self._messages)
 
 
-class Resequencer:
-    """Puts batches that overtook others back into their order and drops those that came twice."""
+class Inbox(Generic[T]):
+    """Drops messages that came before. The other side always sends all that is not confirmed, so
+    none is missing before the first of a call, whichever call comes first."""
 
     def __init__(self) -> None:
         self.received = 0
-        self._early: dict[int, bytes] = {}
 
-    def add(self, number: int, batch: bytes) -> list[bytes]:
-        """The batches that are next, if any, now that this one is here."""
-        if number > self.received:
-            self._early[number] = batch
-        ready = []
-        while self.received + 1 in self._early:
-            self.received += 1
-            ready.append(self._early.pop(self.received))
-        return ready
+    def new(self, first: int, messages: Sequence[T]) -> Sequence[T]:
+        """Those of the messages, numbered from ``first``, that are new."""
+        fresh = messages[max(0, self.received + 1 - first) :]
+        self.received += len(fresh)
+        return fresh
 
 
 # ---------------------------------------------------------------- bytes
@@ -283,52 +268,3 @@ def unpickled(data: bytes) -> Any:
             class of its own into its result.
     """
     return pickle.loads(data)
-
-
-class Channel:
-    """One end of a socket pair, for whole messages. One thread at a time may send, and one thread
-    receives."""
-
-    _SIZE = struct.Struct("=Q")  # before each message: both ends are on one host
-
-    def __init__(self, handle: int) -> None:
-        """``handle`` is the descriptor of the socket, and is closed here."""
-        self._handle = handle
-        self._file = os.fdopen(handle, "rb", closefd=False)
-
-    def send(self, message: Any) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: nobody receives any more.
-        """
-        data = pickled(message)
-        left = memoryview(self._SIZE.pack(len(data)) + data)
-        while left:
-            left = left[os.write(self._handle, left) :]
-
-    def receive(self) -> Any:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: the other end is closed.
-            OSError: it was closed before all was read there.
-        """
-        (size,) = self._SIZE.unpack(self._read(self._SIZE.size))
-        return unpickled(self._read(size))
-
-    def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    def close(self) -> None:
-        """Close this end."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            self.close()

@@ -88,8 +88,7 @@ class SpawnedProcess:
     def __init__(
         self, spawner: str, *, environment: Mapping[str, str], log: str, cwd: str, channel: int
     ) -> None:
-        """Ask the spawner for a process; ``channel`` is its end of a socket pair and is closed
-        here.
+        """Ask the spawner for a process; ``channel`` is its end of a socket pair.
 
         Raises:
             OSError: the spawner is gone.
@@ -99,7 +98,6 @@ class SpawnedProcess:
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(self._socket, [data], [channel])
         self._socket.sendall(data[sent:])
-        os.close(channel)
         self._answers = self._socket.makefile("r")
         self.pid: int = self._next()["pid"]
 
@@ -132,6 +130,17 @@ class SharedSpawner:
 
     path: str  # its socket
     threads: int
+
+    def serves(self, threads: int) -> bool:
+        """Return whether it is there, for workers of so many threads."""
+        if self.threads != threads:
+            return False
+        try:
+            _connected(self.path).close()
+        except OSError as error:
+            output.say_aside(f"the spawner of all nodes is gone ({error}): starting another")
+            return False
+        return True
 
 
 class OwnSpawner:
@@ -178,73 +187,26 @@ class OwnSpawner:
         with contextlib.suppress(OSError):
             self.reaper.stdin.close()
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until its reaper is gone.
-
-        Raises:
-            TimeoutError: it is still there.
-        """
-        try:
-            self.reaper.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(str(error)) from error
-
     def close(self) -> None:
         """End it and all its workers; returns when they are gone."""
         self.release()
         try:
-            self.wait(_END_S)
-        except TimeoutError:
+            self.reaper.wait(_END_S)
+        except subprocess.TimeoutExpired:
             self.reaper.kill()  # without it the spawner ends everything
             self.reaper.wait()
         self._directory.remove()
 
 
-class NodeSpawner:
-    """The spawner of a node for its agent: the shared one of its host, or else the agent's own.
+def wait_for_end(path: str) -> None:
+    """Wait until the spawner of this socket is gone, and all its workers.
 
-    Args:
-        shared: one that was started for the nodes of this host.
-
-    Raises:
-        OSError: there is no shared one, and no own one can be started.
+    Its reaper has the socket, too: while that still ends something, a connection is not refused.
     """
-
-    def __init__(
-        self,
-        preload: Sequence[str],
-        *,
-        threads: int,
-        log: Path,
-        shared: SharedSpawner | None = None,
-    ) -> None:
-        self._own: OwnSpawner | None = None
-        if shared is not None and shared.threads == threads:
-            try:
-                self._link = _connected(shared.path)
-                self.path = shared.path
-                return
-            except OSError as error:
-                output.say_aside(f"the spawner of all nodes is gone ({error}): starting another")
-        self._own = OwnSpawner(preload, threads=threads, log=log)
-        self.path = self._own.shared.path
-        self._link = _connected(self.path)
-
-    def wait(self) -> None:
-        """Wait until the spawner is gone, and all its workers. For one thread only."""
-        with self._link, contextlib.suppress(OSError):
-            self._link.recv(1)
-        if self._own is not None:
-            self._own.wait()
-        with contextlib.suppress(OSError):  # a reaper that still ends something has the socket, too
-            while True:
-                with _connected(self.path) as connection:
-                    connection.recv(1)
-
-    def close(self) -> None:
-        """End it, if it is this agent's own; returns when its workers are gone."""
-        if self._own is not None:
-            self._own.close()
+    with contextlib.suppress(OSError):
+        while True:
+            with _connected(path) as connection:
+                connection.recv(1)
 
 
 @contextlib.contextmanager

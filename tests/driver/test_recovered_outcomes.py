@@ -36,7 +36,7 @@ def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutc
         failure=failure,
         worker=a_worker(worker_id="w"),
     )
-    return KeptOutcome(of.to_json(), rank, Ended("w", of.attempt_id, outcome, False))
+    return KeptOutcome(of, rank, Ended("w", of.attempt_id, outcome, False))
 
 
 def test_an_outcome_becomes_the_next_attempt_at_its_job() -> None:

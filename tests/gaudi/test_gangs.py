@@ -17,10 +17,8 @@ from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.protocol import (
     Ended,
     Halted,
-    Launch,
     Listen,
     Listened,
-    Order,
     Run,
     Start,
     Started,
@@ -44,14 +42,12 @@ def start(server: Server, rank: int) -> Start:
     """A rank's process, as the product starts it on a Gaudi server."""
     environment = environment_for("hpu", CARDS[rank], threads=1, cards=2, gang=CARDS)
     return Start(
-        Launch(
-            name=f"rank-{rank}",
-            server=server.path,
-            factory="hccl_worker:HcclWorker",
-            config={"name": f"rank-{rank}"},
-            environments={"": environment},
-            log=str(server.logs / f"{rank}.log"),
-        )
+        worker_id=f"rank-{rank}",
+        server=server.path,
+        factory="hccl_worker:HcclWorker",
+        config={"name": f"rank-{rank}"},
+        environments={"": environment},
+        log=str(server.logs / f"{rank}.log"),
     )
 
 
@@ -69,15 +65,7 @@ def test_a_rank_that_is_gone_is_noticed_from_outside_alone(
     met = node.wait_for(Listened, "rank-0")
     assert isinstance(met, Listened)
     for rank in range(2):
-        order = Order(
-            attempt_id="a-1",
-            label="a job",
-            kind="",
-            rank=rank,
-            attempt=ATTEMPT.to_json(),
-            rendezvous=met.rendezvous,
-        )
-        node.do(Run(f"rank-{rank}", order, None))
+        node.do(Run(f"rank-{rank}", ATTEMPT, rank, met.rendezvous))
 
     def exchanging() -> bool:
         assert not [each for each in node.responses if isinstance(each, Ended)], node.responses

@@ -268,13 +268,13 @@ def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
 
 
 def _as_they_come() -> contextlib.AbstractContextManager[Any]:
-    """Batches are read whenever they arrive."""
+    """Requests are read as often as they arrive."""
 
-    def add(batches: protocol.Resequencer, number: int, batch: bytes) -> list[bytes]:
-        batches.received = max(batches.received, number)
-        return [batch]
+    def new(inbox: protocol.Inbox[Any], first: int, messages: Any) -> Any:
+        inbox.received = max(inbox.received, first + len(messages) - 1)
+        return messages
 
-    return patch.object(protocol.Resequencer, "add", add)
+    return patch.object(protocol.Inbox, "new", new)
 
 
 @contextlib.contextmanager
@@ -288,15 +288,15 @@ def _no_checksums() -> Iterator[None]:
 
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
-    """Responses are forgotten when they were told, heard or not."""
-    wait = protocol.PendingResponses.wait
+    """Messages are forgotten when they were sent, heard or not."""
+    pending = protocol.Outbox.pending
 
-    def forgetting(responses: protocol.PendingResponses, s: float) -> tuple[int, tuple[Any, ...]]:
-        first, told = wait(responses, s)
-        responses.acknowledge(first + len(told) - 1)
-        return first, told
+    def forgetting(outbox: protocol.Outbox[Any], timeout_s: float = 0.0) -> tuple[int, Any]:
+        first, messages = pending(outbox, timeout_s)
+        outbox.confirm(first + len(messages) - 1)
+        return first, messages
 
-    return patch.object(protocol.PendingResponses, "wait", forgetting)
+    return patch.object(protocol.Outbox, "pending", forgetting)
 
 
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
@@ -565,15 +565,15 @@ DEFENCES = (
         of_channel=True,
     ),
     Defence(
-        name="responses kept until they are acknowledged",
-        without="responses",
+        name="messages kept until they are confirmed",
+        without="out of order",
         take_away=_once_only,
         of_channel=True,
     ),
     Defence(
-        name="responses forgotten when they are acknowledged",
+        name="messages forgotten when they are confirmed",
         without="responses were heard out of order or twice",
-        take_away=_of(protocol.PendingResponses, "acknowledge"),
+        take_away=_of(protocol.Outbox, "confirm"),
         of_channel=True,
     ),
 )

@@ -1,9 +1,9 @@
 """Requests between a driver and a node, over calls that get lost, come twice, or overtake others.
 
-The real ``AgentChannel`` is on one side, the real ``PendingResponses`` and ``Resequencer`` are on
-the other. Between them is a Ray that keeps no promise but one: a call that is made may arrive at
-any time, or never. The test checks what both sides count on: every request is read once and in
-order, and every response is heard once and in order.
+The real ``AgentChannel`` is on one side, the real ``Outbox`` and ``Inbox`` are on the other.
+Between them is a Ray that keeps no promise but one: a call that is made may arrive at any time, or
+never. The test checks what both sides count on: every request is read once and in order, and every
+response is heard once and in order.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from shapes import Broken, Tally, must
 
 from orchestrator.on_ray.channel import AgentChannel, Calls, Then
 from orchestrator.scheduler.invariants import InvariantViolated
-from orchestrator.worker.protocol import (
-    PendingResponses,
-    Resequencer,
-    ResponseBatch,
-    Stop,
-    Stopped,
-    pickled,
-    unpickled,
-)
+from orchestrator.worker.protocol import Inbox, Outbox, ResponseBatch, Stop, Stopped
 
 REQUESTS = 60
 #: With three calls in ten lost, all has come through long before.
@@ -48,23 +40,19 @@ class LossyNode:
 
     def __init__(self, ray: LossyRay) -> None:
         self.ray = ray
-        self.responses, self.batches = PendingResponses(), Resequencer()
+        self.responses, self.requests = Outbox[Stopped](), Inbox[Stop]()
         self.read: list[str] = []
         self.submit, self.exchange = Remote(self, self._submit), Remote(self, self._exchange)
 
-    def _submit(self, number: int, requests: bytes) -> None:
-        for batch in self.batches.add(number, requests):
-            for request in unpickled(batch):
-                self.read.append(request.worker_id)
-                self.responses.put(Stopped(request.worker_id))
+    def _submit(self, first: int, requests: tuple[Stop, ...]) -> None:
+        for request in self.requests.new(first, requests):
+            self.read.append(request.worker_id)
+            self.responses.put(Stopped(request.worker_id))
 
-    def _exchange(self, acknowledged: int, batch: tuple[int, bytes] | None) -> bytes:
-        if batch is not None:
-            self._submit(*batch)
-        self.responses.acknowledge(acknowledged)
-        return pickled(
-            ResponseBatch(*self.responses.wait(0), self.batches.received, None, None, False)
-        )
+    def _exchange(self, received: int) -> ResponseBatch:
+        self.responses.confirm(received)
+        first, responses = self.responses.pending()
+        return ResponseBatch(first, responses, self.requests.received, None, None, False)
 
 
 class Remote:

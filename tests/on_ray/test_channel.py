@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedule_cases import job, node
 
+from orchestrator.core.outcome import Attempt
 from orchestrator.on_ray import outcomes
-from orchestrator.on_ray.channel import AgentChannel, Calls, Then
+from orchestrator.on_ray.channel import SEND_AGAIN_S, AgentChannel, Calls, Then
 from orchestrator.on_ray.outcomes import KeptOutcome, OutcomeKeeper, kept_here, kept_outcomes
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import (
     Ended,
-    PendingResponses,
+    Inbox,
+    Outbox,
     Request,
-    Resequencer,
+    Response,
     ResponseBatch,
     Run,
     Stop,
     Stopped,
-    pickled,
-    unpickled,
+)
+
+ATTEMPT = Attempt(
+    attempt_id="job-1", job_id="job", number=1, job=job("job"), cards=node("n1", cards=2).cards
 )
 
 
-def stopped(*names: str) -> tuple[Stopped, ...]:
-    return tuple(Stopped(name) for name in names)
-
-
-def test_responses_come_again_until_they_are_acknowledged() -> None:
+def test_messages_come_again_until_they_are_confirmed() -> None:
     """And keep their numbers."""
-    responses = PendingResponses()
-    for response in stopped("a", "b"):
-        responses.put(response)
-    assert responses.wait(0) == (1, stopped("a", "b"))
-    assert responses.wait(0) == (1, stopped("a", "b"))
-    responses.acknowledge(1)
-    responses.put(Stopped("c"))
-    assert responses.wait(0) == (2, stopped("b", "c"))
-    responses.acknowledge(1)  # told late
-    assert responses.wait(0) == (2, stopped("b", "c"))
-    responses.acknowledge(3)
-    assert responses.wait(0) == (4, ())
+    outbox = Outbox[str]()
+    outbox.put("a")
+    outbox.put("b")
+    assert outbox.pending() == outbox.pending() == (1, ("a", "b"))
+    outbox.confirm(1)
+    outbox.put("c")
+    assert outbox.pending() == (2, ("b", "c"))
+    outbox.confirm(1)  # late
+    assert outbox.pending() == (2, ("b", "c"))
+    outbox.confirm(3)
+    assert outbox.pending() == (4, ())
 
 
-def test_batches_that_overtake_others_wait_for_them_and_none_is_read_twice() -> None:
-    """In whichever order they come."""
-    batches = Resequencer()
-    assert batches.add(2, b"two") == []
-    assert batches.add(3, b"three") == [] and batches.received == 0
-    assert batches.add(1, b"one") == [b"one", b"two", b"three"]
-    assert batches.add(2, b"two") == [] and batches.received == 3
+def test_no_message_is_read_twice() -> None:
+    """In whichever order calls come, each of which has all that were not confirmed."""
+    inbox = Inbox[str]()
+    assert inbox.new(1, "ab") == "ab" and inbox.received == 2
+    assert inbox.new(1, "a") == "" and inbox.new(1, "abc") == "c"
+    assert inbox.new(3, "cd") == "d" and inbox.received == 4
 
 
 class Clock:
@@ -76,44 +75,32 @@ class Ray(Calls):
 
 
 class Agent:
-    """Responds as a ``NodeAgent`` does, and says when it was told to stop a worker."""
+    """Responds as a ``NodeAgent`` does, with a word for each stop that it was asked for."""
 
     def __init__(self, ray: Ray) -> None:
-        self._ray = ray
-        self._responses, self._batches = PendingResponses(), Resequencer()
-        self.read: list[Request] = []
-        self.submit, self.exchange = (Method(self, name) for name in ("_submit", "_exchange"))
+        self._responses, self._requests = Outbox[Response](), Inbox[Request]()
+        self.read: list[str] = []
+        # Nobody waits for the answer to a submission.
+        self.submit = Method(lambda *a: ray.made.append((lambda: self._submit(*a), None)))
+        self.exchange = Method(lambda received: lambda: self._exchange(received))
 
-    def remote(self, name: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-        call = lambda: getattr(self, name)(*arguments)  # noqa: E731
-        if name == "_submit":  # nobody waits for its response
-            self._ray.made.append((call, None))
-        return call
+    def _submit(self, first: int, requests: tuple[Stop, ...]) -> None:
+        for request in self._requests.new(first, requests):
+            self.read.append(request.worker_id)
+            self._responses.put(Stopped(request.worker_id))
 
-    def _submit(self, number: int, requests: bytes) -> None:
-        for batch in self._batches.add(number, requests):
-            for request in unpickled(batch):
-                self.read.append(request)
-                self._responses.put(Stopped(request.worker_id))
-
-    def _exchange(self, acknowledged: int, batch: tuple[int, bytes] | None) -> bytes:
-        if batch is not None:
-            self._submit(*batch)
-        self._responses.acknowledge(acknowledged)
-        return pickled(
-            ResponseBatch(*self._responses.wait(0), self._batches.received, None, None, False)
-        )
+    def _exchange(self, received: int) -> ResponseBatch:
+        self._responses.confirm(received)
+        first, responses = self._responses.pending()
+        return ResponseBatch(first, responses, self._requests.received, None, None, False)
 
 
 class Method:
-    def __init__(self, agent: Agent, name: str) -> None:
-        self._agent, self._name = agent, name
+    def __init__(self, remote: Callable[..., Any]) -> None:
+        self.remote = remote
 
     def options(self, **_: Any) -> Method:
         return self
-
-    def remote(self, *arguments: Any) -> Callable[[], Any]:
-        return self._agent.remote(self._name, arguments)
 
 
 class Line:
@@ -128,9 +115,7 @@ class Line:
             self.agent,
             calls=self.ray,
             clock=self.clock,
-            arrived=lambda batch: self.heard.extend(
-                response.worker_id for response in batch.responses
-            ),
+            arrived=lambda batch: self.heard.extend(r.worker_id for r in batch.responses),
             lost=self.lost.append,
         )
 
@@ -154,58 +139,36 @@ def unavailable() -> Exception:
     return ActorUnavailableError("the connection broke", None)
 
 
-def test_requests_go_with_the_call_that_asks_for_responses() -> None:
-    """One call for both, while there is one to be made; else a call of their own."""
-    line = Line()
-    line.write("a", "b")
-    assert len(line.ray.made) == 1
-    line.write("c")
-    assert len(line.ray.made) == 2
-    line.carry_out()
-    line.carry_out()
-    assert [request.worker_id for request in line.agent.read] == ["a", "b", "c"]
-    assert line.heard == ["a", "b"]
-    line.channel.send()
-    line.carry_out()
-    assert line.heard == ["a", "b", "c"] and not line.lost
-
-
 def test_a_response_that_is_lost_is_sent_again_and_handled_once() -> None:
     """The call did its work; what it said never came."""
     line = Line()
-    line.write("a")
+    line.write("a", "b")
+    line.carry_out()
     line.carry_out(unavailable())
-    assert line.heard == [] and len(line.agent.read) == 1
+    assert line.heard == [] and line.agent.read == ["a", "b"]
     line.channel.send()
     assert not line.ray.made, "not at once"
     line.clock.now += 1.0
-    line.channel.send()
-    line.carry_out()
-    assert line.heard == ["a"] and len(line.agent.read) == 1
-    line.channel.send()
-    line.carry_out()
-    assert line.heard == ["a"]
+    for _ in range(2):
+        line.channel.send()
+        line.carry_out()
+    assert line.heard == line.agent.read == ["a", "b"]
 
 
-def test_a_batch_that_is_lost_is_sent_again_and_keeps_its_place() -> None:
-    """The next one waits for it at the agent."""
+def test_a_request_that_is_lost_is_sent_again_and_keeps_its_place() -> None:
+    """With the next one, or when nothing was heard of it for a while."""
     line = Line()
-    line.channel.send()
     line.write("a")
+    lost, ask = line.ray.made
+    line.ray.made = [ask]
     line.write("b")
-    ask, lost, overtaking = line.ray.made
-    line.ray.made = [overtaking, ask]
-    del lost
-    line.clock.now += 10.0
+    del lost, line.ray.made[-1]
+    line.clock.now += SEND_AGAIN_S
+    line.channel.send()
     line.carry_out()
     assert line.agent.read == []
-    line.carry_out()  # the response says that nothing was received, so all is sent again
-    while line.ray.made:
-        line.carry_out()
-    assert [request.worker_id for request in line.agent.read] == ["a", "b"]
-    line.channel.send()
     line.carry_out()
-    assert line.heard == ["a", "b"]
+    assert line.agent.read == ["a", "b"]
 
 
 def test_an_agent_that_stays_away_is_lost() -> None:
@@ -236,9 +199,8 @@ def own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(keeper: OutcomeKeeper, attempt_id: str, rank: int = 0) -> None:
     """Run one rank to its end."""
-    order: Any = SimpleNamespace(attempt_id=attempt_id, rank=rank, attempt=f'"{attempt_id}"')
-    keeper.sent(Run("w", order, None))
-    keeper.keep(Ended("w", attempt_id, b"outcome", False))
+    attempt = dataclasses.replace(ATTEMPT, attempt_id=attempt_id)
+    keeper.keep(Run("w", attempt, rank), Ended("w", attempt_id, b"outcome", False))
 
 
 def kept() -> list[KeptOutcome]:
@@ -250,11 +212,10 @@ def test_an_outcome_is_kept_until_its_row_is_durable() -> None:
     keeper = OutcomeKeeper(FIRST)
     run(keeper, "job-1")
     run(keeper, "job-10", rank=1)
-    keeper.keep(Stopped("w"))
-    assert [(found.attempt, found.rank) for found in kept()] == [('"job-1"', 0), ('"job-10"', 1)]
+    assert [(o.attempt.attempt_id, o.rank) for o in kept()] == [("job-1", 0), ("job-10", 1)]
     assert kept()[0].ended == Ended("w", "job-1", b"outcome", False)
     keeper.durable(["job-1"])
-    assert [found.rank for found in kept()] == [1]
+    assert [outcome.rank for outcome in kept()] == [1]
     keeper.durable(["job-10"])
     assert kept() == []
 
@@ -268,12 +229,9 @@ def test_another_agent_of_the_same_driver_keeps_what_is_there() -> None:
     assert kept() == []
 
 
-def test_what_did_not_run_or_has_no_outcome_is_not_kept() -> None:
+def test_what_did_not_run_is_not_kept() -> None:
     """Nor anything without a run."""
-    keeper = OutcomeKeeper(FIRST)
-    keeper.keep(Ended("w", "job-1", b"outcome", False))
-    keeper.sent(Run("w", SimpleNamespace(attempt_id="job-2", rank=0, attempt=""), None))  # type: ignore[arg-type]
-    keeper.keep(Ended("w", "job-2", None, True))
+    OutcomeKeeper(FIRST).keep(Run("w", ATTEMPT), Ended("w", "job-2", None, True))
     run(OutcomeKeeper(None), "job-3")
     assert kept() == []
 

@@ -165,7 +165,7 @@ def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) ->
     agent.run("a", "w0", "w1")
     assert [type(request) for request in agent.sent] == [Listen]
     agent.hear(Listened("w0", "a", "here"))
-    assert [request.order.rendezvous for request in agent.sent[1:]] == ["here", "here"]
+    assert [request.rendezvous for request in agent.sent[1:]] == ["here", "here"]
     agent.sent.clear()
     assert ends(agent.hear(ended("a", State.FAILED, worker="w1"))) == {}
     assert {request.worker_id for request in agent.sent if isinstance(request, Stop)} == {
@@ -197,7 +197,7 @@ def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
     agent.run("a", "w0", "w1")
     failure = Failure(failure_class=FailureClass.COLLECTIVE, message="no port")
     agent.hear(Listened("w0", "a", failure))
-    assert [request.order.rendezvous for request in agent.sent[1:]] == [failure, failure]
+    assert [request.rendezvous for request in agent.sent[1:]] == [failure, failure]
 
 
 def test_a_gang_whose_first_worker_dies_before_the_rendezvous_is_lost(agent: Agent) -> None:

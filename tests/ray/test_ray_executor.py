@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.topology import legal_card_sets
 from orchestrator.on_ray import channel, claims, executor
-from orchestrator.on_ray.channel import answers_of
+from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.claims import node_lost
 from orchestrator.util.host import usable_cores
-from orchestrator.worker.protocol import Ended, unpickled
+from orchestrator.worker.protocol import Ended, ResponseBatch
 
 pytestmark = pytest.mark.ray
 
@@ -252,29 +251,23 @@ def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) ->
     state_is("FINISHED")
 
 
-def brings_an_end(answer: bytes) -> bool:
-    """Return whether an agent's answer says of an attempt that it has ended."""
-    return any(isinstance(response, Ended) for response in unpickled(answer).responses)
-
-
 def test_an_outcome_that_is_lost_on_the_way_is_told_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call that brings it fails as Ray's calls do when a connection breaks."""
     from ray.exceptions import ActorUnavailableError
 
-    lost: list[bytes] = []
+    lost: list[ResponseBatch] = []
 
-    def breaking(ready: Sequence[Any]) -> list[Any]:
-        answers = answers_of(ready)
-        for at, value in enumerate(answers):
-            if not lost and isinstance(value, bytes) and brings_an_end(value):
-                lost.append(value)
-                answers[at] = ActorUnavailableError("the connection broke", None)
-        return answers
+    def breaking(call: Any) -> Any:
+        answer = answer_of(call)
+        batch = isinstance(answer, ResponseBatch) and not lost
+        if batch and any(isinstance(response, Ended) for response in answer.responses):
+            lost.append(answer)
+            return ActorUnavailableError("the connection broke", None)
+        return answer
 
-    monkeypatch.setattr(channel, "answers_of", breaking)
-
+    monkeypatch.setattr(channel, "answer_of", breaking)
     card = bench.node("cpu-1").cards[0]
     workers = bench.start(card)
     attempt_id = bench.run((card,), workers, "ok")

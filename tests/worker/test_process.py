@@ -26,8 +26,8 @@ from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcom
 from orchestrator.core.topology import Card
 from orchestrator.worker import process as process_module
 from orchestrator.worker.process import WorkerProcess
-from orchestrator.worker.protocol import Launch, Order, unpickled
-from orchestrator.worker.spawn import NodeSpawner, OwnSpawner, SpawnedProcess
+from orchestrator.worker.protocol import Run, Start, unpickled
+from orchestrator.worker.spawn import OwnSpawner, SpawnedProcess, wait_for_end
 
 JOB = a_job()
 ATTEMPT = Attempt(
@@ -43,16 +43,7 @@ def ran(
     process: WorkerProcess, attempt: Attempt = ATTEMPT, rank: int = 0, rendezvous: Any = None
 ) -> RankOutcome:
     """Run a rank and wait for its outcome, which the process or its owner has made."""
-    outcome = process.run(
-        Order(
-            attempt_id=attempt.attempt_id,
-            label=attempt.job.label,
-            kind=attempt.job.process_kind,
-            rank=rank,
-            attempt=attempt.to_json(),
-            rendezvous=rendezvous,
-        )
-    )
+    outcome = process.run(Run("w", attempt, rank, rendezvous))
     return unpickled(outcome) if isinstance(outcome, bytes) else outcome
 
 
@@ -82,15 +73,15 @@ class Server:
     def process(self, *, start: str = "", run: str = "", name: str = "w") -> WorkerProcess:
         """A worker process, not yet started."""
         self.count += 1
-        launch = Launch(
-            name=name,
+        request = Start(
+            worker_id=name,
             server=self.path,
             factory="scripted_worker:ScriptedWorker",
             config={"name": name, "start": start, "run": run},
             environments={"": {"CARD": "5"}},
             log=str(self.logs / f"{self.count}.log"),
         )
-        return WorkerProcess(launch)
+        return WorkerProcess(request)
 
 
 def open_server(tmp_path: Path, *preload: str) -> Server:
@@ -148,8 +139,8 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
     kinds = {"": {"MODE": "eager"}, "optimum-habana/lazy": {"MODE": "lazy"}}
     process = WorkerProcess(
-        Launch(
-            name="k",
+        Start(
+            worker_id="k",
             server=server.path,
             factory="scripted_worker:KindWorker",
             config=KindConfig(),
@@ -489,13 +480,12 @@ def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
 def test_everything_ends_whether_spawner_or_reaper_is_killed(first: str, tmp_path: Path) -> None:
     """The other ends what the dead one can no longer find: workers and what they detached."""
     opened = open_server(tmp_path)
-    node = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
     info = info_of(process)
     threading.Thread(target=lambda: ran(process), daemon=True).start()
     pids = [info.pid, *pids_in(tmp_path / "pids")]
     os.kill(opened.pid if first == "spawner" else opened.reaper, signal.SIGKILL)
-    node.wait()
+    wait_for_end(opened.path)
     assert not any(map(alive, pids))
     opened.spawner.close()
 
@@ -524,8 +514,8 @@ def test_a_worker_ends_with_its_client(server: Server) -> None:
 _CLIENT = """
 import sys, time
 from orchestrator.worker.process import WorkerProcess
-from orchestrator.worker.protocol import Launch
-process = WorkerProcess(Launch(name="orphan", server=sys.argv[1], environments={"": {}},
+from orchestrator.worker.protocol import Start
+process = WorkerProcess(Start(worker_id="orphan", server=sys.argv[1], environments={"": {}},
     factory="scripted_worker:ScriptedWorker", config={"name": "orphan"},
     log=sys.argv[2] + "/orphan.log"))
 print(process.start().pid, flush=True)
@@ -535,26 +525,23 @@ time.sleep(600)
 
 def test_workers_end_with_the_spawner(tmp_path: Path) -> None:
     """However the spawner ends, no worker outlives it, and a busy one's attempt is LOST; agents
-    that use it learn of the end when they are gone, and start one of their own."""
+    that use it learn of the end when they are gone."""
     opened = open_server(tmp_path)
-    node = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
-    assert node.path == opened.path
+    shared = opened.spawner.shared
+    assert shared.serves(1) and not shared.serves(2)
     process = opened.process(run="import time; time.sleep(600)")
     info = info_of(process)
     outcomes: list[RankOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
     thread.start()
     os.kill(opened.pid, signal.SIGKILL)
-    node.wait()
+    wait_for_end(opened.path)
     assert not alive(info.pid)
     thread.join(patience(10))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
     assert isinstance(opened.process().start(), Failure)
-    own = NodeSpawner((), threads=1, log=tmp_path / "log", shared=opened.spawner.shared)
-    assert own.path != opened.path
-    own.close()
-    own.wait()
+    assert not shared.serves(1)
     opened.spawner.close()
 
 

@@ -30,7 +30,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass, WorkerInfo
 from orchestrator.core.topology import Card
 from orchestrator.worker.process import WorkerProcess
-from orchestrator.worker.protocol import Launch, WorkerConfig
+from orchestrator.worker.protocol import Start, WorkerConfig
 from orchestrator.worker.spawn import OwnSpawner
 from workloads.devices import device_class, environment_for
 from workloads.devices.monitor.host import SLACK_BYTES, CardUse, idle_memory_bytes
@@ -88,8 +88,8 @@ class RealCard:
             MARK: MARKED,
         }
         return WorkerProcess(
-            Launch(
-                name=config.worker_id,
+            Start(
+                worker_id=config.worker_id,
                 server=self.server,
                 factory=f"holding_worker:{factory}",
                 config=config,
