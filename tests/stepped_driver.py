@@ -22,6 +22,7 @@ from core_cases import a_job
 
 from orchestrator import __version__
 from orchestrator.analysis.measurement import measurement_of
+from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import Node
@@ -88,7 +89,7 @@ class OneNode:
 
     poll_interval_s = 0.2
 
-    def __init__(self, *, clock: Any, arrived: Any, joined: Any, **_: Any) -> None:
+    def __init__(self, *, clock: Any, arrived: Any, report: Any, **_: Any) -> None:
         facts = HostFacts(
             hostname="here",
             address="127.0.0.1",
@@ -100,7 +101,7 @@ class OneNode:
         )
         self._claim = SimpleNamespace(node=NODE, facts=facts, channel=Channel(clock))
         self._arrived = arrived
-        joined(self._claim)
+        report(NodeJoined(at=clock(), node=NODE))
 
     def poll(self) -> None:
         self._arrived(self._claim, self._claim.channel.responses(0.05))

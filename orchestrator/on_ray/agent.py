@@ -31,7 +31,7 @@ from orchestrator.on_ray.gcs import is_absence
 from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.host import usable_cores
-from orchestrator.util.redaction import redact
+from orchestrator.util.redaction import error_line, redact
 from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.environment import threads_of_worker
 from orchestrator.worker.node_workers import NodeWorkers
@@ -340,7 +340,7 @@ def end_stale_actors() -> list[str]:
     except Exception as error:
         if not is_absence(error):
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = error_line(error, 200)
         raise ControlStoreLost(f"the cluster's head went while it was joined: {reason}") from error
 
 

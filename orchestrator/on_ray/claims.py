@@ -20,12 +20,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
+from orchestrator.core.events import CardsInUse, ClusterSilent, Event, NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
@@ -33,8 +34,9 @@ from orchestrator.on_ray.agent import AgentSettings, PlacedAgent, end_agent, sta
 from orchestrator.on_ray.channel import AgentChannel, Calls
 from orchestrator.on_ray.cluster import node_of, nodes_of
 from orchestrator.on_ray.gcs import Gcs, RayNode, is_absence
-from orchestrator.on_ray.run_queue import RunQueue, Standing, listed
-from orchestrator.util.redaction import redact
+from orchestrator.on_ray.run_queue import RunQueue, Standing
+from orchestrator.util.format import listed
+from orchestrator.util.redaction import error_line, redact
 from orchestrator.worker.protocol import HostFacts, ResponseBatch
 from orchestrator.worker.spawn import SharedSpawner
 
@@ -66,13 +68,9 @@ class Claim:
     ray_node: RayNode
     since: float
     placed: PlacedAgent | None = None  # once the GCS knows of it
-    host_facts: HostFacts | None = None
-    agent_channel: AgentChannel | None = None  # once it has joined
-
-    @property
-    def joined(self) -> bool:
-        """Return whether its cards can be used."""
-        return self.agent_channel is not None
+    joined: bool = False  # its cards can be used; it has facts and a channel from then on
+    facts: HostFacts = field(init=False)
+    channel: AgentChannel = field(init=False)
 
     @property
     def ray_id(self) -> str:
@@ -80,31 +78,13 @@ class Claim:
         here."""
         return str(self.ray_node["NodeID"])
 
-    @property
-    def agent(self) -> Any:
-        """The actor on the node."""
-        assert self.placed is not None
-        return self.placed.agent
-
-    @property
-    def facts(self) -> HostFacts:
-        """Facts that the agent found."""
-        assert self.host_facts is not None
-        return self.host_facts
-
-    @property
-    def channel(self) -> AgentChannel:
-        """The channel to its agent."""
-        assert self.agent_channel is not None
-        return self.agent_channel
-
 
 class ForeignCards:
     """The nodes whose cards others have, for which a run waits, and its turn to claim them.
 
     Args:
         queue: the run's place; None: the cluster is its alone.
-        changed: called with the nodes whenever they have changed.
+        report: called with an event whenever the nodes have changed.
     """
 
     def __init__(
@@ -112,9 +92,9 @@ class ForeignCards:
         queue: RunQueue | None,
         gcs: Gcs,
         clock: Callable[[], float],
-        changed: Callable[[tuple[Node, ...]], None],
+        report: Callable[[Event], None],
     ) -> None:
-        self._queue, self._gcs, self._clock, self._changed = queue, gcs, clock, changed
+        self._queue, self._gcs, self._clock, self._report = queue, gcs, clock, report
         self._standing: Standing | None = None
         self._next_look = 0.0
         self._nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
@@ -158,7 +138,7 @@ class ForeignCards:
         self._nodes.pop(server_id, None)
         self._taken.discard(server_id)
 
-    def keep(self, alive: Collection[str]) -> None:
+    def retain(self, alive: Collection[str]) -> None:
         """Forget the servers that are not among these."""
         for server_id in set(self._nodes) - set(alive):
             self.remove(server_id)
@@ -168,7 +148,7 @@ class ForeignCards:
         nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
         if nodes != self._reported:
             self._reported = nodes
-            self._changed(nodes)
+            self._report(CardsInUse(at=self._clock(), nodes=nodes))
 
     @property
     def waits_for(self) -> str:
@@ -183,7 +163,7 @@ class ForeignCards:
         kinds = "/".join(sorted({node.accelerator.value for node in taken}))
         where = listed([node.name for node in taken])
         others = self._queue.strangers if self._queue is not None else ()
-        who = f"; other programs on the cluster: {listed(others)}" if others else ""
+        who = f"; other programs on the cluster: {listed(list(others))}" if others else ""
         return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
 
     def leave(self) -> None:
@@ -193,7 +173,14 @@ class ForeignCards:
 
 
 class Claims:
-    """The nodes claimed by one executor."""
+    """The nodes claimed by one executor.
+
+    Args:
+        report: called with each event of a node that joins, of cards that others have, and of a
+            silent GCS.
+        arrived: called with each response batch of a joined node.
+        left: called with the claim of a node that has left, and why.
+    """
 
     poll_interval_s = 1.0
 
@@ -207,33 +194,22 @@ class Claims:
         clock: Callable[[], float],
         calls: Calls,
         gcs: Gcs,
-        joined: Callable[[Claim], None],
+        report: Callable[[Event], None],
         arrived: Callable[[Claim, ResponseBatch], None],
         left: Callable[[Claim, Failure], None],
-        held: Callable[[tuple[Node, ...]], None] = lambda _: None,
-        silent: Callable[[bool], None] = lambda _: None,
         queue: RunQueue | None = None,
         shared: SharedSpawner | None = None,
     ) -> None:
-        self._run = run
-        self._calls = calls
-        self._gcs = gcs
-        self._joined = joined
-        self._arrived = arrived
-        self._left = left
-        self._report_silent = silent
-        self._reported_silent = False
-        self.foreign = ForeignCards(queue, gcs, clock, held)
-        self._accelerators = accelerators
-        self._log_dir = log_dir
-        self._preload = preload
-        self._shared = shared
-        self._clock = clock
+        self._run, self._accelerators = run, accelerators
+        self._log_dir, self._preload, self._shared = log_dir, preload, shared
+        self._clock, self._calls, self._gcs = clock, calls, gcs
+        self._report, self._arrived, self._left = report, arrived, left
+        self.foreign = ForeignCards(queue, gcs, clock, report)
         self.by_node: dict[str, Claim] = {}  # by node id
         self.retry_at: dict[str, float] = {}
         self._next_poll = 0.0
-        self._polled_at = clock()
-        self._empty_since = clock()
+        self._polled_at = self._empty_since = clock()
+        self._reported_silent = False
         self._last_ours: float | None = None  # when a node was ours, the last time
         self._trouble = ""  # why the last claim came to nothing
         self._looking = False  # whether the GCS was asked and has not answered yet
@@ -276,8 +252,8 @@ class Claims:
         with contextlib.suppress(Exception):
             self._close_agents()
         for claim in self.by_node.values():
-            if claim.agent_channel is not None:
-                claim.agent_channel.close()
+            if claim.joined:
+                claim.channel.close()
             self._release(claim)
         self.by_node.clear()
         self.foreign.leave()
@@ -288,11 +264,10 @@ class Claims:
         might join another cluster for the call: agents end with the connection by themselves."""
         import ray
 
-        started = [claim for claim in self.by_node.values() if claim.host_facts is not None]
-        if not started or not ray.is_initialized():
-            return
-        closing = [claim.agent.close.remote() for claim in started]
-        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+        agents = [c.placed.agent for c in self.joined() if c.placed is not None]
+        if agents and ray.is_initialized():
+            closing = [agent.close.remote() for agent in agents]
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
     # ------------------------------------------------------------ what the GCS says
 
@@ -305,7 +280,7 @@ class Claims:
             return
         now = self._clock()
         ray_nodes: Mapping[str, RayNode] = value
-        self.foreign.keep(ray_nodes)
+        self.foreign.retain(ray_nodes)
         for claim in list(self.by_node.values()):
             if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
@@ -344,19 +319,20 @@ class Claims:
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
     def _check_silence(self, now: float) -> None:
-        """While the GCS is silent, no other patience runs out; its own does once there
-        is nothing left that works without it."""
-        if self.joined():
+        """While the GCS is silent, no other patience runs out; its own does once there is nothing
+        left that works without it."""
+        ours = bool(self.joined())
+        if ours:
             self._last_ours = now
         silent_s = self._gcs.silent_s
         if self._reported_silent is not (silent_s > 0):
             self._reported_silent = silent_s > 0
-            self._report_silent(self._reported_silent)
+            self._report(ClusterSilent(at=now, silent=self._reported_silent))
         if not silent_s:
             return
         patience_s = RETRY_S if self._gcs.replaced else SILENCE_PATIENCE_S
-        gone = silent_s > patience_s or self._without_nodes_s(now, silent_s) > BEREFT_PATIENCE_S
-        if gone and not self.joined():
+        bereft_s = 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
+        if not ours and (silent_s > patience_s or bereft_s > BEREFT_PATIENCE_S):
             raise ControlStoreLost(f"{self._gcs.trouble}, and no node of the cluster is left")
         self._empty_since = now
         for claim in self.by_node.values():
@@ -378,10 +354,6 @@ class Claims:
             self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
         return silent
 
-    def _without_nodes_s(self, now: float, silent_s: float) -> float:
-        """Time since the last of our nodes was lost while the GCS is silent."""
-        return 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
-
     # ------------------------------------------------------------ one node
 
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
@@ -402,30 +374,28 @@ class Claims:
             lambda value: self._agent_placed(claim, value),
         )
 
-    def _agent_placed(self, claim: Claim, value: Any) -> None:
+    def _agent_placed(self, claim: Claim, value: PlacedAgent | BaseException | None) -> None:
         """Ray knows of the claim: wait for its agent."""
         node = claim.node
         current = self.by_node.get(node.node_id) is claim
-        if isinstance(value, BaseException):
-            if current:
-                self._failed(claim, "its cards cannot be claimed", value)
-        elif value is None:
-            if current:
-                del self.by_node[node.node_id]
-                self.retry_at[node.node_id] = self._clock() + RETRY_S
-                self._trouble = f"{node.name} has no free {node.accelerator} card"
-                self.foreign.add(node, taken=True)
-        else:
+        if isinstance(value, PlacedAgent):
             claim.placed = value
             if current:
-                self._calls.add(claim.placed.facts, lambda got: self._facts_came(claim, got))
+                self._calls.add(value.facts, lambda facts: self._facts_came(claim, facts))
             else:  # it was given up meanwhile
                 self._release(claim)
+        elif current and value is not None:
+            self._failed(claim, "its cards cannot be claimed", value)
+        elif current:
+            del self.by_node[node.node_id]
+            self.retry_at[node.node_id] = self._clock() + RETRY_S
+            self._trouble = f"{node.name} has no free {node.accelerator} card"
+            self.foreign.add(node, taken=True)
 
-    def _facts_came(self, claim: Claim, value: Any) -> None:
+    def _facts_came(self, claim: Claim, value: HostFacts | Exception) -> None:
         """The agent has our cards and is at work: count the node as joined."""
         node = claim.node
-        if self.by_node.get(node.node_id) is not claim:
+        if self.by_node.get(node.node_id) is not claim or claim.placed is None:
             return
         if isinstance(value, Exception):
             self._failed(claim, "the agent cannot start", value)
@@ -442,16 +412,17 @@ class Claims:
             described = node_of(claim.ray_node, node.name, node.accelerator, indices)
             size = max(described.server_cards, node.server_cards)
             claim.node = replace(node, card_indices=indices, server_cards=size)
-        claim.host_facts = value
         self.foreign.remove(node.server_id)
-        claim.agent_channel = AgentChannel(
-            claim.agent,
+        claim.facts = value
+        claim.channel = AgentChannel(
+            claim.placed.agent,
             calls=self._calls,
             clock=self._clock,
             arrived=lambda batch: self._responded(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
-        self._joined(claim)
+        claim.joined = True
+        self._report(NodeJoined(at=self._clock(), node=claim.node))
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
         self._arrived(claim, batch)
@@ -459,9 +430,7 @@ class Claims:
             self.lose(claim, node_lost("its spawner died"))
 
     def _failed(self, claim: Claim, what: str, error: BaseException) -> None:
-        trouble = (
-            f"{claim.node.name}: {what}: {' '.join(redact(str(error), os.environ).split())[:500]}"
-        )
+        trouble = f"{claim.node.name}: {what}: {error_line(error)}"
         if trouble != self._trouble:
             logging.getLogger(__name__).warning("node left out: %s", trouble)
         self._trouble = trouble
@@ -470,21 +439,18 @@ class Claims:
 
     def lose(self, claim: Claim, failure: Failure) -> None:
         """Forget a claim and end its agent, and with it every worker there; a node that is still
-        there is claimed again after a while."""
+        there is claimed again after a while. One that is lost while the GCS is silent was most
+        likely lost by that."""
         if self.by_node.get(claim.node.node_id) is not claim:
             return
         del self.by_node[claim.node.node_id]
         self.retry_at[claim.node.node_id] = self._clock() + RETRY_S
-        if claim.agent_channel is not None:
-            claim.agent_channel.close()
-            self._left(claim, self._explained(failure))
+        if claim.joined:
+            claim.channel.close()
+            if trouble := self._gcs.trouble:
+                failure = replace(failure, message=f"{trouble}; {failure.message}")
+            self._left(claim, failure)
         self._release(claim)
-
-    def _explained(self, failure: Failure) -> Failure:
-        """A node that is lost while the GCS is silent was most likely lost by that."""
-        if not (trouble := self._gcs.trouble):
-            return failure
-        return replace(failure, message=f"{trouble}; {failure.message}")
 
     def _release(self, claim: Claim) -> None:
         """Have Ray end the agent and free the cards, if they were ever had."""
@@ -533,7 +499,7 @@ def agent_failure(error: Exception) -> Failure:
     from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError
 
     text = redact(str(error).strip(), os.environ)
-    line = " ".join(text.split())[:500]
+    line = error_line(error)
     kind = FailureClass.NODE_LOST
     # Ray 2.60 puts its words about memory into whatever exception the call has.
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:

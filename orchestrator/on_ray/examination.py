@@ -22,7 +22,7 @@ from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.jobs import Versions, versions_here
-from orchestrator.util.redaction import redact
+from orchestrator.util.redaction import error_line
 from workloads.devices import ServerFacts
 
 ROUND_TRIPS = 5
@@ -175,7 +175,9 @@ class Examination:
         deadline = started + self.timeout_s * 2 / 3
         for node_id, answer in _answers(first, deadline, alike=True):
             if isinstance(answer, Exception):
-                facts[node_id] = replace(facts[node_id], trouble=_line(answer))
+                facts[node_id] = replace(
+                    facts[node_id], trouble=f"its examiner failed: {error_line(answer, 300)}"
+                )
                 continue
             with contextlib.suppress(Exception):
                 clocks[node_id] = clock_offset(actors[node_id].now)
@@ -207,7 +209,9 @@ class Examination:
             if isinstance(answer, Probe):
                 facts[node_id] = replace(facts[node_id], probe=answer, clock=clocks[node_id])
             else:
-                facts[node_id] = replace(facts[node_id], trouble=_line(answer))
+                facts[node_id] = replace(
+                    facts[node_id], trouble=f"its examiner failed: {error_line(answer, 300)}"
+                )
 
     def _places(self) -> tuple[tuple[str, str], ...]:
         """Directories whose free space counts; the driver's, since nodes are made alike."""
@@ -379,8 +383,3 @@ def _session_dir() -> str:
 
     node = global_worker.node
     return str(node.get_session_dir_path()) if node is not None else "/tmp/ray"
-
-
-def _line(error: Any) -> str:
-    text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
-    return f"its examiner failed: {text[:300]}"

@@ -15,17 +15,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.events import (
     AttemptEnded,
-    CardsInUse,
-    ClusterSilent,
     Event,
-    NodeJoined,
     NodeLeft,
     Progress,
     RunAttempt,
@@ -73,163 +70,6 @@ SHOWN_AFTER_S = 1.0
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
 _GONE = "the worker was gone before it could start"
 _GANG_STOPPED = "another rank of the gang ended early"
-
-
-class RayExecutor:
-    """An ``Executor`` on the Ray cluster that this process has joined (``cluster.py``).
-
-    Args:
-        run: the run's name, shown in the dashboard.
-        accelerators: claim only nodes with these kinds of cards; all when None.
-        log_dir: where workers log, if every node can write there; else each node's Ray session.
-        factory: "module:callable" that makes the worker inside its process.
-        preload: modules that nodes which compute on the CPU import once, before they fork their
-            workers; none: each worker is a fresh interpreter.
-        clock: the clock of the events and of every timeout; it never jumps.
-        queue: the run's place among the runs of the cluster; None: it is ours alone.
-        shared: the spawner of this host, for nodes that compute on it.
-        label: of a job in Ray's list of tasks.
-    """
-
-    def __init__(
-        self,
-        *,
-        run: str,
-        accelerators: Collection[Accelerator] | None = None,
-        log_dir: Path | None = None,
-        factory: str = "orchestrator.worker.worker:CardWorker",
-        preload: Sequence[str] = PRELOAD,
-        clock: Callable[[], float] = time.monotonic,
-        queue: RunQueue | None = None,
-        shared: SharedSpawner | None = None,
-        label: Callable[[Job], str] = lambda job: job.label,
-    ) -> None:
-        """Join the nodes.
-
-        Raises:
-            ControlStoreLost: Ray's GCS went meanwhile.
-        """
-        self._clock = clock
-        self._busy_at = clock()  # when something ran, the last time
-        self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
-        self._calls = Calls()
-        self._events: deque[Event] = deque()
-        self._pool = WorkerPool(
-            claim_of=lambda node_id: self.claims.of(node_id),
-            factory=factory,
-            clock=clock,
-            report=self._events.append,
-            label=label,
-        )
-        self._gcs = Gcs()
-        for name in end_stale_actors():
-            logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
-        self.claims = Claims(
-            run=run,
-            accelerators=accelerators,
-            log_dir=log_dir,
-            preload=preload,
-            clock=clock,
-            calls=self._calls,
-            gcs=self._gcs,
-            joined=self._node_joined,
-            arrived=self._responded,
-            left=self._node_left,
-            held=lambda nodes: self._events.append(CardsInUse(at=self._clock(), nodes=nodes)),
-            silent=lambda silent: self._events.append(
-                ClusterSilent(at=self._clock(), silent=silent)
-            ),
-            queue=queue,
-            shared=shared,
-        )
-        self.claims.poll()
-
-    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """Carry out one command without waiting for its end."""
-        self._pool.perform(command)
-
-    def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to ``timeout_s`` for one.
-
-        Raises:
-            ControlStoreLost: Ray's GCS is gone, and with it all nodes.
-            ClusterError: no node could be claimed for a minute.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self.claims.poll()
-            for claim in self.claims.joined():
-                claim.channel.send()
-            left_s = max(0.0, deadline - time.monotonic())
-            self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
-            self._pool.give_up_stops(self.claims.lose_if_silent)
-            self._pool.show_jobs()
-            if self._events or left_s == 0.0:
-                break
-        events = list(self._events)
-        self._events.clear()
-        return events
-
-    def durable(self, attempt_ids: Sequence[str]) -> None:
-        """Have the nodes of these attempts forget their outcomes: their rows are synced."""
-        self._pool.durable(attempt_ids)
-
-    def progress(self) -> Mapping[str, Progress]:
-        """The busy workers, by worker id, as last heard."""
-        return dict(self._pool.progress)
-
-    def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """Latest telemetry of the cards of real nodes."""
-        return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
-
-    @property
-    def trouble(self) -> str:
-        """Describe a fault of the cluster while work goes on; empty if there is none."""
-        return self._gcs.trouble
-
-    @property
-    def waiting(self) -> str:
-        """The holders of the cards that the run waits for; empty while it has something to do."""
-        if self._pool.busy:
-            self._busy_at = self._clock()
-        if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
-            return ""
-        return self.claims.foreign.waits_for
-
-    def close(self) -> None:
-        """Stop every worker and release every card."""
-        for claim in self.claims.joined():  # the last rows are durable
-            claim.channel.send()
-        self.claims.close()
-        self._calls.clear()
-
-    def _wait(self, timeout_s: float) -> None:
-        """Wait for an answer of an agent; before there is any agent, for the GCS's."""
-        if self._calls:
-            self._calls.wait(timeout_s)
-        else:
-            self._gcs.wait(timeout_s)
-        self._gcs.collect()
-
-    def _node_joined(self, claim: Claim) -> None:
-        self._events.append(NodeJoined(at=self._clock(), node=claim.node))
-
-    def _node_left(self, claim: Claim, failure: Failure) -> None:
-        """Everything on the node ends, then the node."""
-        reason, node_id = failure.message, claim.node.node_id
-        message = f"node {claim.node.name} was lost: {reason}"
-        self._pool.lose(node_id, replace(failure, message=message))
-        self._telemetry.pop(node_id, None)
-        self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
-
-    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
-        self._pool.handle(batch)
-        if batch.telemetry is not None:
-            self._telemetry[claim.node.node_id] = {
-                card: batch.telemetry[card.index]
-                for card in claim.node.cards
-                if card.index in batch.telemetry
-            }
 
 
 # ---------------------------------------------------------------- workers and attempts
@@ -296,7 +136,6 @@ class WorkerPool:
     Args:
         claim_of: the claim on a node that has joined and not left.
         factory: "module:callable" that makes the worker inside its process.
-        report: called with each event.
         label: of a job in Ray's list of tasks.
     """
 
@@ -306,19 +145,26 @@ class WorkerPool:
         claim_of: Callable[[str], Claim | None],
         factory: str,
         clock: Callable[[], float],
-        report: Callable[[Event], None],
         label: Callable[[Job], str],
     ) -> None:
-        self.progress: dict[str, Progress] = {}  # of the busy workers, by worker id
-        self._claim_of = claim_of
-        self._factory = factory
+        self._claim_of, self._factory, self._label = claim_of, factory, label
         self._clock = clock
-        self._report = report
-        self._label = label
+        self._events: deque[Event] = deque()
+        self._progress: dict[str, Progress] = {}  # of the busy workers, by worker id
         self._not_shown: deque[tuple[float, str]] = deque()  # when each began, attempt id
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, RunningAttempt] = {}
         self._kept_on: dict[str, set[str]] = {}  # ids of the nodes that keep an attempt's outcome
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def progress(self) -> Mapping[str, Progress]:
+        """The busy workers, by worker id, as last heard."""
+        return dict(self._progress)
 
     @property
     def busy(self) -> bool:
@@ -354,9 +200,9 @@ class WorkerPool:
             worker = self._workers.get(worker_id)
             # An attempt that has ended meanwhile is not what the worker does.
             if worker is not None and worker.attempt_id == progress.attempt_id:
-                self.progress[worker_id] = progress
+                self._progress[worker_id] = progress
 
-    def durable(self, attempt_ids: Iterable[str]) -> None:
+    def durable(self, attempt_ids: Sequence[str]) -> None:
         """Report to the nodes of these attempts that their rows are synced."""
         by_node: defaultdict[str, list[str]] = defaultdict(list)
         for attempt_id in attempt_ids:
@@ -375,7 +221,7 @@ class WorkerPool:
         for worker in lost:
             self._end_rank_of(worker, failure.message)
         for worker in lost:
-            self.progress.pop(worker.worker_id, None)
+            self._progress.pop(worker.worker_id, None)
             self._worker_gone(worker)
 
     # ------------------------------------------------------------ workers
@@ -400,7 +246,9 @@ class WorkerPool:
         if isinstance(value, WorkerInfo):
             worker.info = value
             if not worker.stopping:
-                self._report(WorkerReady(at=self._clock(), worker_id=worker.worker_id, info=value))
+                self._events.append(
+                    WorkerReady(at=self._clock(), worker_id=worker.worker_id, info=value)
+                )
             return
         if not worker.stop_requested:
             worker.failure = value
@@ -448,7 +296,7 @@ class WorkerPool:
             self._worker_stopped(worker.worker_id, failure)
 
     def _worker_stopped(self, worker_id: str, failure: Failure | None) -> None:
-        self._report(WorkerStopped(at=self._clock(), worker_id=worker_id, failure=failure))
+        self._events.append(WorkerStopped(at=self._clock(), worker_id=worker_id, failure=failure))
 
     # ------------------------------------------------------------ attempts
 
@@ -500,9 +348,9 @@ class WorkerPool:
                 claim.channel.show_job(label, worker.worker_id, running.attempt.attempt_id)
 
     def _ended(self, response: Ended) -> None:
-        progress = self.progress.get(response.worker_id)
+        progress = self._progress.get(response.worker_id)
         if progress is not None and progress.attempt_id == response.attempt_id:
-            del self.progress[response.worker_id]
+            del self._progress[response.worker_id]
         worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
         outcome = outcome_of(response, worker)
@@ -578,7 +426,7 @@ class WorkerPool:
 
     def _attempt_ended(self, running: RunningAttempt) -> None:
         del self._running[running.attempt.attempt_id]
-        self._report(AttemptEnded(at=self._clock(), outcome=running.outcome()))
+        self._events.append(AttemptEnded(at=self._clock(), outcome=running.outcome()))
         for worker_id in running.worker_ids:
             worker = self._workers.get(worker_id)
             if worker is None:
@@ -587,6 +435,140 @@ class WorkerPool:
                 worker.attempt_id = None
             if worker.gone:
                 self._worker_gone(worker)
+
+
+# ---------------------------------------------------------------- on Ray
+
+
+class RayExecutor(WorkerPool):
+    """An ``Executor`` on the Ray cluster that this process has joined (``cluster.py``).
+
+    Args:
+        run: the run's name, shown in the dashboard.
+        accelerators: claim only nodes with these kinds of cards; all when None.
+        log_dir: where workers log, if every node can write there; else each node's Ray session.
+        factory: "module:callable" that makes the worker inside its process.
+        preload: modules that nodes which compute on the CPU import once, before they fork their
+            workers; none: each worker is a fresh interpreter.
+        clock: the clock of the events and of every timeout; it never jumps.
+        queue: the run's place among the runs of the cluster; None: it is ours alone.
+        shared: the spawner of this host, for nodes that compute on it.
+        label: of a job in Ray's list of tasks.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        accelerators: Collection[Accelerator] | None = None,
+        log_dir: Path | None = None,
+        factory: str = "orchestrator.worker.worker:CardWorker",
+        preload: Sequence[str] = PRELOAD,
+        clock: Callable[[], float] = time.monotonic,
+        queue: RunQueue | None = None,
+        shared: SharedSpawner | None = None,
+        label: Callable[[Job], str] = lambda job: job.label,
+    ) -> None:
+        """Join the nodes.
+
+        Raises:
+            ControlStoreLost: Ray's GCS went meanwhile.
+        """
+        super().__init__(
+            claim_of=lambda node_id: self.claims.of(node_id),
+            factory=factory,
+            clock=clock,
+            label=label,
+        )
+        self._busy_at = clock()  # when something ran, the last time
+        self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
+        self._calls, self._gcs = Calls(), Gcs()
+        for name in end_stale_actors():
+            logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
+        self.claims = Claims(
+            run=run,
+            accelerators=accelerators,
+            log_dir=log_dir,
+            preload=preload,
+            clock=clock,
+            calls=self._calls,
+            gcs=self._gcs,
+            report=self._events.append,
+            arrived=self._responded,
+            left=self._node_left,
+            queue=queue,
+            shared=shared,
+        )
+        self.claims.poll()
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Events since the last call; waits up to ``timeout_s`` for one.
+
+        Raises:
+            ControlStoreLost: Ray's GCS is gone, and with it all nodes.
+            ClusterError: no node could be claimed for a minute.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.claims.poll()
+            for claim in self.claims.joined():
+                claim.channel.send()
+            left_s = max(0.0, deadline - time.monotonic())
+            self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
+            self.give_up_stops(self.claims.lose_if_silent)
+            self.show_jobs()
+            if self._events or left_s == 0.0:
+                return self.take_events()
+
+    def telemetry(self) -> Mapping[Card, CardTelemetry]:
+        """Latest telemetry of the cards of real nodes."""
+        return {card: read for cards in self._telemetry.values() for card, read in cards.items()}
+
+    @property
+    def trouble(self) -> str:
+        """Describe a fault of the cluster while work goes on; empty if there is none."""
+        return self._gcs.trouble
+
+    @property
+    def waiting(self) -> str:
+        """The holders of the cards that the run waits for; empty while it has something to do."""
+        if self.busy:
+            self._busy_at = self._clock()
+        if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
+            return ""
+        return self.claims.foreign.waits_for
+
+    def close(self) -> None:
+        """Stop every worker and release every card."""
+        for claim in self.claims.joined():  # the last rows are durable
+            claim.channel.send()
+        self.claims.close()
+        self._calls.clear()
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for an answer of an agent; before there is any agent, for the GCS's."""
+        if self._calls:
+            self._calls.wait(timeout_s)
+        else:
+            self._gcs.wait(timeout_s)
+        self._gcs.collect()
+
+    def _node_left(self, claim: Claim, failure: Failure) -> None:
+        """Everything on the node ends, then the node."""
+        reason, node_id = failure.message, claim.node.node_id
+        message = f"node {claim.node.name} was lost: {reason}"
+        self.lose(node_id, replace(failure, message=message))
+        self._telemetry.pop(node_id, None)
+        self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
+
+    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
+        self.handle(batch)
+        if batch.telemetry is not None:
+            self._telemetry[claim.node.node_id] = {
+                card: batch.telemetry[card.index]
+                for card in claim.node.cards
+                if card.index in batch.telemetry
+            }
 
 
 def outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:

@@ -47,7 +47,7 @@ from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
 from orchestrator.store.files import is_address
 from orchestrator.util import output
-from orchestrator.util.redaction import redact
+from orchestrator.util.redaction import error_line
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class JobServer:
             if asks_for_token(error):
                 raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
             raise SubmitError(
-                f"{self.address} does not answer as a Ray job server: {_line(error)}"
+                f"{self.address} does not answer as a Ray job server: {error_line(error)}"
             ) from error
 
     def submit(self, submission: Submission) -> bool:
@@ -226,9 +226,11 @@ class JobServer:
                 try:  # somebody was quicker, or it arrived after all
                     earlier = self._find(submission.submission_id)
                 except OSError:
-                    raise SubmitError(f"{self.address} went away: {_line(error)}") from error
+                    raise SubmitError(f"{self.address} went away: {error_line(error)}") from error
                 if earlier is None:
-                    raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
+                    raise SubmitError(
+                        f"{self.address} refuses the job: {error_line(error)}"
+                    ) from error
         if earlier.entrypoint != entrypoint:
             raise SubmitError(
                 f"job {submission.submission_id} is there already ({earlier.status}) with another "
@@ -276,7 +278,7 @@ class JobServer:
                     },
                 )
         except Exception as error:
-            raise SubmitError(f"{self.address} refuses the job: {_line(error)}") from error
+            raise SubmitError(f"{self.address} refuses the job: {error_line(error)}") from error
         try:
             yield name
         finally:
@@ -365,7 +367,7 @@ class JobServer:
                     time.sleep(0.5)
             except (OSError, RuntimeError, asyncio.TimeoutError) as error:
                 if time.monotonic() - silent_since > 60:
-                    raise SubmitError(f"{self.address} went away: {_line(error)}") from error
+                    raise SubmitError(f"{self.address} went away: {error_line(error)}") from error
                 time.sleep(1.0)
 
     async def _write_from(
@@ -387,7 +389,7 @@ class JobServer:
         except RuntimeError as error:
             if "404" in str(error) or "does not exist" in str(error):
                 return None
-            raise SubmitError(f"{self.address}: {_line(error)}") from error
+            raise SubmitError(f"{self.address}: {error_line(error)}") from error
 
 
 # ---------------------------------------------------------------- head jobs
@@ -545,11 +547,6 @@ def _info(job: Any) -> JobInfo:
         run=str((job.metadata or {}).get(RUN, "")),
         results=str((job.metadata or {}).get(RESULTS, "")),
     )
-
-
-def _line(error: BaseException, limit: int = 500) -> str:
-    text = " ".join(redact(str(error), os.environ).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 if __name__ == "__main__":

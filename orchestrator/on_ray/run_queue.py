@@ -21,11 +21,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from orchestrator.store.files import RAY_JOB_VARIABLE
+from orchestrator.util.format import listed
 from orchestrator.util.redaction import redact
 
 #: A driver that was killed needs this long at most until its supervisor's next one is here.
@@ -107,11 +108,6 @@ class Standing:
         texts = [f"{listed(having)} has the cards"] if having else []
         texts += [f"{listed(waiting)} came first or has a higher priority"] if waiting else []
         return "; ".join(texts)
-
-
-def listed(names: Sequence[str]) -> str:
-    """A few names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:

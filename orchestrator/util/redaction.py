@@ -28,6 +28,7 @@ from typing import TextIO
 from urllib.parse import quote, quote_plus
 
 from orchestrator.util import output
+from orchestrator.util.format import one_line
 
 # ---------------------------------------------------------------- secrets of an environment
 
@@ -237,6 +238,11 @@ class Redactor:
 def redact(text: str, environment: Mapping[str, str]) -> str:
     """``text`` without secret values of ``environment``, credentials and keys."""
     return redactor_of(environment).redact(text)
+
+
+def error_line(error: object, limit: int = 500) -> str:
+    """The message of an error on one line, without secrets; its class where it has none."""
+    return one_line(redact(str(error), os.environ), limit) or type(error).__name__
 
 
 def redactor_of(environment: Mapping[str, str]) -> Redactor:

@@ -11,8 +11,9 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
+from orchestrator.core.events import CardsInUse, ClusterSilent, Event
 from orchestrator.core.outcome import Failure
-from orchestrator.core.topology import Node, legal_card_sets
+from orchestrator.core.topology import legal_card_sets
 from orchestrator.on_ray import claims
 from orchestrator.on_ray.agent import PlacedAgent
 from orchestrator.on_ray.channel import Calls
@@ -130,18 +131,19 @@ class Case:
             clock=self.clock,
             calls=Calls(),
             gcs=self.store,  # type: ignore[arg-type]
-            joined=lambda _: None,
+            report=self.heard,
             arrived=lambda *_: None,
             left=lambda _, failure: self.left.append(failure),
-            silent=self.silences.append,
-            held=self.are_held,
             queue=queue,  # type: ignore[arg-type]
         )
 
-    def are_held(self, nodes: tuple[Node, ...]) -> None:
-        """Others hold the cards of these nodes."""
-        self.held.append(tuple(node.name for node in nodes))
-        self.held_cards = [node.card_indices for node in nodes]
+    def heard(self, event: Event) -> None:
+        """A silence of the store, or nodes whose cards others hold."""
+        if isinstance(event, ClusterSilent):
+            self.silences.append(event.silent)
+        elif isinstance(event, CardsInUse):
+            self.held.append(tuple(node.name for node in event.nodes))
+            self.held_cards = [node.card_indices for node in event.nodes]
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
         """Let time pass, a second at a time."""
@@ -184,11 +186,16 @@ def loses_its_node(case: Case) -> None:
     case.claims.lose(claim, claims.node_lost("it went"))
 
 
-def joined(case: Case) -> Channel:
-    """The channel to the agent of a claimed node, which is at work."""
+def joins(case: Case, claim: Claim) -> Channel:
+    """The channel to the agent of a claimed node, which is at work from now on."""
     channel = Channel(case.clock)
-    claimed(case).agent_channel = channel  # type: ignore[assignment]
+    claim.channel, claim.joined = channel, True  # type: ignore[assignment]
     return channel
+
+
+def joined(case: Case) -> Channel:
+    """The channel to the agent of a node that was claimed and is at work."""
+    return joins(case, claimed(case))
 
 
 def test_one_question_at_a_time(case: Case) -> None:
@@ -331,7 +338,7 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
     """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
-    claim.agent_channel = Channel(case.clock)  # type: ignore[assignment]
+    joins(case, claim)
     case.claims.lose(claim, claims.node_lost("its agent does not answer"))
     [failure] = case.left
     assert "control store has not answered since" in failure.message
@@ -355,10 +362,10 @@ def test_agents_are_called_at_the_end_only_through_a_connection(
     is closed nevertheless, also when the call fails."""
     monkeypatch.setattr("ray.is_initialized", lambda: joined_now)
     claim = claimed(case)
-    claim.host_facts = facts(("0", "1"))
+    joins(case, claim)
     agent = MagicMock()
     agent.close.remote.side_effect = ConnectionError
-    claim.placed = PlacedAgent(group=None, agent=agent, serve=None)
+    claim.placed = PlacedAgent(group=None, agent=agent, facts=None)
     case.claims.close()
     assert agent.close.remote.called is joined_now
     assert not case.claims.by_node and case.store.waited_s
@@ -409,7 +416,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
-    first.agent_channel = Channel(case.clock)  # type: ignore[assignment]
+    joins(case, first)
     case.store.asked.clear()
 
     def look() -> None:
@@ -424,7 +431,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     assert list(case.claims.by_node) == ["id-1", "id-1+1"]
     monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
     monkeypatch.setattr(claims, "AgentChannel", lambda *_, **__: Channel(case.clock))
-    case.store.answer(PlacedAgent(group=None, agent=MagicMock(), serve=facts(cards=("1",))))
+    case.store.answer(PlacedAgent(group=None, agent=MagicMock(), facts=facts(cards=("1",))))
     later = case.claims.by_node["id-1+1"]
     assert later.joined and later.node.card_indices == (1,) and later.node.name == "hpu-1"
     assert later.node.server_id == first.node.server_id == "id-1"
@@ -444,7 +451,7 @@ def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> N
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
-    first.agent_channel = Channel(case.clock)  # type: ignore[assignment]
+    joins(case, first)
     case.store.asked.clear()
 
     def look(seconds: float) -> None:
@@ -477,7 +484,7 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
     case.pass_s(6, silent=False)
     case.store.answer({"id-1": HPU_1})
     assert case.held == [("hpu-1",)]
-    broken = PlacedAgent(group=None, agent=None, serve=ValueError("no disk"))
+    broken = PlacedAgent(group=None, agent=None, facts=ValueError("no disk"))
     case.pass_s(1, silent=False)
     case.store.answer(broken)
     case.store.answer({"id-1": HPU_1})

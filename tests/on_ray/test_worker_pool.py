@@ -42,7 +42,6 @@ class Agent:
     def __init__(self) -> None:
         self.now = 0.0
         self.sent: list[Any] = []
-        self.events: list[Event] = []
         channel = SimpleNamespace(put=self.sent.append, show_job=lambda *_: None)
         facts = SimpleNamespace(address="", threads=1, cores=1, server="", log_dir="", compiled="")
         facts.idle_memory_bytes = {}
@@ -51,7 +50,6 @@ class Agent:
             claim_of=lambda _: claim,
             factory="a:b",
             clock=lambda: self.now,
-            report=self.events.append,
             label=str,
         )
         for card in NODE.cards:
@@ -64,9 +62,9 @@ class Agent:
 
     def hear(self, *responses: Any) -> list[Event]:
         """Responses of the agent; the events that come of them."""
-        self.events.clear()
+        self.pool.take_events()
         self.pool.handle(ResponseBatch(1, responses, 1, None, None, False))
-        return list(self.events)
+        return self.pool.take_events()
 
     def run(self, name: str, *workers: str) -> None:
         """Run an attempt on one worker, or a gang."""
@@ -129,10 +127,10 @@ def test_an_attempt_whose_worker_is_gone_is_lost(agent: Agent) -> None:
 def test_everything_on_a_lost_node_ends(agent: Agent) -> None:
     """Attempts first, then workers."""
     agent.run("a")
-    agent.events.clear()
     agent.pool.lose(NODE.node_id, Failure(failure_class=FailureClass.NODE_LOST, message="power"))
-    assert ends(agent.events) == {"a": State.LOST}
-    assert [type(event) for event in agent.events[1:]] == [WorkerStopped, WorkerStopped]
+    events = agent.pool.take_events()
+    assert ends(events) == {"a": State.LOST}
+    assert [type(event) for event in events[1:]] == [WorkerStopped, WorkerStopped]
     assert not agent.pool.busy
 
 
@@ -152,12 +150,12 @@ def test_a_stop_that_is_not_confirmed_ends_the_attempt(agent: Agent, silent: boo
     agent.run("a")
     agent.pool.perform(StopWorker(worker_id="w0", reason="enough"))
     agent.now = STOP_PATIENCE_S + 1
-    agent.events.clear()
     lost: list[Any] = []
     agent.pool.give_up_stops(lambda claim, _: not lost.append(claim) and silent)
     assert len(lost) == 1
-    assert ends(agent.events) == ({} if silent else {"a": State.LOST})
-    assert not any(isinstance(event, WorkerStopped) for event in agent.events)
+    events = agent.pool.take_events()
+    assert ends(events) == ({} if silent else {"a": State.LOST})
+    assert not any(isinstance(event, WorkerStopped) for event in events)
 
 
 def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) -> None:

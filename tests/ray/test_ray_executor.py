@@ -171,12 +171,12 @@ def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(
     attempt_id = bench.run((card,), [worker], "sleep:600")
     bench.wait_for_phase(worker.worker_id, "measure")
     claim = bench.executor.claims.of(node.node_id)
-    assert claim is not None
+    assert claim is not None and claim.placed is not None
     since = len(bench.seen)
     others = placement_group([{"GPU": 1}])  # it waits for a card
     with monkeypatch.context() as patch:
         patch.setattr(claims, "RETRY_S", 600.0)
-        ray.kill(claim.agent)
+        ray.kill(claim.placed.agent)
         outcome = bench.ended(attempt_id).outcome
         assert outcome.state is State.LOST and outcome.failure is not None
         assert outcome.failure.failure_class is FailureClass.NODE_LOST
@@ -316,8 +316,10 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     attempt_id = bench.run((node.cards[0],), [busy], "sleep:600")
     bench.wait_for_phase(busy.worker_id, "measure")
     claim = bench.executor.claims.of(node.node_id)
-    assert claim is not None
-    agent = psutil.Process(ray.get(claim.agent.__ray_call__.remote(lambda self: os.getpid())))
+    assert claim is not None and claim.placed is not None
+    agent = psutil.Process(
+        ray.get(claim.placed.agent.__ray_call__.remote(lambda self: os.getpid()))
+    )
     agent.suspend()
     before = len(bench.seen)
     bench.executor.perform(StopWorker(worker_id=busy.worker_id, reason="no progress"))
