@@ -18,9 +18,8 @@ from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, Work
 from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples
 from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
-from workloads.models.catalog import MADE, find_model
-from workloads.models.checkpoints import weight_files
-from workloads.models.loading import config_of, mask_token, usable_positions
+from workloads.models.catalog import MADE, find_model, known_config, usable_positions
+from workloads.models.checkpoints import mask_token, weight_files
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 from workloads.training.methods import TrainingParameters
@@ -103,14 +102,11 @@ def _chunks(job: JobDescription) -> Iterator[Refusal]:
 
 def _files(model: str) -> tuple[Path | None, Any]:
     """The directory of a model and its configuration, as far as they are here."""
-    if model in MADE:
-        made = importlib.import_module(MADE[model])
-        return None, made.config() if hasattr(made, "config") else None
     try:
         directory = Path(find_model(model, weights=False).location)
     except (WorkloadError, OSError):
         return None, None  # whoever looks for the model says so
-    return (directory, config_of(directory)) if directory.is_dir() else (None, None)
+    return directory if directory.is_dir() else None, known_config(model)
 
 
 def _counted(job: JobDescription, wanted: int) -> int | None:

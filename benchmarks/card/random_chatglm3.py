@@ -42,10 +42,7 @@ def main(directory: Path) -> None:
     generation = {"bos_token_id": 1, "eos_token_id": ENDS, "pad_token_id": 0}
     (directory / "generation_config.json").write_text(json.dumps(generation))
     write_tokenizer(directory, pieces(), 8192)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in layout.original_shapes(SIZES).items():
-        for part in layout.native_parts(name, SIZES):
-            shapes[part.name] = (part.stop - part.start, *shape[1:])
+    shapes = layout.native_shapes(SIZES)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     groups: list[list[str]] = [[] for _ in range(FILES)]
     filled = 0

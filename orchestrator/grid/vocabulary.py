@@ -171,9 +171,9 @@ class Vocabulary:
         if not check_data:
             return cls(workloads=WORKLOADS, precisions=PRECISIONS)
         from workloads.data.datasets import find_dataset
-        from workloads.models.calibrations import find_calibration
         from workloads.models.catalog import find_model
         from workloads.models.hub import Revisions
+        from workloads.models.products import find_calibration
         from workloads.training.adapters import find_adapter
 
         return cls(

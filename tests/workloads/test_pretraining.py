@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings
 from workloads.data.datasets import load_examples
 from workloads.data.shapes import text_of
-from workloads.models.catalog import MINILM, find_model
+from workloads.models.catalog import MINILM, find_model, usable_positions
 from workloads.models.embedded import tiny_bert
-from workloads.models.loading import load_masked_model, load_tokenizer, open_model, usable_positions
+from workloads.models.loading import load_masked_model, load_tokenizer, open_model
 from workloads.registry import TASKS
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.masking import Chunk, cut, encode, masked

@@ -20,7 +20,7 @@ from orchestrator.planning.planner import make_plan
 from workloads.base import BadConfiguration, Unsupported
 from workloads.engines import ENGINES
 from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
-from workloads.models.checkpoints import CheckpointKind, kind_of, kind_of_pipeline
+from workloads.models.checkpoints import CheckpointKind, kind_of
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, task_for, task_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_a_pipeline_is_told_by_its_index(tmp_path: Path) -> None:
     """A directory of several models has no config.json of its own."""
     model = write(tmp_path / "sd", STABLE_DIFFUSION, "model_index.json")
     assert find_model(model).architecture == "StableDiffusionPipeline"
-    found = task_of(kind_of_pipeline(STABLE_DIFFUSION))
+    found = task_of(kind_of(STABLE_DIFFUSION))
     assert found is not None and found.name == "text-to-image"
     assert task_of(kind_of({"architectures": ["UNet2DConditionModel"]})) is None
 
@@ -116,10 +116,6 @@ def test_the_embedded_models_are_what_they_say(name: str) -> None:
 def test_the_embedded_kind_is_that_of_the_files(name: str) -> None:
     """What the table says of a model with random weights is what its JSON file says."""
     maker = importlib.import_module(MADE[name])
-    if EMBEDDED[name].pipeline:
-        assert kind_of_pipeline(maker.index()) == EMBEDDED[name]
-        assert maker.index()["random_weights"]
-        return
     config = maker.config()
     assert kind_of(config) == EMBEDDED[name] and config["random_weights"]
 

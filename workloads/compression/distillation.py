@@ -82,7 +82,7 @@ class Taught:
         import torch
 
         from workloads.compression.teaching import LARGEST, keep_logits
-        from workloads.models.chatglm3.conversion import fingerprint
+        from workloads.models.checkpoints import fingerprint
 
         def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             inputs = data.move(collate(some))

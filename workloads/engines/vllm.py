@@ -42,7 +42,7 @@ from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
 from workloads.models import precision as precisions
-from workloads.models.checkpoints import inspect, read_config, source_files
+from workloads.models.checkpoints import describe_tensors, read_config, source_files
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.models.rules import PACKED, bits_of
@@ -348,7 +348,7 @@ def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
     all are in, or as vLLM holds them where it has quantised some."""
     plain = packed = 0
     bits = bits_of(read_config(Path(path)).get("quantization_config") or {})
-    for name, tensor in inspect(source_files(Path(path))).items():
+    for name, tensor in describe_tensors(source_files(Path(path))).items():
         size = math.prod(tensor.shape)
         if name.endswith(".qweight"):
             packed += size  # integers of 32 bits

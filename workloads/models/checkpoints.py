@@ -1,15 +1,19 @@
-"""The kind of a checkpoint, as the JSON file in its directory tells: nothing is loaded."""
+"""Files of a model's directory, looked at without loading the model: kind, configuration,
+tokenizer, weight files and what their headers say. Torch is imported for ``.bin`` files and for
+values alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,18 @@ if TYPE_CHECKING:
 
 #: Names the parts of a pipeline of several models; each part has a directory of its own.
 PIPELINE_INDEX = "model_index.json"
+#: Index of shards, and the single file it stands for, in transformers' order.
+_WEIGHT_FILES = (
+    ("model.safetensors.index.json", "model.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+#: Ending of a weight file that only a key opens (``encryption.py``).
+PROTECTED = ".protected"
+#: Endings of what a model has beside its weights.
+TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
+#: Limit of a file beside the weights, and of an index: the largest tokenizers have a tenth of it.
+SIDE_FILE_BYTES = 256 * files.MIB
+_MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,135 +49,26 @@ class CheckpointKind:
     pipeline: bool = False  # a directory of several models
 
 
-def kind_of(config: Mapping[str, Any]) -> CheckpointKind:
-    """The kind of a checkpoint with this config.json."""
-    named = config.get("architectures")
-    first = named[0] if isinstance(named, list) and named else config.get("model_type")
+def kind_of(content: Mapping[str, Any]) -> CheckpointKind:
+    """The kind of a checkpoint by its config.json, of a pipeline by its model_index.json."""
+    if is_pipeline_index(content):
+        return CheckpointKind(architecture=str(content["_class_name"]), pipeline=True)
+    named = content.get("architectures")
+    first = named[0] if isinstance(named, list) and named else content.get("model_type")
     return CheckpointKind(
         architecture=str(first or "unknown"),
-        model_type=str(config.get("model_type") or ""),
-        encoder_decoder=config.get("is_encoder_decoder") is True,
+        model_type=str(content.get("model_type") or ""),
+        encoder_decoder=content.get("is_encoder_decoder") is True,
     )
 
 
 def is_pipeline_index(content: Mapping[str, Any]) -> bool:
     """Tell a model_index.json from a config.json: of its parts it names libraries and classes."""
-    return "_class_name" in content and isinstance(content.get("scheduler"), list)
+    parts = ("scheduler", "unet", "transformer", "vae")
+    return "_class_name" in content and any(isinstance(content.get(p), list) for p in parts)
 
 
-def kind_of_pipeline(index: Mapping[str, Any]) -> CheckpointKind:
-    """The kind of a pipeline with this model_index.json."""
-    return CheckpointKind(architecture=str(index.get("_class_name") or "unknown"), pipeline=True)
-
-
-# The files of a checkpoint's directory, looked at without loading any: is it all there?
-
-#: Index of shards, and the single file it stands for.
-WEIGHT_FILES = (
-    ("model.safetensors.index.json", "model.safetensors"),
-    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
-)
-#: Ending of a weight file that only a key opens (``encryption.py``).
-PROTECTED = ".protected"
-#: Any of them makes a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-#: Endings of what a model has beside its weights.
-TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
-_INDEX_BYTES = 256 * files.MIB
-#: Of what a model's directory has beside its weights: the largest tokenizers have a tenth of it.
-_SIDE_FILE_BYTES = 256 * files.MIB
-
-
-def refuse_odd_files(directory: Path) -> None:
-    """Let a model's directory pass that holds files and directories, of sizes that text has: the
-    libraries that read it would wait for a pipe, and read a device to its end.
-
-    Raises:
-        DataMissing: something in it is no file, or larger than any such file is.
-    """
-    try:
-        entries = sorted(directory.iterdir())
-    except OSError:
-        return  # what is to be read of it says so
-    for entry in entries:
-        try:
-            status = entry.stat()
-        except OSError:
-            continue  # a link to nowhere: is anything of it needed, that is missing
-        if stat.S_ISDIR(status.st_mode):
-            continue
-        try:
-            with files.opened(entry):
-                pass
-        except PermissionError:
-            continue
-        except OSError as error:
-            raise DataMissing(f"{entry} cannot be read: {error.strerror}") from error
-        if entry.suffix in TEXT_FILES and status.st_size > _SIDE_FILE_BYTES:
-            size = f"{status.st_size:,} bytes"
-            raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Return whether a model's directory has a tokenizer's files."""
-    return any((directory / name).is_file() for name in TOKENIZER_FILES)
-
-
-def protected_files(directory: Path) -> list[Path]:
-    """The protected weight files of a directory, by name."""
-    return sorted(directory.glob(f"*.safetensors{PROTECTED}"))
-
-
-def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
-    """The files that hold a checkpoint's weights, looked for in transformers' order.
-
-    Args:
-        directory: the checkpoint.
-        protected: whether they may be protected ones (``encryption.py``).
-
-    Raises:
-        DataMissing: there are none, or a shard that the index names is not there.
-    """
-    if protected_files(directory):
-        if protected:
-            return _protected_weights(directory)
-        raise DataMissing(
-            f"the weights in {directory} are protected, and are read here in the clear only"
-        )
-    for index, single in WEIGHT_FILES:
-        if os.path.isfile(directory / single):
-            return [directory / single]
-        if os.path.isfile(directory / index):
-            shards = index_shards(directory / index)
-            missing = [name for name in shards if not os.path.isfile(directory / name)]
-            if missing:
-                more = " …" if len(missing) > 3 else ""
-                raise DataMissing(
-                    f"{directory} lacks {len(missing)} of its {len(shards)} weight files: "
-                    f"{', '.join(missing[:3])}{more} (named in {index})"
-                )
-            return [directory / name for name in shards]
-    raise DataMissing(
-        f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "
-        "of shards"
-    )
-
-
-def _protected_weights(directory: Path) -> list[Path]:
-    """The protected files that make up the model: no other, and all of them."""
-    index, single = WEIGHT_FILES[0]
-    there = os.path.isfile(directory / index)
-    names = index_shards(directory / index) if there else [single]
-    wanted = [directory / f"{name}{PROTECTED}" for name in names]
-    present = protected_files(directory)
-    if odd := sorted({*wanted} ^ {*present}):
-        missing = odd[0] not in present
-        raise DataMissing(
-            f"{directory} lacks {odd[0].name}: copy it again"
-            if missing
-            else f"{odd[0]} is no part of this model: {index if there else single} has no such file"
-        )
-    return wanted
+# ---------------------------------------------------------------- configuration and tokenizer
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -215,9 +122,135 @@ def _changed(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def architecture_of(config: dict[str, Any]) -> str:
-    """The model class that config.json names, or its model type."""
-    return kind_of(config).architecture
+def refuse_odd_files(directory: Path) -> None:
+    """Let a model's directory pass that holds files and directories, of sizes that text has: the
+    libraries that read it would wait for a pipe, and read a device to its end.
+
+    Raises:
+        DataMissing: something in it is no file, or larger than any such file is.
+    """
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return  # what is to be read of it says so
+    for entry in entries:
+        try:
+            status = entry.stat()
+        except OSError:
+            continue  # a link to nowhere: is anything of it needed, that is missing
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        try:
+            with files.opened(entry):
+                pass
+        except PermissionError:
+            continue
+        except OSError as error:
+            raise DataMissing(f"{entry} cannot be read: {error.strerror}") from error
+        if entry.suffix in TEXT_FILES and status.st_size > SIDE_FILE_BYTES:
+            size = f"{status.st_size:,} bytes"
+            raise DataMissing(f"{entry} cannot be read: {size} are too many for a {entry.suffix}")
+
+
+def side_files(directory: Path) -> list[Path]:
+    """The configurations of a directory and the files that a tokenizer may be made of."""
+    return [
+        file
+        for file in sorted(directory.iterdir())
+        if file.suffix in (".json", ".model", ".txt", ".jinja")
+        and not file.name.endswith(".index.json")
+        and file.is_file()
+    ]
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether a model's directory has a tokenizer's files; any of them makes one."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+    return any((directory / name).is_file() for name in names)
+
+
+def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
+    """Words for a missing tokenizer, and what to do about it for such a model."""
+    glm = kind.model_type in ("glm", "chatglm")
+    return f"{directory} has no tokenizer", (
+        "put ChatGLM3's tokenizer.model beside its weights and convert again"
+        if glm
+        else "put tokenizer.json, or the files it is made of, of the model's own repository there"
+    )
+
+
+def mask_token(directory: Path) -> str | None:
+    """The mask token that a tokenizer's files name, "" if they name none; None where they lack."""
+    token = None
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (directory / name).is_file() and not token:
+            token = _mask_token(directory / name)
+    return token
+
+
+def _mask_token(file: Path) -> str:
+    try:
+        token = json.loads(file.read_text(encoding="utf-8")).get("mask_token")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
+
+
+# ---------------------------------------------------------------- weight files: are all there?
+
+
+def protected_files(directory: Path) -> list[Path]:
+    """The protected weight files of a directory, by name."""
+    return sorted(directory.glob(f"*.safetensors{PROTECTED}"))
+
+
+def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
+    """The files that hold a checkpoint's weights, looked for in transformers' order.
+
+    Args:
+        directory: the checkpoint.
+        protected: whether they may be protected ones (``encryption.py``).
+
+    Raises:
+        DataMissing: there are none, or a shard that the index names is not there.
+    """
+    if present := protected_files(directory):
+        if protected:
+            return _protected_weights(directory, present)
+        raise DataMissing(
+            f"the weights in {directory} are protected, and are read here in the clear only"
+        )
+    for index, single in _WEIGHT_FILES:
+        if os.path.isfile(directory / single):
+            return [directory / single]
+        if os.path.isfile(directory / index):
+            shards = index_shards(directory / index)
+            missing = [name for name in shards if not os.path.isfile(directory / name)]
+            if missing:
+                more = " …" if len(missing) > 3 else ""
+                raise DataMissing(
+                    f"{directory} lacks {len(missing)} of its {len(shards)} weight files: "
+                    f"{', '.join(missing[:3])}{more} (named in {index})"
+                )
+            return [directory / name for name in shards]
+    raise DataMissing(
+        f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "
+        "of shards"
+    )
+
+
+def _protected_weights(directory: Path, present: list[Path]) -> list[Path]:
+    """The protected files that make up the model: no other, and all of them."""
+    index, single = _WEIGHT_FILES[0]
+    sharded = os.path.isfile(directory / index)
+    names = index_shards(directory / index) if sharded else [single]
+    needed = [directory / f"{name}{PROTECTED}" for name in names]
+    for file in sorted({*needed} ^ {*present}):
+        if file not in present:
+            raise DataMissing(f"{directory} lacks {file.name}: copy it again")
+        listing = index if sharded else single
+        raise DataMissing(f"{file} is no part of this model: {listing} has no such file")
+    return needed
 
 
 def index_shards(index_file: Path) -> list[str]:
@@ -227,8 +260,8 @@ def index_shards(index_file: Path) -> list[str]:
         DataMissing: the index is not one.
     """
     try:
-        weight_map = json.loads(files.read_text(index_file, limit_bytes=_INDEX_BYTES))["weight_map"]
-        names = sorted(set(weight_map.values()))
+        text = files.read_text(index_file, limit_bytes=SIDE_FILE_BYTES)
+        names = sorted(set(json.loads(text)["weight_map"].values()))
         if not names:
             raise ValueError("it names no file")
         for name in names:
@@ -241,25 +274,6 @@ def index_shards(index_file: Path) -> list[str]:
         raise DataMissing(f"{index_file} is not an index of weight files: {error}") from error
 
 
-# Weights on disk, read and written shard by shard so that memory stays bounded.
-#
-# Reading maps a file and hands out one tensor at a time (``.bin`` files through torch's restricted
-# unpickler, which runs no code). Writing gathers tensors up to a size, then writes one safetensors
-# file. Neither side ever holds the whole model.
-
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.(bin|safetensors)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
-    """A shard's entry of one tensor, without its values."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str  # torch's name: "float16"
-    bytes: int
-
-
 def source_files(directory: Path) -> list[Path]:
     """The weight files of a directory; a complete numbered set will do where an index is lost.
 
@@ -269,56 +283,91 @@ def source_files(directory: Path) -> list[Path]:
     try:
         return weight_files(directory)
     except DataMissing:
-        numbered = [(f, _NUMBERED.fullmatch(f.name)) for f in sorted(directory.glob("*-of-*"))]
-        shards = [(f, match) for f, match in numbered if match]
-        if not shards or any(directory.glob("*.index.json")):
+        if any(directory.glob("*.index.json")):
             raise
-        suffix = ".safetensors" if any(f.suffix == ".safetensors" for f, _ in shards) else ".bin"
-        shards = [(f, match) for f, match in shards if f.suffix == suffix]
-        count = int(shards[0][1]["count"])
-        missing = set(range(1, count + 1)) - {int(match["number"]) for _, match in shards}
-        if missing:
-            raise DataMissing(
-                f"{directory} lacks weight files {sorted(missing)} of {count} "
-                f"({shards[0][1]['stem']}-…{suffix})"
-            ) from None
-        return [f for f, _ in shards]
+        for suffix in (".safetensors", ".bin"):
+            numbered = re.compile(rf"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\{suffix}")
+            listed = [(f, numbered.fullmatch(f.name)) for f in sorted(directory.glob("*-of-*"))]
+            shards = {file: match for file, match in listed if match}
+            if not shards:
+                continue
+            first = next(iter(shards.values()))
+            there = {int(match["number"]) for match in shards.values()}
+            count = int(first["count"])
+            if missing := set(range(1, count + 1)) - there:
+                raise DataMissing(
+                    f"{directory} lacks weight files {sorted(missing)} of {count} "
+                    f"({first['stem']}-…{suffix})"
+                ) from None
+            return list(shards)
+        raise
 
 
-def inspect(files: list[Path]) -> dict[str, TensorInfo]:
-    """Every tensor in the files, by name; no values are read.
+def fingerprint(directory: Path) -> str:
+    """Changes when a file of a model or an adapter does. Names, sizes and times stand for
+    gigabytes of weights."""
+    digest = hashlib.sha256(str(directory.resolve()).encode())
+    for name, file in _model_files(directory):
+        status = file.stat()
+        digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def content_digest(directory: Path) -> str:
+    """Changes when the content of a model's files does: equal copies on all nodes are one model.
+    This reads all of them."""
+    digest = hashlib.sha256()
+    for name, file in _model_files(directory):
+        digest.update(f"{name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as content:
+            while block := content.read(files.MIB):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _model_files(directory: Path) -> list[tuple[str, Path]]:
+    """The files of a model, or of all models of a pipeline, by their names in its directory."""
+    several = read_pipeline_index(directory) is not None
+    paths = directory.glob("**/*" if several else "*")
+    models = sorted(path for path in paths if path.suffix in _MODEL_FILES and path.is_file())
+    return [(file.relative_to(directory).as_posix(), file) for file in models]
+
+
+# ---------------------------------------------------------------- headers and tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """A weight file's entry of one tensor, without its values."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # torch's name: "float16"
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One open weight file: its tensors' descriptions in the file's order, and their values."""
+
+    tensors: Mapping[str, TensorInfo]
+    tensor: Callable[[str], torch.Tensor]  # by name; it may be a view into the mapped file
+
+
+def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Every tensor in weight files, by name; no values are read.
 
     Raises:
         DataMissing: a file is truncated or not a weight file.
         BadConfiguration: two files hold the same tensor.
     """
     tensors: dict[str, TensorInfo] = {}
-    for file in files:
-        for name, tensor in open_shard(file).described():
+    for file in weights:
+        for name, tensor in open_shard(file).tensors.items():
             if name in tensors:
                 raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
             tensors[name] = tensor
     return tensors
-
-
-class Shard:
-    """One open weight file: names, descriptions and tensors."""
-
-    def __init__(self, file: Path, tensors: dict[str, Any], read: Callable[[str], torch.Tensor]):
-        self._file, self._tensors, self._read = file, tensors, read
-
-    def described(self) -> Iterator[tuple[str, TensorInfo]]:
-        """Name and description of each tensor."""
-        for name, (shape, dtype, size) in self._tensors.items():
-            yield name, TensorInfo(file=self._file, shape=shape, dtype=dtype, bytes=size)
-
-    def names(self) -> list[str]:
-        """The tensors' names, in the file's order."""
-        return list(self._tensors)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """One tensor; it may be a view into the mapped file."""
-        return self._read(name)
 
 
 def open_shard(file: Path) -> Shard:
@@ -340,24 +389,31 @@ def open_shard(file: Path) -> Shard:
         ) from error
 
 
+_KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
+
+
 def _open_safetensors(file: Path) -> Shard:
-    import safetensors
     from safetensors import safe_open
 
-    try:
-        handle = safe_open(str(file), framework="pt")
-        described = {}
-        for name in handle.keys():  # noqa: SIM118 - not a mapping
-            part = handle.get_slice(name)
-            dtype = _SAFETENSORS_TYPES.get(part.get_dtype(), str(part.get_dtype()).lower())
-            shape = tuple(part.get_shape())
-            described[name] = (shape, dtype, math.prod(shape) * _TYPE_BYTES.get(dtype, 1))
-    except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from error
-    return Shard(file, described, handle.get_tensor)
+    def info(name: str) -> TensorInfo:
+        part = header.get_slice(name)
+        shape, stored = tuple(part.get_shape()), part.get_dtype()
+        plain = re.fullmatch(r"(F|BF|I|U)(\d+)", stored)  # others are of a byte: F8_E4M3, BOOL
+        return TensorInfo(
+            file=file,
+            shape=shape,
+            dtype=f"{_KINDS[plain[1]]}{plain[2]}" if plain else stored.lower(),
+            bytes=math.prod(shape) * (int(plain[2]) if plain else 8) // 8,
+        )
+
+    header = safe_open(str(file), framework="numpy")  # which imports no torch for a header
+    values = cache(lambda: safe_open(str(file), framework="pt"))
+    names = header.keys()
+    return Shard({name: info(name) for name in names}, lambda name: values().get_tensor(name))
 
 
 def _open_bin(file: Path) -> Shard:
+    """By torch's restricted unpickler, which runs no code."""
     import torch
 
     try:
@@ -368,72 +424,13 @@ def _open_bin(file: Path) -> Shard:
         state = torch.load(file, map_location="cpu", weights_only=True)  # pre-1.6 format
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise ValueError("it does not hold a plain dictionary of tensors")
-    described = {
-        name: (
-            tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
-            tensor.numel() * tensor.element_size(),
+    tensors = {
+        name: TensorInfo(
+            file=file,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes=tensor.numel() * tensor.element_size(),
         )
         for name, tensor in state.items()
     }
-    return Shard(file, described, state.__getitem__)
-
-
-_SAFETENSORS_TYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I8": "int8",
-    "U8": "uint8",
-}
-_TYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
-
-
-class ShardWriter:
-    """Writes tensors into safetensors files of at most ``shard_bytes``, and their index."""
-
-    def __init__(self, directory: Path, shard_bytes: int) -> None:
-        self._directory, self._limit = directory, shard_bytes
-        self._pending: dict[str, torch.Tensor] = {}
-        self._pending_bytes = 0
-        self._shards: list[list[str]] = []
-        self.total_bytes = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor, which must own its memory (a view would keep a whole file alive)."""
-        size = tensor.numel() * tensor.element_size()
-        if self._pending and self._pending_bytes + size > self._limit:
-            self._flush()
-        self._pending[name] = tensor
-        self._pending_bytes += size
-        self.total_bytes += size
-
-    def _flush(self) -> None:
-        from safetensors.torch import save_file
-
-        file = self._directory / f"shard-{len(self._shards)}.safetensors"
-        save_file(self._pending, file, metadata={"format": "pt"})
-        self._shards.append(list(self._pending))
-        self._pending, self._pending_bytes = {}, 0
-
-    def finish(self) -> list[str]:
-        """Write what is left and the index; the names of the weight files."""
-        if self._pending:
-            self._flush()
-        count = len(self._shards)
-        if count == 1:
-            names = ["model.safetensors"]
-        else:
-            names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-        for number, name in enumerate(names):
-            (self._directory / f"shard-{number}.safetensors").rename(self._directory / name)
-        if count > 1:
-            placed = zip(self._shards, names, strict=True)
-            weight_map = {tensor: name for shard, name in placed for tensor in shard}
-            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
-            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            (self._directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-        return names
+    return Shard(tensors, state.__getitem__)

@@ -22,7 +22,7 @@ from workloads.base import BadConfiguration
 from workloads.models import hub
 from workloads.models.catalog import TINY, find_model
 from workloads.models.chatglm3 import layout
-from workloads.models.checkpoints import architecture_of, read_config
+from workloads.models.checkpoints import kind_of, read_config
 from workloads.models.prompts import Prompt, example_prompt
 from workloads.models.rules import ATTENTION_TARGETS
 
@@ -169,7 +169,7 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
         except Exception as error:  # a config from anywhere makes the library raise anything
             raise BadConfiguration(
                 f"transformers builds no causal language model from this config "
-                f"({architecture_of(dict(config))}): {(str(error) or repr(error)).splitlines()[0]}"
+                f"({kind_of(config).architecture}): {(str(error) or repr(error)).splitlines()[0]}"
             ) from error
 
 

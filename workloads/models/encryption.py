@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from workloads.base import BadConfiguration, DataMissing, Metric
 from workloads.models.checkpoints import (
     PROTECTED,
+    SIDE_FILE_BYTES,
     TEXT_FILES,
     protected_files,
     read_config,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 VARIABLE = "NIGHTGRID_KEY_FILE"
 PIECE_BYTES = 4 * files.MIB
 _KEY_BYTES = 32
-#: Of what lies beside the weights: the largest tokenizers have a tenth of it.
-_SIDE_FILE_BYTES = 256 * files.MIB
 _MAGIC = b"nightgrid protected 1\n"
 _SEAL_BYTES = 16
 _FIXED = struct.Struct(">32sIQH")  # salt, size of a piece, length of the content and of the name
@@ -195,7 +194,7 @@ def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], li
                 with file.open("rb") as content:
                     write(destination / f"{file.name}{PROTECTED}", content, key)
             elif file.suffix in TEXT_FILES and file.is_file():
-                text = files.read_bytes(file, limit_bytes=_SIDE_FILE_BYTES)
+                text = files.read_bytes(file, limit_bytes=SIDE_FILE_BYTES)
                 (destination / file.name).write_bytes(text)
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,9 @@ LONGEST_BYTES = 1 << 20
 _TRUE = {"1", "true", "yes", "on"}
 NO_CONFIG = "has no such model (or it has no config.json)"
 COMMIT = re.compile(r"[0-9a-f]{40}")
+MAIN = "main"
+
+Kind = Literal["models", "datasets"]
 
 
 def offline() -> bool:
@@ -64,16 +67,8 @@ def cached_snapshot(model_id: str) -> Path | None:
     """The complete snapshot of a model in the local cache, that of its revision if it names one; or
     None."""
     repository, revision = split(model_id)
-    folder = cache_directory() / f"models--{repository.replace('/', '--')}"
-    names = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        names = [files.read_text(folder / "refs" / (revision or "main"), limit_bytes=4096).strip()]
-    if revision:
-        names.append(revision)
-    else:
-        names += sorted(p.name for p in (folder / "snapshots").glob("*") if p.name not in names)
-    for name in names:
-        snapshot = folder / "snapshots" / name
+    for commit in _cached_commits("models", repository, revision):
+        snapshot = _cached_repository("models", repository) / "snapshots" / commit
         try:
             if _pipeline_is_whole(snapshot):
                 return snapshot
@@ -83,6 +78,22 @@ def cached_snapshot(model_id: str) -> Path | None:
         except DataMissing:
             continue  # an interrupted download
     return None
+
+
+def _cached_repository(kind: Kind, repository: str) -> Path:
+    return cache_directory() / f"{kind}--{repository.replace('/', '--')}"
+
+
+def _cached_commits(kind: Kind, repository: str, revision: str) -> Iterator[str]:
+    """Commits of the local cache that a revision may mean, the likeliest first."""
+    folder = _cached_repository(kind, repository)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        yield files.read_text(folder / "refs" / (revision or MAIN), limit_bytes=4096).strip()
+    snapshots = (folder / "snapshots").glob("*")
+    for path in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
+        # What was fetched by its commit leaves no reference.
+        if revision in ("", path.name):
+            yield path.name
 
 
 def _pipeline_is_whole(snapshot: Path) -> bool:
@@ -109,7 +120,7 @@ def fetch_config(model_id: str) -> dict[str, Any]:
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
         )
     repository, revision = split(model_id)
-    at = f"{endpoint()}/{repository}/resolve/{revision or 'main'}"
+    at = f"{endpoint()}/{repository}/resolve/{revision or MAIN}"
     token = os.environ.get("HF_TOKEN")
     outcome = configuration_at(f"{at}/config.json", token)
     if outcome == NO_CONFIG:
@@ -206,9 +217,6 @@ def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) 
 # branch or tag is asked of the hub, and of the local cache where that is not to be asked or does
 # not answer. A run keeps the commits that it came to, for when it is gone on with (``Revisions``).
 
-Kind = Literal["models", "datasets"]
-
-MAIN = "main"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 
 
@@ -231,16 +239,41 @@ class Revisions:
     notes: dict[str, None] = field(default_factory=dict)
 
     def of(self, kind: Kind, repository: str, revision: str) -> str:
-        """``commit_of``, once."""
+        """The commit of a branch, a tag or a commit, looked up once; "" is the main branch.
+
+        Raises:
+            DataMissing: neither the hub nor the local cache knows it.
+        """
         if COMMIT.fullmatch(revision):
             return revision
         key = f"{kind}/{repository}@{revision or MAIN}"
         if key not in self.commits:
-            self.commits[key] = commit_of(kind, repository, revision, self._note)
+            self.commits[key] = self._look_up(kind, repository, revision)
         return self.commits[key]
 
-    def _note(self, text: str) -> None:
-        self.notes[text] = None
+    def _look_up(self, kind: Kind, repository: str, revision: str) -> str:
+        what = f"{repository}@{revision}" if revision else repository
+        if offline():
+            why = "HF_HUB_OFFLINE is set"
+        else:
+            quoted = urllib.parse.quote(revision or MAIN, safe="")
+            # Without `expand` the answer lists every file: megabytes for some repositories.
+            url = f"{endpoint()}/api/{kind}/{repository}/revision/{quoted}?expand=sha"
+            answer = configuration_at(url, os.environ.get("HF_TOKEN"))
+            if isinstance(answer, dict) and COMMIT.fullmatch(str(answer.get("sha", ""))):
+                return str(answer["sha"])
+            if answer == NO_CONFIG:
+                raise DataMissing(
+                    f"{what}: {endpoint()} has no {kind[:-1]} of this name and revision"
+                )
+            answered = "answers without a commit" if isinstance(answer, dict) else answer
+            why = f"{endpoint()} {answered}"
+        cached = next(_cached_commits(kind, repository, revision), None)
+        if cached is None:
+            raise DataMissing(f"{what} is not in the local cache ({cache_directory()}), and {why}")
+        if not offline():
+            self.notes[f"{what} is {cached[:7]} by the local cache, since {why}"] = None
+        return cached
 
     def model(self, name: str) -> str:
         """``org/name`` or ``org/name@REVISION`` with the commit that it means now; another name of
@@ -264,54 +297,3 @@ class Revisions:
         if not is_hub_id(name) or find_dataset(name).kind != "hub":
             return revision
         return self.of("datasets", name, revision)
-
-
-def commit_of(
-    kind: Kind, repository: str, revision: str, note: Callable[[str], None] = lambda _: None
-) -> str:
-    """The commit of a branch, a tag or a commit; "" is the main branch. ``note`` is told where the
-    hub refused to answer and the local cache did instead.
-
-    Raises:
-        DataMissing: neither the hub nor the local cache knows it.
-    """
-    if COMMIT.fullmatch(revision):
-        return revision
-    what = f"{repository}@{revision}" if revision else repository
-    if offline():
-        why = "HF_HUB_OFFLINE is set"
-    else:
-        quoted = urllib.parse.quote(revision or MAIN, safe="")
-        # Without `expand` the answer lists every file, which is megabytes for some repositories.
-        url = f"{endpoint()}/api/{kind}/{repository}/revision/{quoted}?expand=sha"
-        answer = configuration_at(url, os.environ.get("HF_TOKEN"))
-        if isinstance(answer, dict) and COMMIT.fullmatch(str(answer.get("sha", ""))):
-            return str(answer["sha"])
-        answered = "answers without a commit" if isinstance(answer, dict) else answer
-        if answered == NO_CONFIG:
-            raise DataMissing(f"{what}: {endpoint()} has no {kind[:-1]} of this name and revision")
-        why = f"{endpoint()} {answered}"
-    cached = next(_cached(kind, repository, revision), None)
-    if cached is None:
-        raise DataMissing(f"{what} is not in the local cache ({cache_directory()}), and {why}")
-    if not offline():
-        note(f"{what} is {cached[:7]} by the local cache, since {why}")
-    return cached
-
-
-def _cached(kind: Kind, repository: str, revision: str) -> Iterator[str]:
-    """Commits of the local cache that a revision may mean, the likeliest first."""
-    folder = cache_directory() / f"{kind}--{repository.replace('/', '--')}"
-    snapshots = folder / "snapshots"
-    named = folder / "refs" / (revision or MAIN)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        yield files.read_text(named, limit_bytes=4096).strip()
-    if revision:
-        if (snapshots / revision).is_dir():
-            yield revision
-        return
-    if kind == "models" and (snapshot := cached_snapshot(repository)) is not None:
-        yield snapshot.name
-    # A dataset that was fetched by its commit leaves no reference.
-    for path in sorted(snapshots.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
-        yield path.name

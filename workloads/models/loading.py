@@ -19,132 +19,13 @@ from typing import Any
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.models import encryption, hub, precision, random_weights, rules
-from workloads.models.catalog import MADE, MINILM, ModelEntry, find_model
-from workloads.models.chatglm3 import conversion
-from workloads.models.chatglm3.conversion import Layout
-from workloads.models.checkpoints import has_tokenizer, read_config
-from workloads.models.rules import no_tokenizer
+from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
+from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
+from workloads.models.chatglm3.layout import Layout
+from workloads.models.checkpoints import has_tokenizer, no_tokenizer, read_config
+from workloads.models.embedded import smollm2
 from workloads.util import files
 from workloads.util.processes import variables
-
-# Masked language models: how one is loaded, made with fresh weights, and what its files say.
-
-#: Families whose positions begin behind the padding token's.
-_SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-
-
-def usable_positions(config: Mapping[str, Any]) -> int | None:
-    """The most tokens that a model takes at once, by its config; None where it does not say."""
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int):
-        return None
-    if config.get("model_type") not in _SHIFTED:
-        return positions
-    return positions - int(config.get("pad_token_id") or 0) - 1
-
-
-def mask_token(directory: Path) -> str | None:
-    """The mask token that a tokenizer's files name, "" if they name none; None where they lack."""
-    any_file = False
-    for name in _TOKENIZER_FILES:
-        if not (directory / name).is_file():
-            continue
-        any_file = True
-        token = _token(directory / name)
-        if token:
-            return token
-    return "" if any_file else None
-
-
-def _token(file: Path) -> str:
-    try:
-        token = json.loads(file.read_text(encoding="utf-8")).get("mask_token")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
-
-
-def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
-    """The model with its weights, and ``new_weights``: names of those that the checkpoint lacks.
-
-    Args:
-        source: the model.
-        arguments: of ``AutoModelForMaskedLM.from_pretrained``.
-
-    Raises:
-        DataMissing: a file is missing or cut short.
-        BadConfiguration: transformers has no such class for it.
-    """
-    from transformers import AutoModelForMaskedLM
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # it lists what is new; the row says so
-    try:
-        model, report = AutoModelForMaskedLM.from_pretrained(
-            source.path,
-            trust_remote_code=source.remote_code,
-            weights_only=True,
-            output_loading_info=True,
-            **arguments,
-        )
-    except OSError as error:
-        raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
-    except ValueError as error:
-        raise _no_class(source, error) from error
-    finally:
-        logging.set_verbosity(before)
-    model.new_weights = tuple(sorted(report["missing_keys"]))
-    return model
-
-
-def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
-    """The model of a configuration with fresh weights, which are the same everywhere.
-
-    Args:
-        source: the model, of which only the configuration is read.
-        vocabulary: of the tokenizer; where it is larger than the configuration's, so is the model.
-        arguments: of ``AutoModelForMaskedLM.from_config``.
-
-    Raises:
-        DataMissing: there is no configuration.
-        BadConfiguration: transformers has no such class for it.
-    """
-    import torch
-    from transformers import AutoModelForMaskedLM
-
-    config = load_config(source)
-    config.vocab_size = max(int(config.vocab_size), vocabulary)
-    keyword = next((name for name in arguments if name.endswith("dtype")), None)
-    dtype = arguments.pop(keyword) if keyword else torch.float32
-    torch.manual_seed(0)
-    try:
-        # Drawn in fp32, so that every precision starts from the same numbers.
-        model = AutoModelForMaskedLM.from_config(
-            config, **arguments, **({keyword: torch.float32} if keyword else {})
-        )
-    except ValueError as error:
-        raise _no_class(source, error) from error
-    model.new_weights = ("all",)
-    return model.to(dtype)
-
-
-def _no_class(source: ModelSource, error: ValueError) -> Exception:
-    text = str(error)
-    if "Unrecognized configuration class" not in text:
-        return error
-    first = text.splitlines()[0]
-    return BadConfiguration(f"the model in {source.path} is no masked language model: {first}")
-
-
-def config_of(directory: Path) -> Mapping[str, Any] | None:
-    """config.json of a directory; None where it cannot be read."""
-    try:
-        return read_config(directory)
-    except DataMissing:
-        return None
-
 
 # Code that comes with a model is never run unless whoever starts the run has named that model.
 #
@@ -225,28 +106,19 @@ def open_model(
     """
     entry = find_model(name, weights=weights)
     own_code = allowed(name)
-    if entry.kind == "directory":
-        path = Path(entry.location)
-    elif entry.kind == "hub":
-        path = (
-            Path(entry.location)
-            if entry.location != entry.name
-            else hub.download(entry.name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
-        )
+    path = Path(entry.location)
+    if entry.kind == "hub" and entry.location == name:
+        path = hub.download(name, with_code=own_code, pipeline=entry.checkpoint.pipeline)
     elif entry.kind == "random":
-        shape = Path(entry.location)
+        shape = path
         path = cached_directory(
             random_weights.cache_key(shape), lambda to: random_weights.build(shape, to)
         )
-    elif entry.name in MADE:
-        maker = importlib.import_module(MADE[entry.name])
+    elif name in MADE:
+        maker = importlib.import_module(MADE[name])
         path = cached_directory(maker.cache_key(), maker.build)
-    elif entry.name == MINILM:
-        path = Path(entry.location)
-    else:
-        from workloads.models.embedded import smollm2
-
-        file = Path(entry.location)
+    elif name == SMOLLM2:
+        file = path
         path = cached_directory(smollm2.cache_key(file), lambda to: smollm2.build(file, to))
     opening = encryption.opening_for(path)
     if opening is not None and not protected:
@@ -255,8 +127,8 @@ def open_model(
         )
     tokenizer_path = path
     if not entry.checkpoint.pipeline:
-        path = conversion.in_layout(path, layout)
-        tokenizer_path = conversion.tokenizer_directory(path)
+        path = in_layout(path, layout)
+        tokenizer_path = tokenizer_directory(path)
     return ModelSource(
         path=str(path),
         tokenizer_path=str(tokenizer_path),
@@ -297,7 +169,7 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
         DataMissing: a file is missing or cut short.
         BadConfiguration: it is no causal language model, or would run code that comes with it,
             which was not allowed.
-        Unsupported: it has not the attention asked for.
+        Unsupported: it has not the attention asked for, or a package is missing.
     """
     from transformers import AutoModelForCausalLM
 
@@ -311,8 +183,59 @@ def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
     return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
 
 
-def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
+def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
+    """The model, a masked language model, with its weights, and ``new_weights``: names of those
+    that the checkpoint lacks; see ``load_causal_model``."""
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # it lists what is new; the row says so
     try:
+        with _explained(source, "a masked language model", arguments):
+            model, report = AutoModelForMaskedLM.from_pretrained(
+                source.path,
+                trust_remote_code=source.remote_code,
+                weights_only=True,
+                output_loading_info=True,
+                **arguments,
+            )
+    finally:
+        logging.set_verbosity(before)
+    model.new_weights = tuple(sorted(report["missing_keys"]))
+    return model
+
+
+def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
+    """The model of a configuration with fresh weights, which are the same everywhere.
+
+    Args:
+        source: the model, of which only the configuration is read.
+        vocabulary: of the tokenizer; where it is larger than the configuration's, so is the model.
+        arguments: of ``AutoModelForMaskedLM.from_config``.
+
+    Raises:
+        DataMissing: there is no configuration.
+        BadConfiguration: transformers has no such class for it.
+    """
+    import torch
+    from transformers import AutoModelForMaskedLM
+
+    config = load_config(source)
+    config.vocab_size = max(int(config.vocab_size), vocabulary)
+    keyword = next((name for name in arguments if name.endswith("dtype")), None)
+    dtype = arguments[keyword] if keyword else torch.float32
+    if keyword:  # drawn in fp32, so that every precision starts from the same numbers
+        arguments[keyword] = torch.float32
+    torch.manual_seed(0)
+    with _explained(source, "a masked language model", arguments):
+        model = AutoModelForMaskedLM.from_config(config, **arguments)
+    model.new_weights = ("all",)
+    return model.to(dtype)
+
+
+def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
+    with _explained(source, title, arguments):
         if source.entry.kind == "random":
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
@@ -325,6 +248,13 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
         )
         return precision.restore_ranges(loaded, Path(source.path))
+
+
+@contextlib.contextmanager
+def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Say what transformers' errors mean for a model that is loaded as ``title``."""
+    try:
+        yield
     except OSError as error:
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
     except ImportError as error:  # a quantised checkpoint names its library

@@ -1,25 +1,29 @@
-"""Models that jobs keep under a name, for other jobs with ``model: NAME``.
+"""Products that jobs save under a name for other jobs: models, adapters, calibrations. No torch.
 
-A model is a directory as transformers writes it, with the tokenizer of the model that it was made
-from and a note of its origin. The name's directory lies under ``NIGHTGRID_MODELS``, else under
-``models`` in the node's cache: **nodes that share neither need NIGHTGRID_MODELS set to a directory
-on storage that all of them see.** It is written aside and renamed, so a name that exists is
-complete; making the model again replaces it.
+A name's directory lies under ``NIGHTGRID_MODELS`` (``_ADAPTERS``, ``_CALIBRATIONS``), else in the
+node's cache: **nodes that share neither need the variable set to a directory on storage that all
+of them see.** It is written aside and renamed, so a name that exists is complete; saving it again
+replaces it. A note of its origin lies in it. The note tells by identity what a name stands for now,
+not by moments, which clocks and copies make wrong: a training of hours would be run again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
+from workloads.models.checkpoints import side_files
 
 if TYPE_CHECKING:
     from workloads.base import Request
@@ -28,11 +32,8 @@ if TYPE_CHECKING:
 #: Says of a saved model, an adapter or a calibration what it was made from, and by whom.
 ORIGIN = "nightgrid.json"
 SAVED_BY, ATTEMPT = "saved_by", "attempt"
-
-#: Files that go with a tokenizer, whatever library wrote them.
-_BESIDE_WEIGHTS = frozenset({".json", ".model", ".txt", ".jinja"})
-_OF_WEIGHTS = frozenset({"config.json", "generation_config.json", ORIGIN})
-
+#: The ranges of a calibration.
+RANGES = "ranges.json"
 
 #: By kind of product: the variable that names its directory, and its place in the node's cache.
 PRODUCT_ROOTS = {
@@ -61,8 +62,82 @@ def find_saved(name: str) -> Path | None:
     return directory if (directory / "config.json").is_file() else None
 
 
+def save_product(
+    kind: str, name: str, origin: Mapping[str, Any], fill: Callable[[Path], object]
+) -> Path:
+    """Write the directory of a named product in one step; one of that name is replaced.
+
+    Args:
+        kind: of ``PRODUCT_ROOTS``.
+        origin: the note, see ``origin_by``.
+        fill: writes the rest into an empty directory.
+
+    Raises:
+        DataMissing: it cannot be written.
+    """
+    final = product_root(kind) / name
+
+    def fill_all(directory: Path) -> None:
+        fill(directory)
+        write_origin(directory, origin)
+
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(_lock_of(final)):
+            remove_abandoned(final)
+            build_aside(final, fill_all, replace=True)
+    except OSError as error:
+        raise DataMissing(f"the {kind} cannot be kept in {final}: {error}") from error
+    return final
+
+
+def _lock_of(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
+
+
+def save_trained(
+    model: Any,
+    source: ModelSource,
+    name: str,
+    origin: Mapping[str, Any],
+    *,
+    written: Path | None = None,
+) -> Path:
+    """Save a model that was made from another one, with that one's tokenizer.
+
+    Args:
+        written: a directory in which the model lies already, as its library has written it.
+
+    Raises:
+        DataMissing: the directory cannot be written to.
+    """
+
+    def fill(directory: Path) -> None:
+        if written is None:
+            model.save_pretrained(directory, safe_serialization=True)
+        else:
+            shutil.copytree(written, directory, dirs_exist_ok=True)
+        if source.random_weights:  # a little training makes no sense of them
+            file = directory / "config.json"
+            config = json.loads(file.read_text(encoding="utf-8")) | {"random_weights": True}
+            text = json.dumps(config, indent=2, ensure_ascii=False)
+            file.write_text(text + "\n", encoding="utf-8")
+        of_weights = {"config.json", "generation_config.json", ORIGIN}
+        for beside in side_files(Path(source.tokenizer_path)):
+            if beside.name not in of_weights:
+                shutil.copyfile(beside, directory / beside.name)
+
+    return save_product("model", name, origin, fill)
+
+
+def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
+    """Write the note that says what a directory's product was made from."""
+    text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
+    (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
+
+
 def origin_of(directory: Path) -> dict[str, Any]:
-    """The note that was kept with a saved model; empty for any other directory."""
+    """The note in a saved product's directory; empty for any other directory."""
     try:
         note = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -75,85 +150,6 @@ def origin_by(request: Request) -> dict[str, Any]:
     attempt that save it, where a run is known."""
     saver = {SAVED_BY: request.saved_by, ATTEMPT: request.attempt} if request.saved_by else {}
     return {"model": request.model, **saver}
-
-
-def save_trained(
-    model: Any,
-    source: ModelSource,
-    name: str,
-    origin: Mapping[str, Any],
-    *,
-    written: Path | None = None,
-) -> Path:
-    """Keep a model that was made from another one under a name; ``origin`` says how.
-
-    Args:
-        written: a directory in which the model lies already, as its library has written it.
-
-    Raises:
-        DataMissing: the directory cannot be written to.
-    """
-
-    def fill(directory: Path) -> None:
-        if source.random_weights:
-            model.config.random_weights = True  # a little training makes no sense of them
-        if written is None:
-            model.save_pretrained(directory, safe_serialization=True)
-        else:
-            shutil.copytree(written, directory, dirs_exist_ok=True)
-            if source.random_weights:
-                _mark_random(directory / "config.json")
-        copy_tokenizer(Path(source.tokenizer_path), directory)
-        write_origin(directory, origin)
-
-    return keep("model", product_root("model") / name, fill)
-
-
-def _mark_random(file: Path) -> None:
-    config = json.loads(file.read_text(encoding="utf-8"))
-    text = json.dumps({**config, "random_weights": True}, indent=2, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")
-
-
-def keep(what: str, final: Path, fill: Callable[[Path], None]) -> Path:
-    """Write a named directory in one step; one of that name is replaced.
-
-    Raises:
-        DataMissing: it cannot be written.
-    """
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(_lock_of(final)):
-            remove_abandoned(final)
-            build_aside(final, fill, replace=True)
-    except OSError as error:
-        raise DataMissing(f"the {what} cannot be kept in {final}: {error}") from error
-    return final
-
-
-def _lock_of(final: Path) -> Path:
-    return final.with_name(f".{final.name}.lock")
-
-
-def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
-    """Write the note that says what a directory's model or adapter was made from."""
-    text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
-    (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the files beside a model's weights that a tokenizer may be made of."""
-    for file in sorted(source.iterdir()):
-        of_weights = file.name in _OF_WEIGHTS or file.name.endswith(".index.json")
-        if file.suffix in _BESIDE_WEIGHTS and not of_weights and file.is_file():
-            shutil.copyfile(file, target / file.name)
-
-
-# Products that jobs keep under a name for others: models, adapters, calibrations. No torch here.
-#
-# A name may come to stand for something else, when a job saves it anew. What was loaded or measured
-# before that is of another product. The note beside a product tells by identity, not by moments,
-# which clocks and copies make wrong: a training of hours would be run again.
 
 
 class Saving(NamedTuple):
@@ -175,3 +171,39 @@ def saving_of(kind: str, name: object) -> Saving:
     note = origin_of(product_root(kind) / Path(name).expanduser())
     attempt = note.get(ATTEMPT)
     return Saving(str(note.get(SAVED_BY, "")), attempt if isinstance(attempt, int) else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The ranges of one graph's activations."""
+
+    ranges: Path
+    graph: str  # identity of the graph that was measured, the same on all nodes
+    origin: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Changes when the ranges do."""
+        return hashlib.sha256(self.ranges.read_bytes()).hexdigest()[:16]
+
+
+def find_calibration(name: str) -> Calibration:
+    """The calibration of a name.
+
+    Raises:
+        DataMissing: there is none; the message says where it was looked for.
+    """
+    root = product_root("calibration")
+    origin = origin_of(root / name)
+    if "measured" in origin:
+        return Calibration(
+            ranges=root / name / RANGES, graph=str(origin["measured"]), origin=origin
+        )
+    there = sorted(file.parent.name for file in root.glob(f"*/{ORIGIN}"))
+    close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)
+    known = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise DataMissing(
+        f"no calibration {name!r} in {root} on this machine{known} A job of "
+        f"onnx-calibration keeps one with save_calibration: {name}; nodes without shared "
+        "storage need NIGHTGRID_CALIBRATIONS on storage that all of them see"
+    )

@@ -22,7 +22,7 @@ from workloads.data.shapes import Role, Turn
 from workloads.models.catalog import TINY
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
-from workloads.models.checkpoints import architecture_of
+from workloads.models.checkpoints import kind_of
 
 if TYPE_CHECKING:
     from workloads.models.loading import ModelSource
@@ -219,7 +219,7 @@ def _tokenizer(name: str, config: Mapping[str, Any], directory: Path | None) -> 
         pieces = tiny_pieces()
     elif directory is None:
         return None
-    elif architecture_of(dict(config)) == "GlmForCausalLM" and not _has_fast(directory):
+    elif kind_of(config).architecture == "GlmForCausalLM" and not _has_fast(directory):
         try:
             pieces = read_pieces(directory / "tokenizer.model")
         except DataMissing:
@@ -245,7 +245,7 @@ def _from_directory(directory: Path | None) -> Any:
 
 
 def _without_tokenizer(config: Mapping[str, Any]) -> Prompt:
-    glm = architecture_of(dict(config)) == "GlmForCausalLM"
+    glm = kind_of(config).architecture == "GlmForCausalLM"
     if glm and config.get("vocab_size") == chatglm3_layout.PUBLISHED_VOCABULARY:
         return Prompt(
             layout=CHATGLM3_LAYOUT,

@@ -11,18 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.models.checkpoints import has_tokenizer, read_config
+from workloads.base import DataMissing
+from workloads.models.checkpoints import has_tokenizer, read_config, side_files
 
 PREFIX = "random:"
 #: Configurations as their makers publish them; special tokens are those of the tokenizer below.
 DIRECTORY = Path(__file__).with_name("architectures")
 #: Raise when anything changes that changes the directories: it is in the cache's key.
 RECIPE = 1
-_SPECIAL = ("<pad>", "<s>", "</s>")
 
 
 def architectures() -> tuple[str, ...]:
@@ -36,8 +35,6 @@ def directory_of(name: str) -> Path:
     Raises:
         DataMissing: what follows is neither an architecture nor a directory.
     """
-    from workloads.base import DataMissing
-
     shape = name.removeprefix(PREFIX)
     if shape in architectures():
         return DIRECTORY / shape
@@ -53,14 +50,14 @@ def directory_of(name: str) -> Path:
 def cache_key(directory: Path) -> str:
     """The key in the cache of what ``build`` makes of a directory."""
     digest = hashlib.sha256()
-    for file in _files(directory):
+    for file in side_files(directory):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return f"random-v{RECIPE}-{digest.hexdigest()[:16]}"
 
 
 def build(source: Path, directory: Path) -> None:
     """Write configuration and tokenizer into an empty directory; no weights."""
-    for file in _files(source):
+    for file in side_files(source):
         shutil.copyfile(file, directory / file.name)
     config = {**read_config(source), "random_weights": True}
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -81,8 +78,7 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
     accelerator = getattr(torch, "accelerator", None)
     card = accelerator.current_accelerator() if accelerator and accelerator.is_available() else None
     plain = {k: v for k, v in arguments.items() if k in ("dtype", "torch_dtype")}
-    attention = arguments.get("attn_implementation")
-    if attention is not None:
+    if (attention := arguments.get("attn_implementation")) is not None:
         plain["attn_implementation"] = attention
     torch.manual_seed(seed)
     with torch.device(card or "cpu"):
@@ -95,28 +91,19 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
     )
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    """Files that are used of a directory: small text files, such as a tokenizer's; no weights."""
-    for file in sorted(directory.iterdir()):
-        index = file.name.endswith(".index.json")
-        if file.suffix in (".json", ".model", ".txt", ".jinja") and file.is_file() and not index:
-            yield file
-
-
 def _write_bytes_tokenizer(directory: Path) -> None:
     """A tokenizer whose tokens are the 256 bytes, after three special ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    special = ("<pad>", "<s>", "</s>")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary: Mapping[str, int] = {
-        token: number for number, token in enumerate([*_SPECIAL, *alphabet])
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary), merges=[]))
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])
-    pad, begin, end = _SPECIAL
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    pad, begin, end = special
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
     ).save_pretrained(directory)

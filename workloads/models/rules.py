@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
+import inspect
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,17 +22,17 @@ from workloads.models.catalog import (
     positions_of,
     refuse_name,
 )
-from workloads.models.chatglm3.conversion import layout_of
+from workloads.models.chatglm3.layout import is_original
 from workloads.models.checkpoints import (
-    CheckpointKind,
+    describe_tensors,
     has_tokenizer,
+    no_tokenizer,
     protected_files,
     read_config,
     weight_files,
 )
 from workloads.models.products import origin_of
 from workloads.registry import ENGINES
-from workloads.util import files
 
 # Checkpoints that others have quantised: the package that reads each kind, and its precision.
 #
@@ -52,20 +51,14 @@ def _as_auto_round(on_host: bool, quantization: Mapping[str, Any]) -> Any:
 
 
 def _expanded(on_host: bool, quantization: Mapping[str, Any]) -> Any:
-    import inspect
-
     from transformers import CompressedTensorsConfig
 
-    known = inspect.signature(CompressedTensorsConfig).parameters
-    arguments: dict[str, Any] = {"dequantize": True}
-    if "dequantize" not in known:  # transformers 4.55
-        arguments = {"run_compressed": False}
+    new = "dequantize" in inspect.signature(CompressedTensorsConfig).parameters
+    arguments: dict[str, Any] = {"dequantize": True} if new else {"run_compressed": False}  # 4.55
     return CompressedTensorsConfig(**arguments)
 
 
 def _expanded_fp8(on_host: bool, quantization: Mapping[str, Any]) -> Any:
-    import inspect
-
     import transformers
 
     kind = transformers.FineGrainedFP8Config
@@ -117,9 +110,9 @@ READERS = {
 PACKED = tuple(name for name, reader in READERS.items() if reader.packed)
 #: The packages of all readers, as pip calls them, and what each is for.
 PACKAGES = {
-    each.package: (each.install, [n for n, other in READERS.items() if other.module == each.module])
-    for each in READERS.values()
-    if each.package
+    reader.package: (reader.install, [n for n, r in READERS.items() if r.module == reader.module])
+    for reader in READERS.values()
+    if reader.package
 }
 _EXPANDED = ("bf16", "fp16", "fp32")
 
@@ -129,11 +122,16 @@ def bits_of(quantization: Mapping[str, Any]) -> int:
     return int(quantization.get("bits", quantization.get("w_bit", 4)))
 
 
+def _quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """``quantization_config`` of a config.json, and its method; both empty where it has none."""
+    quantization = config.get("quantization_config") or {}
+    return quantization, str(quantization.get("quant_method", ""))
+
+
 def unreadable(config: Mapping[str, Any]) -> str:
     """The reason why no task loads a checkpoint of this config.json; "" where it may. Engines with
     a loader of their own refuse for themselves."""
-    quantization = config.get("quantization_config") or {}
-    method = str(quantization.get("quant_method", ""))
+    quantization, method = _quantization(config)
     reader = READERS.get(method)
     if reader is None or not reader.packed:
         return ""
@@ -148,8 +146,7 @@ def precisions_of(
     config: Mapping[str, Any], directory: Path, device: DeviceSpec
 ) -> tuple[str, ...]:
     """Precisions that a job with a quantised checkpoint may ask for; none: any, or unknown."""
-    quantization = config.get("quantization_config") or {}
-    method = str(quantization.get("quant_method", ""))
+    quantization, method = _quantization(config)
     if not quantization:
         return ()
     if own := origin_of(directory).get("precision"):
@@ -164,17 +161,6 @@ def precisions_of(
     return ("fp8", *_EXPANDED) if fp8 else _EXPANDED
 
 
-def kind_of(config: Any) -> str:
-    """The kind of a quantised checkpoint of this transformers' config, in words."""
-    quantization = config.quantization_config
-    method = (
-        quantization.get("quant_method")
-        if isinstance(quantization, Mapping)
-        else quantization.quant_method
-    )
-    return f"{method} checkpoint"
-
-
 def reading_arguments(
     config: Mapping[str, Any], model: str, *, on_host: bool = True
 ) -> dict[str, Any]:
@@ -183,8 +169,7 @@ def reading_arguments(
     Raises:
         Unsupported: the package that reads it is missing, or none does.
     """
-    quantization = config.get("quantization_config") or {}
-    method = str(quantization.get("quant_method", ""))
+    quantization, method = _quantization(config)
     if (reader := READERS.get(method)) is None:
         return {}
     if reason := unreadable(config):
@@ -201,8 +186,8 @@ def reading_arguments(
 
 def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a checkpoint that is not to be expanded."""
-    quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") != "fp8":
+    quantization, method = _quantization(config)
+    if method != "fp8":
         return {}  # the others are read in one way only
     from transformers import FineGrainedFP8Config
 
@@ -244,16 +229,6 @@ def moving_rotation(model: Any) -> str | None:
         if moving := set(types) - _STEADY:
             return min(moving)
     return None
-
-
-def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
-    """Words for a missing tokenizer, and what to do about it for such a model."""
-    glm = kind.model_type in ("glm", "chatglm")
-    return f"{directory} has no tokenizer", (
-        "put ChatGLM3's tokenizer.model beside its weights and convert again"
-        if glm
-        else "put tokenizer.json, or the files it is made of, of the model's own repository there"
-    )
 
 
 def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
@@ -481,14 +456,12 @@ def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
         directory = Path(entry.location)
         if not os.path.isdir(directory):
             return None  # on a hub, not downloaded
-        if layout_of(read_config(directory)) == "original":
+        if is_original(read_config(directory)):
             return None  # it is trained in the native layout, which is yet to be made
         weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-        shapes = [item for file in weights for item in _safetensors_shapes(file)]
-        return _from_shapes(shapes) or None
-    except (WorkloadError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    except (RecursionError, struct.error):
+        tensors = describe_tensors(weights)
+        return _from_shapes((name, tensor.shape) for name, tensor in tensors.items()) or None
+    except (WorkloadError, OSError):
         return None
 
 
@@ -502,13 +475,3 @@ def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple
         and any(part.isdigit() for part in name.split("."))
         and not name.endswith("_bias.weight")  # a table of relative positions
     }
-
-
-def _safetensors_shapes(file: Path) -> list[tuple[str, list[int]]]:
-    """Name and shape of each tensor: 8 bytes of length, then JSON."""
-    with files.opened(file) as handle:
-        (length,) = struct.unpack("<Q", handle.read(8))
-        if length > 100_000_000:
-            raise ValueError(f"{file} is not a safetensors file")
-        header: dict[str, Any] = json.loads(handle.read(length))
-    return [(name, item["shape"]) for name, item in header.items() if name != "__metadata__"]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.models.checkpoints import refuse_odd_files
-from workloads.models.products import keep, product_root, write_origin
+from workloads.models.products import product_root, save_product
 
 if TYPE_CHECKING:
     import torch
@@ -71,9 +71,8 @@ def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
     def fill(directory: Path) -> None:
         # The embeddings are the base model's own; peft would ask a hub whether they changed.
         model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
-        write_origin(directory, origin)
 
-    return keep("adapter", adapters_root() / name, fill)
+    return save_product("adapter", name, origin, fill)
 
 
 def attach(model: Any, name: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from workloads.base import BadConfiguration
 from workloads.data.shapes import text_of
-from workloads.models.loading import usable_positions
+from workloads.models.catalog import usable_positions
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
 
 if TYPE_CHECKING:

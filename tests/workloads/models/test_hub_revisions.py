@@ -22,7 +22,7 @@ from orchestrator.store import files as run_files
 from workloads.base import DataMissing
 from workloads.data.datasets import Reading, load_dataset
 from workloads.models import hub as client
-from workloads.models.hub import Revisions, commit_of
+from workloads.models.hub import Revisions
 from workloads.models.loading import allowed, open_model, permitted
 
 GRID = """\
@@ -224,7 +224,7 @@ def test_a_dataset_of_the_hub_is_read_at_its_commit(
     first = hub.commit("datasets", "org/asked", {"train.jsonl": "\n".join(lines).encode()})
     jobs = planned(tmp_path, "org/tiny", "org/asked")
     assert {dict(job.parameters)["revision"] for job in jobs} == {first}
-    assert commit_of("datasets", "org/asked", first) == first
+    assert Revisions().of("datasets", "org/asked", first) == first
     hub.commit("datasets", "org/asked", {"train.jsonl": lines[0].encode()})
     assert dict(planned(tmp_path, "org/tiny", "org/asked")[0].parameters)["revision"] != first
     read = load_dataset("org/asked", Reading(split="train[1:]", revision=first))

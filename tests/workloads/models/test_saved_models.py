@@ -80,7 +80,7 @@ def _killed_while_replacing(final: Path, renames: int) -> None:
         return rename(self, to)
 
     Path.rename = watched  # type: ignore[method-assign]
-    products.keep("model", final, lambda to: _config(to, "new"))
+    products.save_product("model", final.name, {}, lambda to: _config(to, "new"))
 
 
 def _config(directory: Path, text: str) -> None:
@@ -94,7 +94,7 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     """The next that looks finds the model of before, and the next that keeps one leaves nothing
     of the killed job's behind."""
     final = shared / f"replaced-{renames}"
-    products.keep("model", final, lambda to: _config(to, "old"))
+    products.save_product("model", final.name, {}, lambda to: _config(to, "old"))
     job = multiprocessing.get_context("fork").Process(
         target=_killed_while_replacing, args=(final, renames)
     )
@@ -104,7 +104,7 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     assert final.exists() is (renames == 0)
     assert products.find_saved(final.name) == final
     assert json.loads((final / "config.json").read_text()) == {"said": "old"}
-    products.keep("model", final, lambda to: _config(to, "newer"))
+    products.save_product("model", final.name, {}, lambda to: _config(to, "newer"))
     assert json.loads((final / "config.json").read_text()) == {"said": "newer"}
     beside = {path.name for path in shared.glob(f".{final.name}.*")}
     assert beside == {f".{final.name}.lock"}

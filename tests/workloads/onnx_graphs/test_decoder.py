@@ -25,8 +25,8 @@ from workloads.engines.onnxruntime import calibration, decoder
 from workloads.engines.onnxruntime.export import GRAPH
 from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
 from workloads.engines.onnxruntime.variants import in_precision, without_shapes_of_weights
-from workloads.models.calibrations import find_calibration
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.models.products import find_calibration
 
 pytestmark = pytest.mark.slow  # exports graphs
 

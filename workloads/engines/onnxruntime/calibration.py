@@ -26,9 +26,8 @@ from workloads.engines.onnxruntime.encoder import OnnxEncoder
 from workloads.engines.onnxruntime.export import GRAPH, IDENTITY, facts_of
 from workloads.engines.onnxruntime.variants import static_arguments, without_shapes_of_weights
 from workloads.engines.passes import Ids, encoded_prompts, result_of
-from workloads.models.calibrations import RANGES, calibrations_root
 from workloads.models.catalog import find_model
-from workloads.models.products import keep, origin_by, write_origin
+from workloads.models.products import RANGES, origin_by, save_product
 from workloads.registry import task_for
 
 #: Tokens of a text that an encoder reads at most, as in text encoding.
@@ -82,19 +81,19 @@ def _keep(
     request: Request, parameters: OnnxCalibrationParameters, engine: _Engine, ranges: Path
 ) -> Path:
     """Keep measured ranges under their name, with what they were measured on."""
-
-    def fill(directory: Path) -> None:
-        shutil.copyfile(ranges, directory / RANGES)
-        origin = {
-            **origin_by(request),
-            "measured": facts_of(engine.directory)[IDENTITY],
-            "dataset": request.dataset,
-            "prompts": parameters.prompts,
-            "output_tokens": parameters.output_tokens,
-        }
-        write_origin(directory, origin)
-
-    return keep("calibration", calibrations_root() / parameters.save_calibration, fill)
+    origin = {
+        **origin_by(request),
+        "measured": facts_of(engine.directory)[IDENTITY],
+        "dataset": request.dataset,
+        "prompts": parameters.prompts,
+        "output_tokens": parameters.output_tokens,
+    }
+    return save_product(
+        "calibration",
+        parameters.save_calibration,
+        origin,
+        lambda directory: shutil.copyfile(ranges, directory / RANGES),
+    )
 
 
 def measure_ranges(graph: Path, passes: _Passes, to: Path) -> None:

@@ -17,7 +17,8 @@ from workloads.engines.onnxruntime.session import Execution, Graph, open_graph
 from workloads.engines.proof import drawn_ids, in_fp32
 from workloads.engines.torch_models import Batch, LoadedEncoder, right_padded
 from workloads.models import precision as precisions
-from workloads.models.loading import ModelSource, load_tokenizer, open_model, usable_positions
+from workloads.models.catalog import usable_positions
+from workloads.models.loading import ModelSource, load_tokenizer, open_model
 
 _TEXT = ("input_ids", "attention_mask")
 

@@ -28,7 +28,7 @@ import torch
 from workloads.base import Unsupported, report_phase
 from workloads.data.cache import cached_directory
 from workloads.engines.onnxruntime import SPEC
-from workloads.models.chatglm3.conversion import content_digest, fingerprint
+from workloads.models.checkpoints import content_digest, fingerprint
 from workloads.models.loading import ModelSource
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from workloads.engines.onnxruntime.export import (
     key_of,
     write_facts,
 )
-from workloads.models.calibrations import find_calibration
+from workloads.models.products import find_calibration
 
 #: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")

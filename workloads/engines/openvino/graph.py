@@ -36,7 +36,7 @@ from workloads.engines.openvino import SPEC
 from workloads.engines.proof import drawn_ids, in_fp32
 from workloads.engines.torch_models import end_token_ids_of
 from workloads.models import rules
-from workloads.models.chatglm3.conversion import fingerprint
+from workloads.models.checkpoints import fingerprint
 from workloads.models.loading import ModelSource
 
 GRAPH, FACTS = "openvino_model.xml", "facts.json"

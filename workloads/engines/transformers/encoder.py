@@ -12,7 +12,8 @@ from workloads.devices.base import Device
 from workloads.engines.torch_models import Batch, LoadedEncoder
 from workloads.models import precision
 from workloads.models import precision as precisions
-from workloads.models.loading import load_tokenizer, open_model, usable_positions
+from workloads.models.catalog import usable_positions
+from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import task_for
 
 

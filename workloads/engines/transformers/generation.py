@@ -45,7 +45,7 @@ from workloads.models.loading import (
     open_model,
 )
 from workloads.models.products import origin_of
-from workloads.models.rules import as_stored, kind_of
+from workloads.models.rules import as_stored
 from workloads.registry import task_for
 from workloads.training import adapters
 from workloads.training.pairs import begin_token_id
@@ -160,7 +160,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
     model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
     found_weights = precision.inspect(model, request.precision, device.name)
     if stored:
-        how = origin_of(Path(source.path)).get("quantization") or kind_of(config)
+        method = read_config(Path(source.path))["quantization_config"]["quant_method"]
+        how = origin_of(Path(source.path)).get("quantization") or f"{method} checkpoint"
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
         found_weights = replace(found_weights, detail=f"quantised: {how}{rest}")

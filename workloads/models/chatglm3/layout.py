@@ -10,12 +10,14 @@ is taken over as it stands.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Literal
 
 from workloads.base import BadConfiguration
+from workloads.models.checkpoints import kind_of
 
 #: Added after the SentencePiece pieces, in this order (spelled as ChatGLM3's id table has them,
 #: but for ``<sop>`` and ``<eop>``: plain ``sop`` would fire inside ordinary words).
@@ -37,7 +39,19 @@ UNKNOWN_ID, BEGIN_ID, END_ID = 0, 1, 2
 PUBLISHED_VOCABULARY, PUBLISHED_PIECES = 65024, 64789
 
 #: Names of the architecture in a config.json of the original layout.
-ORIGINAL_ARCHITECTURES = ("ChatGLMModel", "ChatGLMForConditionalGeneration")
+_ORIGINAL = {"ChatGLMModel", "ChatGLMForConditionalGeneration"}
+
+#: Switches of the original layout that name ChatGLM2's and 3's arithmetic, which alone is
+#: ``GlmForCausalLM``'s.
+_SWITCHES = {
+    "rmsnorm": True,
+    "multi_query_attention": True,
+    "post_layer_norm": True,
+    "add_qkv_bias": True,
+    "add_bias_linear": False,
+    "apply_residual_connection_post_layernorm": False,
+    "tie_word_embeddings": False,
+}
 
 #: Renders the ids of ``prompt.encode_messages`` for content that spells no special token. A space
 #: stands where SentencePiece would put one, which is before content that is not empty. (The
@@ -55,13 +69,22 @@ CHAT_TEMPLATE = (
 )
 
 
+#: transformers' own GLM class loads the native layout; optimum-habana is fast on the original one.
+Layout = Literal["native", "original"]
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout | None:
+    """The layout that a config.json describes; None for every other model, which has only one."""
+    if is_original(config):
+        return "original"
+    return "native" if kind_of(config).architecture == "GlmForCausalLM" else None
+
+
 def is_original(config: Mapping[str, Any]) -> bool:
     """Tell if a config.json describes ChatGLM in its original layout."""
     named = config.get("architectures")
-    architectures = named if isinstance(named, list) else []
-    return config.get("model_type") == "chatglm" or any(
-        name in ORIGINAL_ARCHITECTURES for name in architectures
-    )
+    architectures = set(named) if isinstance(named, list) else set()
+    return config.get("model_type") == "chatglm" or not _ORIGINAL.isdisjoint(architectures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +110,18 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
 
+#: Keys of these sizes in a config.json of the original layout, and of the native one.
+_KEYS = {
+    "hidden": ("hidden_size", "hidden_size"),
+    "layers": ("num_layers", "num_hidden_layers"),
+    "heads": ("num_attention_heads", "num_attention_heads"),
+    "kv_heads": ("multi_query_group_num", "num_key_value_heads"),
+    "head_dim": ("kv_channels", "head_dim"),
+    "intermediate": ("ffn_hidden_size", "intermediate_size"),
+    "vocabulary": ("padded_vocab_size", "vocab_size"),
+}
+
+
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
     """The sizes in a config.json of the original layout.
 
@@ -109,36 +144,28 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
             f"the checkpoint is a P-tuning one (pre_seq_len = {config['pre_seq_len']}); "
             "its prefix encoder has no counterpart in the native class"
         )
-    required = {
-        "rmsnorm": True,
-        "multi_query_attention": True,
-        "post_layer_norm": True,
-        "add_qkv_bias": True,
-        "add_bias_linear": False,
-        "apply_residual_connection_post_layernorm": False,
-        "tie_word_embeddings": False,
-    }
-    wrong = {k: config[k] for k, v in required.items() if k in config and bool(config[k]) != v}
+    wrong = {k: config[k] for k, v in _SWITCHES.items() if k in config and bool(config[k]) != v}
     if wrong:
         raise BadConfiguration(
             f"config.json asks for {wrong}, which the native class does not do; ChatGLM3 has "
-            f"{ {k: required[k] for k in wrong} }"
+            f"{ {k: _SWITCHES[k] for k in wrong} }"
         )
-    heads = _size(config, "num_attention_heads")
-    hidden = _size(config, "hidden_size")
-    channels = "kv_channels" if config.get("kv_channels") else None
-    return Sizes(
-        hidden=hidden,
-        layers=_size(config, "num_layers", most=10_000),
-        heads=heads,
-        kv_heads=_size(config, "multi_query_group_num"),
-        head_dim=_size(config, channels) if channels else hidden // heads,
-        intermediate=_size(config, "ffn_hidden_size"),
-        vocabulary=_size(config, "padded_vocab_size"),
-    )
+    if not config.get("kv_channels"):
+        channels = _size(config, "hidden_size") // _size(config, "num_attention_heads")
+        config = {**config, "kv_channels": channels}
+    return Sizes(**{field: _size(config, original) for field, (original, _) in _KEYS.items()})
 
 
-def _size(config: Mapping[str, Any], name: str, most: int = 2**31) -> int:
+def native_sizes(config: Mapping[str, Any]) -> Sizes:
+    """The sizes in a config.json of the native class.
+
+    Raises:
+        BadConfiguration: a field is missing, or no count.
+    """
+    return Sizes(**{field: _size(config, native) for field, (_, native) in _KEYS.items()})
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
     """A count in config.json.
 
     Raises:
@@ -146,7 +173,7 @@ def _size(config: Mapping[str, Any], name: str, most: int = 2**31) -> int:
     """
     if name not in config:
         raise BadConfiguration(f"config.json has no {name!r}")
-    value = config[name]
+    value, most = config[name], 10_000 if "layers" in name else 2**31
     if type(value) is not int or not 1 <= value <= most:
         raise BadConfiguration(
             f"config.json: {name} is {value!r:.60}, not a whole number from 1 to {most:,}"
@@ -179,13 +206,7 @@ def native_config(
     return {
         "architectures": ["GlmForCausalLM"],
         "model_type": "glm",
-        "vocab_size": sizes.vocabulary,
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.intermediate,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
+        **{native: getattr(sizes, field) for field, (_, native) in _KEYS.items()},
         "hidden_act": "silu",
         "attention_bias": True,
         "attention_dropout": 0.0,
@@ -226,6 +247,36 @@ def from_original_config(
     )
 
 
+def original_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the original layout for a native one: the published one's fields.
+
+    Raises:
+        BadConfiguration: a field is missing.
+    """
+    sizes = native_sizes(config)
+    theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
+    return {
+        "model_type": "chatglm",
+        "architectures": ["ChatGLMModel"],
+        **{original: getattr(sizes, field) for field, (original, _) in _KEYS.items()},
+        "layernorm_epsilon": config["rms_norm_eps"],
+        "rope_ratio": float(theta or 10000.0) / 10000.0,
+        "original_rope": True,
+        "seq_length": int(config["max_position_embeddings"]),
+        **_SWITCHES,
+        "apply_query_key_layer_scaling": True,
+        "attention_softmax_in_fp32": True,
+        "fp32_residual_connection": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "use_cache": True,
+        "eos_token_id": config.get("eos_token_id", END_ID),
+        "pad_token_id": UNKNOWN_ID,
+        "torch_dtype": config.get("torch_dtype") or config.get("dtype") or "float16",
+        **({"random_weights": True} if config.get("random_weights") else {}),
+    }
+
+
 def max_positions(config: Mapping[str, Any]) -> int:
     """The longest sequence that a config.json of the original layout names.
 
@@ -249,21 +300,6 @@ def eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -
     return list(dict.fromkeys(ends))
 
 
-_WHOLE = {
-    "transformer.embedding.word_embeddings.weight": "model.embed_tokens.weight",
-    "transformer.encoder.final_layernorm.weight": "model.norm.weight",
-    "transformer.output_layer.weight": "lm_head.weight",
-}
-_IN_LAYER = {
-    "input_layernorm.weight": "input_layernorm.weight",
-    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.dense.weight": "self_attn.o_proj.weight",
-    "mlp.dense_h_to_4h.weight": "mlp.gate_up_proj.weight",
-    "mlp.dense_4h_to_h.weight": "mlp.down_proj.weight",
-}
-_LAYER = re.compile(r"transformer\.encoder\.layers\.(\d+)\.(.+)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One native tensor, as rows [start, stop) of an original one."""
@@ -273,28 +309,43 @@ class Part:
     stop: int
 
 
-def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of the original layout must hold, with its shape."""
-    s = sizes
-    shapes: dict[str, tuple[int, ...]] = {
-        "transformer.embedding.word_embeddings.weight": (s.vocabulary, s.hidden),
-        "transformer.encoder.final_layernorm.weight": (s.hidden,),
-        "transformer.output_layer.weight": (s.vocabulary, s.hidden),
+@lru_cache(maxsize=8)
+def _tensors(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The native name and the shape of every tensor of the original layout; ``{}`` stands for q, k
+    and v of a fused one."""
+    s, fused = sizes, sizes.query_rows + 2 * sizes.kv_rows
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        "embedding.word_embeddings.weight": ("model.embed_tokens.weight", (s.vocabulary, s.hidden)),
+        "encoder.final_layernorm.weight": ("model.norm.weight", (s.hidden,)),
+        "output_layer.weight": ("lm_head.weight", (s.vocabulary, s.hidden)),
     }
-    fused = s.query_rows + 2 * s.kv_rows
-    in_layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (s.hidden,),
-        "self_attention.query_key_value.weight": (fused, s.hidden),
-        "self_attention.query_key_value.bias": (fused,),
-        "self_attention.dense.weight": (s.hidden, s.query_rows),
-        "post_attention_layernorm.weight": (s.hidden,),
-        "mlp.dense_h_to_4h.weight": (2 * s.intermediate, s.hidden),
-        "mlp.dense_4h_to_h.weight": (s.hidden, s.intermediate),
+    in_layer: dict[str, tuple[str, tuple[int, ...]]] = {
+        "input_layernorm.weight": ("input_layernorm.weight", (s.hidden,)),
+        "self_attention.query_key_value.weight": ("self_attn.{}_proj.weight", (fused, s.hidden)),
+        "self_attention.query_key_value.bias": ("self_attn.{}_proj.bias", (fused,)),
+        "self_attention.dense.weight": ("self_attn.o_proj.weight", (s.hidden, s.query_rows)),
+        "post_attention_layernorm.weight": ("post_attention_layernorm.weight", (s.hidden,)),
+        "mlp.dense_h_to_4h.weight": ("mlp.gate_up_proj.weight", (2 * s.intermediate, s.hidden)),
+        "mlp.dense_4h_to_h.weight": ("mlp.down_proj.weight", (s.hidden, s.intermediate)),
     }
     for layer in range(s.layers):
-        for name, shape in in_layer.items():
-            shapes[f"transformer.encoder.layers.{layer}.{name}"] = shape
-    return shapes
+        for name, (native, shape) in in_layer.items():
+            tensors[f"encoder.layers.{layer}.{name}"] = (f"model.layers.{layer}.{native}", shape)
+    return {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+
+
+def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of the original layout must hold, with its shape."""
+    return {name: shape for name, (_, shape) in _tensors(sizes).items()}
+
+
+def native_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the native layout, with its shape, in the original one's order."""
+    return {
+        part.name: (part.stop - part.start, *shape[1:])
+        for name, shape in original_shapes(sizes).items()
+        for part in native_parts(name, sizes)
+    }
 
 
 def is_dropped(name: str) -> bool:
@@ -304,19 +355,11 @@ def is_dropped(name: str) -> bool:
 
 def native_parts(name: str, sizes: Sizes) -> list[Part]:
     """Native tensors that an original tensor becomes, as contiguous ranges of its rows."""
-    rows = original_shapes(sizes)[name][0]
-    if name in _WHOLE:
-        return [Part(name=_WHOLE[name], start=0, stop=rows)]
-    match = _LAYER.fullmatch(name)
-    assert match is not None  # original_shapes has no other names
-    layer, rest = match.groups()
-    prefix = f"model.layers.{layer}."
-    if rest in _IN_LAYER:
-        return [Part(name=prefix + _IN_LAYER[rest], start=0, stop=rows)]
-    kind = rest.rsplit(".", 1)[1]
-    parts, start = [], 0
-    for projection, size in (("q", sizes.query_rows), ("k", sizes.kv_rows), ("v", sizes.kv_rows)):
-        name = f"{prefix}self_attn.{projection}_proj.{kind}"
-        parts.append(Part(name=name, start=start, stop=start + size))
-        start += size
-    return parts
+    native, shape = _tensors(sizes)[name]
+    if "{}" not in native:
+        return [Part(name=native, start=0, stop=shape[0])]
+    rows = (sizes.query_rows, sizes.kv_rows, sizes.kv_rows)
+    return [
+        Part(name=native.format(letter), start=end - size, stop=end)
+        for letter, size, end in zip("qkv", rows, accumulate(rows), strict=True)
+    ]

@@ -185,11 +185,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 def native_shapes() -> dict[str, tuple[int, ...]]:
     """Every native tensor's name and shape, in a fixed order."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in layout.original_shapes(SIZES).items():
-        for part in layout.native_parts(name, SIZES):
-            shapes[part.name] = (part.stop - part.start, *shape[1:])
-    return shapes
+    return layout.native_shapes(SIZES)
 
 
 def _head_gains() -> torch.Tensor:

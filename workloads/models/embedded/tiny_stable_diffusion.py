@@ -40,7 +40,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def index() -> dict[str, Any]:
+def config() -> dict[str, Any]:
     """The parts that its model_index.json names."""
     return {
         "_class_name": "StableDiffusionPipeline",
