@@ -165,11 +165,12 @@ def write_figures(summary: Summary, directory: Path) -> None:
         ExtraMissing: the renderer is not installed; the CSV files are written.
         StoreError: a file has the directory's name, or a file cannot be written.
     """
-    from orchestrator.report.figures import figure_data, write_csv, write_pictures
+    from orchestrator.report.figure_data import figure_csv
+    from orchestrator.report.figures import write_pictures
 
     if directory.exists() and not directory.is_dir():
         raise StoreError(f"--figures {directory}: a file has this name; give a folder's")
-    tables = write_csv(figure_data(summary))
+    tables = figure_csv(summary)
     for name, text in tables.items():
         write_aside(directory / name, text)
     output.say(f"data: {units.plural(len(tables), 'table')} in {directory.resolve()}")
@@ -439,7 +440,7 @@ def _print_csv(answer: Answer) -> None:
 
 
 def _csv_text(value: object) -> str:
-    from orchestrator.report.figures import plain
+    from orchestrator.report.figure_data import plain
     from orchestrator.util.output import visible_json
 
     if isinstance(value, (dict, list)):

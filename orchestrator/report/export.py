@@ -8,15 +8,11 @@ columns for what such a table leaves out.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +25,10 @@ from orchestrator.analysis.summary import Summary, Underway
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.report.figures import Record, figure_records, plain
+from orchestrator.report import figure_data
+from orchestrator.report.figure_data import Record, columns
 from orchestrator.report.query import read_runs
-from orchestrator.util.format import csv_field, finite
+from orchestrator.util.format import finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,30 +43,16 @@ JSON_FIGURES = (
     "published",
 )
 
-_LEFT_OUT = frozenset(
-    {
-        *("metrics", "samples", "items", "image", "measure", "parameters", "versions"),
-        *("details", "workload_metrics"),
-    }
-)
-
-_PLAIN = frozenset({str, int, bool, type(None)})
-_PLAIN_FIELDS = tuple(f.name for f in fields(Measurement) if f.name not in _LEFT_OUT)
-_METRICS = tuple(f.name for f in fields(Metrics))
-_plain_values = attrgetter(*_PLAIN_FIELDS)
-_metric_values = attrgetter(*_METRICS)
+#: Columns of a row that are mappings: each of their names becomes a column.
+_MAPPINGS = ("parameters", "versions", "workload_metrics", "details")
+_LEFT_OUT = frozenset({"metrics", "samples", "items", "image", "measure", *_MAPPINGS})
+_row = columns(*(field.name for field in fields(Measurement) if field.name not in _LEFT_OUT))
+_metrics = columns(*(field.name for field in fields(Metrics)))
 
 
 def to_csv(summary: Summary) -> str:
     """One line a job. Tuples are joined by spaces; mappings become columns of their own."""
-    flat = [_flat(row, summary.raised.get(row.job_id, ())) for row in summary.rows]
-    columns = list(dict.fromkeys(name for row in flat for name in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([csv_field(column) for column in columns])
-    for row in flat:
-        writer.writerow([_plain(row.get(column)) for column in columns])
-    return text.getvalue()
+    return figure_data.to_csv(_rows(summary))
 
 
 def to_json(summary: Summary) -> str:
@@ -77,38 +60,40 @@ def to_json(summary: Summary) -> str:
     return "".join(json_parts(summary))
 
 
+def document(summary: Summary) -> dict[str, Any]:
+    """The same as values."""
+    return dict(json.loads(to_json(summary)))
+
+
 def json_parts(summary: Summary) -> Iterator[str]:
     """The text of ``to_json`` in parts, a row a line: the whole of a large run is made of millions
     of values, which need not be there at the same time."""
+    yield from _members(_findings(summary))
+    yield "\n"
+
+
+def _members(values: Mapping[str, Any]) -> Iterator[str]:
+    """An object, of which an iterator is a list, an entry a line."""
     opening = "{\n"
-    for name, value in _document(summary).items():
+    for name, value in values.items():
         yield f"{opening}{json.dumps(name)}: "
         opening = ",\n"
         if name == "figures":
-            yield from _figures(summary)
-        elif name == "rows":
-            raised = summary.raised
-            yield from _list_parts(_flat(row, raised.get(row.job_id, ())) for row in summary.rows)
+            yield from _members(value)
+        elif isinstance(value, Iterator):
+            line = "[\n"
+            for record in value:
+                yield line + json.dumps(_plain_record(record), allow_nan=False)
+                line = ",\n"
+            yield "[]" if line == "[\n" else "\n]"
         else:
             yield json.dumps(value, allow_nan=False, default=str)
-    yield "\n}\n"
+    yield "{}" if opening == "{\n" else "\n}"
 
 
-def document(summary: Summary) -> dict[str, object]:
-    """The summary's findings and its rows as values that JSON knows."""
-    return _document(summary) | {
-        "figures": {
-            name: [_plain_record(one) for one in records]
-            for name, records in _figure_lists(summary)
-        },
-        "rows": [
-            _plain_record(_flat(row, summary.raised.get(row.job_id, ()))) for row in summary.rows
-        ],
-    }
-
-
-def _document(summary: Summary) -> dict[str, object]:
-    """``document`` without its figures and rows."""
+def _findings(summary: Summary) -> dict[str, object]:
+    """The members of the JSON; figures and rows are made when they are asked for."""
+    figures = figure_data.figure_records(summary)
     return {
         "run": summary.run,
         "verdict": summary.verdict,
@@ -127,7 +112,7 @@ def _document(summary: Summary) -> dict[str, object]:
         "shared": dict(summary.shared),
         "best": [_ranking(ranking) for ranking in summary.rankings],
         "underway": summary.underway and _underway(summary.underway),
-        "figures": None,
+        "figures": dict(figure_data.without_empty({n: figures[n] for n in JSON_FIGURES})),
         "causes": [
             {
                 "state": str(cause.state),
@@ -153,8 +138,12 @@ def _document(summary: Summary) -> dict[str, object]:
             fact.name: [value for value, _ in fact.values]
             for fact in (*summary.provenance.versions, *summary.provenance.facts)
         },
-        "rows": None,
+        "rows": _rows(summary),
     }
+
+
+def _rows(summary: Summary) -> Iterator[Record]:
+    return (_flat(row, summary.raised.get(row.job_id, ())) for row in summary.rows)
 
 
 def _underway(underway: Underway) -> dict[str, object]:
@@ -175,50 +164,27 @@ def records(rows: Sequence[Measurement]) -> list[dict[str, object]]:
 
 
 def _plain_record(record: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: value if type(value) in _PLAIN else _jsonable(value) for name, value in record.items()
-    }
+    return {name: _plain(value) for name, value in record.items()}
 
 
-def _figure_lists(summary: Summary) -> Iterator[tuple[str, Iterator[Record]]]:
-    """The records of those of ``JSON_FIGURES`` that have some."""
-    for name, _, records in figure_records(summary):
-        first = next(records, None) if name in JSON_FIGURES else None
-        if first is not None:
-            yield name, chain([first], records)
+def _plain(value: object) -> object:
+    if type(value) in (str, int, bool) or value is None:
+        return value
+    if isinstance(value, (int, float)):
+        return finite(value, 15)
+    return list(map(_plain, value)) if isinstance(value, tuple) else str(value)
 
 
-def _figures(summary: Summary) -> Iterator[str]:
-    opening = "{\n"
-    for name, records in _figure_lists(summary):
-        yield f"{opening}{json.dumps(name)}: "
-        opening = ",\n"
-        yield from _list_parts(records)
-    yield "{}" if opening == "{\n" else "\n}"
-
-
-def _list_parts(records: Iterable[Record]) -> Iterator[str]:
-    """A list, a record a line."""
-    opening = "[\n"
-    for record in records:
-        yield opening + json.dumps(_plain_record(record), allow_nan=False)
-        opening = ",\n"
-    yield "[]" if opening == "[\n" else "\n]"
+_ranked = columns("model", "dataset", "accelerator", "device", "emulated", "cards")
+_best = columns("job_id", "precision", "batch_size")
 
 
 def _ranking(ranking: Ranking) -> dict[str, object]:
     best = ranking.fastest
     return {
-        "model": ranking.setting.model,
-        "dataset": ranking.setting.dataset,
-        "accelerator": ranking.setting.accelerator,
-        "device": ranking.setting.device,
-        "emulated": ranking.setting.emulated,
-        "cards": ranking.setting.cards,
+        **_ranked(ranking.setting),
         "parameters": dict(ranking.setting.parameters),
-        "job_id": best.job_id,
-        "precision": best.precision,
-        "batch_size": best.batch_size,
+        **_best(best),
         "throughput": finite(best.metrics.throughput),
         "throughput_low": finite(best.metrics.throughput_low),
         "throughput_high": finite(best.metrics.throughput_high),
@@ -246,59 +212,18 @@ def _job_id(row: Measurement | None) -> str | None:
     return row.job_id if row is not None else None
 
 
-def _flat(row: Measurement, raised: Iterable[Raised]) -> dict[str, object]:
+def _flat(row: Measurement, raised: Sequence[Raised]) -> Record:
     """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
-    flat = _own(row, raised)
-    for prefix, mapping in _nested(row):
-        flat |= _prefixed(prefix, mapping)
-    return flat
-
-
-def _own(row: Measurement, raised: Iterable[Raised]) -> dict[str, object]:
-    own: dict[str, object] = dict(zip(_PLAIN_FIELDS, _plain_values(row), strict=True))
-    own |= zip(_METRICS, _metric_values(row.metrics), strict=True)
-    own["flags"] = "; ".join(map(str, raised))
-    own["peak_memory_bytes"] = peak_memory_bytes(row)
-    own["peak_memory_of"] = memory_kind(row)
-    own["work_per_joule"] = finite(row.metrics.work_per_joule)
-    return own
-
-
-def _nested(row: Measurement) -> tuple[tuple[str, Mapping[str, object]], ...]:
-    """The mappings of a row, each with the word before its names."""
-    figures = {name: finite(value) for name, value in row.workload_metrics.items()}
-    return (
-        ("parameters", row.parameters),
-        ("versions", row.versions),
-        ("workload_metrics", figures),
-        ("details", row.details),
-    )
-
-
-def _prefixed(prefix: str, mapping: Mapping[str, object]) -> dict[str, object]:
-    return {f"{prefix}.{name}": value for name, value in sorted(mapping.items())}
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return "" if finite(value) is None else repr(value)
-    if isinstance(value, tuple):
-        return csv_field(" ".join(map(str, value)))
-    return csv_field(str(value))
-
-
-def _jsonable(value: object) -> object:
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, (int, float)):
-        return finite(value, 15)
-    if isinstance(value, tuple):
-        return [_jsonable(one) for one in value]
-    return str(value)
+    record = _row(row) | _metrics(row.metrics)
+    record["flags"] = "; ".join(map(str, raised))
+    record["peak_memory_bytes"] = peak_memory_bytes(row)
+    record["peak_memory_of"] = memory_kind(row)
+    record["work_per_joule"] = finite(row.metrics.work_per_joule)
+    for prefix in _MAPPINGS:
+        for name, value in sorted(getattr(row, prefix).items()):
+            value = finite(value) if prefix == "workload_metrics" else value
+            record[f"{prefix}.{name}"] = value
+    return record
 
 
 def comparison_json(comparison: RunComparison, limit: float | None = None) -> dict[str, object]:
@@ -362,48 +287,34 @@ def _change_json(change: JobPair, limit: float | None) -> dict[str, object]:
     return record
 
 
+_job = columns(
+    *("job_id", "workload", "model", "dataset", "accelerator", "cards", "precision"),
+    batch_size="batch_size_requested",
+    engine="engine",
+)
+
+
 def _named(row: Measurement) -> dict[str, object]:
-    return {
-        "job_id": row.job_id,
-        "workload": row.workload,
-        "model": row.model,
-        "dataset": row.dataset,
-        "accelerator": str(row.accelerator),
-        "cards": row.cards,
-        "precision": row.precision,
-        "batch_size": row.batch_size_requested,
-        "engine": row.engine,
-        "parameters": dict(row.parameters),
-        "emulated": row.emulated,
-    }
+    return {**_job(row), "parameters": dict(row.parameters), "emulated": row.emulated}
 
 
 # ---------------------------------------------------------------- the vendors' table
 
-COLUMNS = (
-    "model",
-    "device",
-    "cards",
-    "precision",
-    "input_length",
-    "output_length",
-    "length_kind",
-    "batch_size",
-    "tokens_per_s",
-    "emulated",
-    "random_weights",
-    "synthetic_data",
-)
-
 
 def to_vendor_csv(summary: Summary) -> str:
     """Every row that generated tokens, by model, device, cards, precision and batch size."""
-    rows = sorted((row for row in summary.rows if _generated(row)), key=_order)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([plain(value) for value in _line(row)] for row in rows)
-    return text.getvalue()
+    generated = (
+        row
+        for row in summary.rows
+        if row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
+    )
+    return figure_data.to_csv(map(_vendor, sorted(generated, key=_order)), _VENDOR)
+
+
+_VENDOR = (
+    *("model", "device", "cards", "precision", "input_length", "output_length", "length_kind"),
+    *("batch_size", "tokens_per_s", "emulated", "random_weights", "synthetic_data"),
+)
 
 
 def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
@@ -424,30 +335,20 @@ def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
     )
 
 
-def _generated(row: Measurement) -> bool:
-    return row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
-
-
 def _order(row: Measurement) -> tuple[object, ...]:
     device, rank = row.device_name or "", precision_rank(row.precision)
     return (row.model, device, row.cards, rank, row.batch_size or 0)
 
 
-def _line(row: Measurement) -> tuple[object, ...]:
+def _vendor(row: Measurement) -> Record:
     # The batch of the whole job is what vendors give; a batch of ours is per card.
     batch = row.batch_size * row.cards if row.batch_size is not None else None
-    return (
-        row.model,
-        row.device_name or str(row.accelerator),
-        row.cards,
-        row.precision,
-        *lengths(row),
-        batch,
-        row.metrics.generated_tokens_per_s,
-        row.emulated,
-        bool(row.random_weights),
-        bool(row.synthetic_data),
+    values = (
+        *(row.model, row.device_name or str(row.accelerator), row.cards, row.precision),
+        *(*lengths(row), batch, row.metrics.generated_tokens_per_s, row.emulated),
+        *(bool(row.random_weights), bool(row.synthetic_data)),
     )
+    return dict(zip(_VENDOR, values, strict=True))
 
 
 # ---------------------------------------------------------------- a Hugging Face dataset

@@ -1,0 +1,265 @@
+"""The data of every figure as tidy tables: one record an observation, units in the column names,
+nothing sampled or cut. CSV has all of them, the report's JSON those that are findings.
+
+Records are made as they are asked for: of a large run there are millions.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+from orchestrator.analysis.hardware import REFERENCES
+from orchestrator.analysis.metrics import PARTS
+from orchestrator.analysis.rankings import memory_kind, peak_memory_bytes
+from orchestrator.analysis.selection import Setting, described
+from orchestrator.analysis.summary import Summary
+from orchestrator.core.job import State
+from orchestrator.util.format import csv_field, finite
+
+Record = dict[str, object]
+
+
+def columns(*names: str, **paths: str) -> Callable[[Any], Record]:
+    """A reader of records: of each name the attribute so called, of each keyword that of its path,
+    such as ``metrics.throughput``."""
+    wanted = dict(zip(names, names, strict=True)) | paths
+    read = attrgetter(*wanted.values())
+    return lambda value: dict(zip(wanted, read(value), strict=True))
+
+
+def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
+    """The records of every figure by its name, of which files have theirs, in the page's order."""
+    return {
+        "best-settings": _best(summary),
+        "precision-by-batch-size": _cells(summary),
+        "throughput-against-batch-size": _curve(summary),
+        "throughput-against-latency": _fronts(summary),
+        "prompts": _prompts(summary),
+        "techniques": _effects(summary),
+        "training-steps": _steps(summary),
+        "scaling": _scaling(summary),
+        "roofline": _roofline(summary),
+        "published": _published(summary),
+        "cards": _cards(summary),
+    }
+
+
+def figure_csv(summary: Summary) -> dict[str, str]:
+    """File names and contents of the figures that have something to show."""
+    figures = {name: list(records) for name, records in figure_records(summary).items()}
+    return {f"{name}.csv": to_csv(records) for name, records in figures.items() if records}
+
+
+def without_empty(
+    figures: Mapping[str, Iterator[Record]],
+) -> Iterator[tuple[str, Iterator[Record]]]:
+    """Those of the figures that have a record."""
+    for name, records in figures.items():
+        if (first := next(records, None)) is not None:
+            yield name, chain([first], records)
+
+
+def to_csv(records: Iterable[Mapping[str, object]], names: Sequence[str] = ()) -> str:
+    """A head line, then one line a record; what a spreadsheet would compute is quoted.
+
+    Args:
+        records: with any keys.
+        names: of the columns; the records' keys, where they are not given.
+    """
+    records = list(records)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = names or list(dict.fromkeys(name for record in records for name in record))
+    writer.writerow(map(csv_field, names))
+    for record in records:
+        writer.writerow([plain(record.get(name)) for name in names])
+    return text.getvalue()
+
+
+def plain(value: object) -> str:
+    """A value as CSV has it: numbers in full, nothing for None, NaN and infinity; tuples joined."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return "" if finite(value) is None else repr(value)
+    return csv_field(" ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+
+
+# ---------------------------------------------------------------- each figure
+
+_WORK = columns(
+    *("workload", "model", "dataset", "accelerator", "device", "emulated", "cards", "engine"),
+    "isolation",
+)
+_ROW = columns(
+    *("job_id", "precision", "batch_size_requested"),
+    batch_size_per_card="batch_size",
+    state="state",
+    throughput="metrics.throughput",
+    throughput_low="metrics.throughput_low",
+    throughput_high="metrics.throughput_high",
+    throughput_unit="metrics.throughput_unit",
+    random_weights="random_weights",
+    synthetic_data="synthetic_data",
+)
+_STEP = columns("step_s", **{f"{part}_share": part for part in PARTS})
+_PAIR = columns(
+    batch_size_requested="row.batch_size_requested",
+    ratio="ratio.value",
+    ratio_low="ratio.low",
+    ratio_high="ratio.high",
+    told_apart="ratio.decided",
+    total_tokens_per_s="row.metrics.total_tokens_per_s",
+    baseline_total_tokens_per_s="base.metrics.total_tokens_per_s",
+)
+_SPEEDUP = columns(
+    cards="row.cards",
+    speedup="speedup.value",
+    speedup_low="speedup.low",
+    speedup_high="speedup.high",
+    efficiency="efficiency",
+)
+_SHARE = columns(
+    data_sheet="sheet.device",
+    bandwidth_share_at_least="bandwidth",
+    compute_share="compute",
+    prefill_compute_share="prefill",
+    arithmetic="arithmetic",
+    operations_per_weight_byte="intensity",
+    flops_per_s_per_card="flops_per_s",
+    source="sheet.source",
+)
+_PROMPT = columns("input_tokens", "output_tokens", "latency_s")
+_PROMPTED = columns(
+    *("job_id", "model"),
+    device="device_name",
+    emulated="emulated",
+    precision="precision",
+    batch_size_per_card="batch_size",
+)
+_FIGURE = columns(
+    *("model", "dataset", "device", "cards"),
+    batch_size_per_card="batch_size",
+    precision="precision",
+    metric="metric",
+    value="value",
+    unit="unit",
+)
+_FIGURE_ABOUT = columns("steps", "time", "software", "doubtful", "note", "source")
+_SPAN = columns(
+    start_s_since_epoch="start",
+    end_s_since_epoch="end",
+    attempt_id="attempt_id",
+    purpose="row.purpose",
+    state="row.state",
+    model="row.model",
+    precision="row.precision",
+)
+
+
+@lru_cache(maxsize=1024)
+def _work(setting: Setting) -> Record:
+    """The work that was done, and where."""
+    return _WORK(setting) | {"parameters": described(dict(setting.parameters))}
+
+
+def _best(summary: Summary) -> Iterator[Record]:
+    for ranking in summary.rankings:
+        best = ranking.fastest
+        yield (
+            _work(summary.settings[best.job_id])
+            | _ROW(best)
+            | {
+                "verdict": ranking.verdict.value,
+                "tied_job_ids": " ".join(row.job_id for row in ranking.tied),
+                "latency_p50_s": best.metrics.latency_p50_s,
+                "peak_memory_bytes": peak_memory_bytes(best),
+                "peak_memory_of": memory_kind(best),
+            }
+        )
+
+
+def _cells(summary: Summary) -> Iterator[Record]:
+    for table in summary.tables:
+        for row in table.cells.values():
+            yield _work(table.setting) | _ROW(row) | {"best": row.job_id in table.best}
+
+
+def _curve(summary: Summary) -> Iterator[Record]:
+    return (record for record in _cells(summary) if record["state"] is State.SUCCEEDED)
+
+
+def _fronts(summary: Summary) -> Iterator[Record]:
+    for front in summary.fronts:
+        for on_front, rows in ((True, front.best), (False, front.beaten)):
+            for row in rows:
+                own = {"latency_p50_s": row.metrics.latency_p50_s, "on_front": on_front}
+                yield _work(summary.settings[row.job_id]) | _ROW(row) | own
+
+
+def _prompts(summary: Summary) -> Iterator[Record]:
+    for row in summary.rows:
+        if row.state is State.SUCCEEDED:
+            for _, item in row.items:
+                yield _PROMPTED(row) | _PROMPT(item)
+
+
+def _effects(summary: Summary) -> Iterator[Record]:
+    for effect in summary.effects:
+        change = {"changed": effect.name, "before": effect.before, "after": effect.after}
+        for pair in effect.pairs:
+            yield (
+                _work(effect.setting)
+                | change
+                | _PAIR(pair)
+                | {
+                    "peak_memory_bytes": peak_memory_bytes(pair.row),
+                    "baseline_peak_memory_bytes": peak_memory_bytes(pair.base),
+                    "job_id": pair.row.job_id,
+                    "baseline_job_id": pair.base.job_id,
+                }
+            )
+
+
+def _steps(summary: Summary) -> Iterator[Record]:
+    for one in summary.steps:
+        yield _work(summary.settings[one.row.job_id]) | _ROW(one.row) | _STEP(one)
+
+
+def _scaling(summary: Summary) -> Iterator[Record]:
+    for one in summary.scalings:
+        for step in one.steps:
+            base = {"base_cards": one.base.cards}
+            yield _work(one.setting) | _ROW(step.row) | base | _SPEEDUP(step)
+
+
+def _roofline(summary: Summary) -> Iterator[Record]:
+    for share in summary.roofline.shares:
+        yield _work(summary.settings[share.row.job_id]) | _ROW(share.row) | _SHARE(share)
+
+
+def _published(summary: Summary) -> Iterator[Record]:
+    for one in summary.published:
+        for line in one.lines:
+            yield (
+                {"task": one.about.task, "who": "this run" if line.ours else "published"}
+                | _FIGURE(line.figure)
+                | {f"speedup_over_{device}": line.speedups.get(device) for device in REFERENCES}
+                | {"best_against_best": ", ".join(sorted(line.best_against_best))}
+                | _FIGURE_ABOUT(line.figure)
+            )
+
+
+def _cards(summary: Summary) -> Iterator[Record]:
+    lane_of = columns("node", "card", "accelerator")
+    for lane in summary.timeline.lanes:
+        for span in lane.spans:
+            yield lane_of(lane) | _SPAN(span)
