@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from orchestrator.analysis import tables
-
 Style = Literal["", "bold", "quiet", "warning", "bad", "good", "name"]
 
 
@@ -32,10 +30,12 @@ class Heading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The text of a table's cell. ``notes`` are further lines, for which only a page has room."""
+    """The text of a table's cell. ``notes`` are further lines."""
 
     text: str
     notes: tuple[str, ...] = ()
+    #: ``*`` for the best, ``~`` for each that shares the first place, ``!`` for a flagged one.
+    mark: str = ""
     style: Style = ""
 
 
@@ -49,13 +49,7 @@ class Table:
     most: int = 16  # rows that a terminal has room for
     noun: str = "line"
     rest: str = "the page has all of them"  # where those beyond are
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """A table of measured cells, such as precisions by batch sizes."""
-
-    table: tables.Table
+    matrix: bool = False  # cells by two axes: marks and notes stand in a terminal, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +78,7 @@ class Many:
     rest: str = "the page has all of them"
 
 
-Block: TypeAlias = Line | Heading | Table | Matrix | Facts | Log | Many
+Block: TypeAlias = Line | Heading | Table | Facts | Log | Many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -503,10 +503,10 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
 
 def _width(table: Table) -> int:
     """Pixels of a column: the longest text of any cell."""
-    texts = [wording.cell_text(table, *place) for place in table.cells]
-    longest = max(
-        (max((len(one.value) + 2) * 7.4, len(one.note) * 5.7) for one in texts), default=0.0
-    )
+    cells = [wording.cell(table, *place) for place in table.cells]
+    widths = [(len(cell.text) + 2) * 7.4 for cell in cells]
+    widths += [len(note) * 5.7 for cell in cells for note in cell.notes]
+    longest = max(widths, default=0.0)
     heads = max((len(one_line(column, 24)) * LETTER for column in table.columns), default=0.0)
     return round(max(62.0, longest + 10, heads + 8))
 
@@ -518,7 +518,7 @@ def _cell(
     box: tuple[float, float, float],
     index: Mapping[str, int] | None,
 ) -> Iterator[str]:
-    text = wording.cell_text(table, *place)
+    text = wording.cell(table, *place)
     at, top, wide = box
     number = (index or {}).get(row.job_id)
     yield f'<g data-row="{number}">' if number is not None else "<g>"
@@ -535,9 +535,9 @@ def _cell(
         yield f'<rect class="ring {ring}" {shape}/>'
     middle = at + wide / 2
     kind = "best" if text.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
-    yield _word(middle, top + (19 if text.note else 26), text.value + _SIGNS[text.mark], kind)
-    if text.note:
-        yield _word(middle, top + 34, text.note, "small")
+    yield _word(middle, top + (19 if text.notes else 26), text.text + _SIGNS[text.mark], kind)
+    for note in text.notes:
+        yield _word(middle, top + 34, note, "small")
     yield "</g>"
 
 

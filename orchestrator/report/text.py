@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -33,7 +33,6 @@ from orchestrator.report.blocks import (
     Line,
     Log,
     Many,
-    Matrix,
     Section,
     Style,
     Table,
@@ -55,16 +54,6 @@ _STYLES: Mapping[Style, str] = {
     "bad": "bold red",
     "good": "green",
     "name": "cyan",
-}
-STATE_STYLES = {
-    State.SUCCEEDED: "",
-    State.OUT_OF_MEMORY: "yellow",
-    State.PRUNED: "dim",
-    State.UNSUPPORTED: "dim",
-    State.FAILED: "bold red",
-    State.TIMED_OUT: "red",
-    State.LOST: "magenta",
-    State.NOT_STARTED: "cyan",
 }
 
 
@@ -140,10 +129,42 @@ def _tables(summary: Summary) -> Iterator[Block]:
         span = wording.scopes(table)
         scale = f"{unit}{table.line_name} by {table.column_name}" + (f"; {span}" if span else "")
         scales = Line(text=scale, style="quiet")
-        entry: tuple[Block, ...] = (Heading(text=table.title), *about, scales, Matrix(table=table))
+        entry: tuple[Block, ...] = (Heading(text=table.title), *about, scales, _matrix(table))
         entries.append(entry)
     if entries:
         yield Many(entries=tuple(entries), most=MOST_TABLES, noun="table")
+        yield Line(text=_legend(summary.tables), style="quiet")
+
+
+def _matrix(table: CellTable) -> Table:
+    rows = (
+        (Cell(text=line, style="bold"), *(wording.cell(table, line, c) for c in table.columns))
+        for line in table.lines
+    )
+    return Table(
+        head=("", *table.columns),
+        rows=tuple(rows),
+        numbers=tuple(range(1, len(table.columns) + 1)),
+        most=len(table.lines),
+        matrix=True,
+    )
+
+
+def _legend(tables: Iterable[CellTable]) -> str:
+    """The meaning of the marks and states in these tables."""
+    cells = [wording.cell(table, *place) for table in tables for place in table.cells]
+    marks = {cell.mark for cell in cells} | {cell.text[:1] for cell in cells}
+    states = {row.state for table in tables for row in table.cells.values()}
+    words = ["* best"] if "*" in marks else []
+    words += ["~ tied for the best"] if "~" in marks else []
+    words += ["! flagged, ranks nowhere"] if "!" in marks else []
+    words += ["( ) no complete repeat"] if "(" in marks else []
+    words += [
+        f"{state_words.short}: {state_words.meaning}"
+        for state, state_words in STATES.items()
+        if state in states - {State.SUCCEEDED}
+    ]
+    return " · ".join(words)
 
 
 def _section(section: Section) -> Iterator[Block]:
@@ -442,14 +463,8 @@ def _print(console: Console, blocks: Iterable[Block]) -> None:
                     console.print(Text(visible(f"  | {line}")))
             case Table():
                 _print_table(console, block)
-            case Matrix():
-                for columns in _column_blocks(block.table, console.width):
-                    console.print(_grid(block.table, columns))
             case Many():
-                shown = [one for entry in block.entries[: block.most] for one in entry]
-                _print(console, shown)
-                if isinstance(shown[-1] if shown else None, Matrix):
-                    _print_legend(console, [one.table for one in shown if isinstance(one, Matrix)])
+                _print(console, [one for entry in block.entries[: block.most] for one in entry])
                 _print_cut(console, len(block.entries) - block.most, block.noun, block.rest)
 
 
@@ -464,93 +479,66 @@ def _print_facts(console: Console, facts: Facts) -> None:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    shown = [[_cell(cell) for cell in row] for row in table.rows[: table.most]]
-    for column, name in enumerate(table.head):
-        right = column in table.numbers
-        # One word stays whole; what has several gives way.
-        words = max((len(row[column].plain.split()) for row in shown), default=0)
-        short = right and words < 2 and " " not in name
-        justify: JustifyMethod = "right" if right else "left"
-        grid.add_column(name, justify=justify, overflow="fold", no_wrap=short)
-    for row in shown:
-        grid.add_row(*row)
-    console.print(grid)
+    rows = [[_cell(cell, table) for cell in row] for row in table.rows[: table.most]]
+    for columns in _columns_that_fit(table, rows, console.width):
+        padding = 0 if table.matrix else (0, 1)
+        grid = RichTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, collapse_padding=True
+        )
+        for column in columns:
+            name, right = table.head[column], column in table.numbers
+            # One word stays whole; what has several gives way.
+            words = max((len(row[column].plain.split()) for row in rows), default=0)
+            grid.add_column(
+                Text(f"{name} " if table.matrix else name),
+                justify="right" if right else "left",
+                overflow="ellipsis" if table.matrix else "fold",
+                no_wrap=table.matrix or (right and words < 2 and " " not in name),
+                max_width=None if right or not table.matrix else _LONGEST_NAME,
+            )
+        for row in rows:
+            grid.add_row(*(row[column] for column in columns))
+        console.print(grid)
     _print_cut(console, len(table.rows) - table.most, table.noun, table.rest)
 
 
-def _cell(cell: str | Cell) -> Text:
+def _cell(cell: str | Cell, table: Table) -> Text:
     if isinstance(cell, str):
         return Text(one_line(cell))
-    return Text(one_line(cell.text), style=_STYLES[cell.style])
+    # The mark has a place of its own, so that figures stay aligned.
+    mark = (cell.mark or " ") if table.matrix else ""
+    text = Text(one_line(cell.text) + mark, style=_STYLES[cell.style])
+    if cell.mark:
+        text.stylize("yellow" if cell.mark == "!" else "bold green")
+    for note in cell.notes if table.matrix else ():
+        text.append(f"\n{note} ", style="not bold dim")
+    return text
+
+
+def _columns_that_fit(
+    table: Table, rows: Sequence[Sequence[Text]], width: int
+) -> Iterator[Sequence[int]]:
+    """The columns of a matrix in blocks that fit into ``width``, each with the names of lines;
+    other tables give way by themselves."""
+    every = range(len(table.head))
+    if not table.matrix:
+        yield every
+        return
+    texts = [[line for row in rows for line in row[c].plain.split("\n")] for c in every]
+    wide = [max(map(len, (*texts[c], table.head[c] + " "))) + 1 for c in every]
+    block, room = [0], width - min(wide[0], _LONGEST_NAME + 1)
+    for column in every[1:]:
+        if len(block) > 1 and sum(wide[c] for c in block[1:]) + wide[column] > room:
+            yield block
+            block = [0]
+        block.append(column)
+    yield block
 
 
 def _print_cut(console: Console, left_out: int, noun: str, rest: str) -> None:
     if left_out > 0:
         more = units.plural(left_out, f"more {noun}", f"more {noun}s")
         console.print(Text(f"… and {more}; {rest}.", style="dim"))
-
-
-def _column_blocks(table: CellTable, width: int) -> list[tuple[str, ...]]:
-    """The columns split so that each block of them fits into ``width``."""
-    room = width - max(len(one_line(p, _LONGEST_NAME)) for p in table.lines) - 4
-    blocks: list[list[str]] = [[]]
-    used = 0
-    for column in table.columns:
-        texts = [wording.cell_text(table, line, column) for line in table.lines]
-        wide = max(max(len(text.value) + 1, len(text.note) + 1) for text in texts)
-        wide = max(wide, len(column) + 1) + 1  # the box puts one blank between columns
-        if blocks[-1] and used + wide > room:
-            blocks.append([])
-            used = 0
-        blocks[-1].append(column)
-        used += wide
-    return [tuple(block) for block in blocks]
-
-
-def _grid(table: CellTable, columns: Sequence[str]) -> RichTable:
-    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    grid.add_column("", no_wrap=True)
-    for column in columns:
-        grid.add_column(Text(column + " "), justify="right", no_wrap=True)
-    for name in table.lines:
-        line: list[Text] = [Text(one_line(name, _LONGEST_NAME), style="bold")]
-        for column in columns:
-            cell = wording.cell_text(table, name, column)
-            if cell.state is None:
-                line.append(Text(""))
-                continue
-            # The mark has a place of its own, so that figures stay aligned.
-            text = Text(cell.value + (cell.mark or " "), style=STATE_STYLES.get(cell.state, ""))
-            if cell.mark:
-                text.stylize("yellow" if cell.mark == "!" else "bold green")
-            if cell.note:
-                text.append(f"\n{cell.note} ", style="not bold dim")
-            line.append(text)
-        grid.add_row(*line)
-    return grid
-
-
-def _print_legend(console: Console, shown: Sequence[CellTable]) -> None:
-    if legend := _legend(shown):
-        console.print(Text(legend, style="dim"))
-
-
-def _legend(shown: Sequence[CellTable]) -> str:
-    """The meaning of the marks and states in these tables."""
-    cells = [wording.cell_text(table, *place) for table in shown for place in table.cells]
-    marks = {cell.mark for cell in cells} | {cell.value[:1] for cell in cells}
-    states = {cell.state for cell in cells} - {State.SUCCEEDED}
-    words = ["* best"] if "*" in marks else []
-    words += ["~ tied for the best"] if "~" in marks else []
-    words += ["! flagged, ranks nowhere"] if "!" in marks else []
-    words += ["( ) no complete repeat"] if "(" in marks else []
-    words += [
-        f"{state_words.short}: {state_words.meaning}"
-        for state, state_words in STATES.items()
-        if state in states
-    ]
-    return " · ".join(words)
 
 
 # ---------------------------------------------------------------- as Markdown
@@ -573,16 +561,12 @@ def _as_markdown(block: Block) -> str:
             # Indented code has no closing mark that hostile text could write.
             return "\n".join(f"      {line}" for line in tail(block.text, 1500).splitlines())
         case Table():
-            rows = [[markdown(_cell(cell).plain) for cell in row] for row in block.rows]
-            return _pipes(block.head, rows, block.numbers)
-        case Matrix():
-            return _matrix(block.table)
+            return _pipes(block)
         case Many():
             texts = [_as_markdown(one) for entry in block.entries for one in entry]
             if all(isinstance(one, Line) for entry in block.entries for one in entry):
                 return "\n".join(f"- {text}" for text in texts)
-            tables = [one.table for entry in block.entries for one in entry if type(one) is Matrix]
-            return "\n\n".join(filter(None, [*texts, markdown(_legend(tables))]))
+            return "\n\n".join(filter(None, texts))
     raise AssertionError(block)
 
 
@@ -590,21 +574,16 @@ def _bold(text: str, bold: bool) -> str:
     return f"**{text}**" if bold and text else text
 
 
-def _matrix(table: CellTable) -> str:
-    rows = []
-    for name in table.lines:
-        row = [f"**{markdown(name)}**"]
-        for column in table.columns:
-            cell = wording.cell_text(table, name, column)
-            value = _bold(markdown(cell.value), cell.mark == "*")
-            row.append(f"{value}{markdown(cell.mark)} {markdown(cell.note)}".strip())
-        rows.append(row)
-    columns = (markdown(wording.column_title(table, column)) for column in table.columns)
-    numbers = range(1, len(table.columns) + 1)
-    return _pipes((markdown(table.unit or "state"), *columns), rows, numbers)
-
-
-def _pipes(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> str:
-    right = set(numbers)
-    align = ["--:" if column in right else "---" for column in range(len(head))]
+def _pipes(table: Table) -> str:
+    rows = [[_markdown_cell(cell, table) for cell in row] for row in table.rows]
+    align = ["--:" if column in table.numbers else "---" for column in range(len(table.head))]
+    head = [markdown(name) for name in table.head]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
+
+
+def _markdown_cell(cell: str | Cell, table: Table) -> str:
+    if isinstance(cell, str):
+        return markdown(one_line(cell))
+    text = _bold(markdown(one_line(cell.text)), cell.mark == "*" or cell.style == "bold")
+    notes = markdown(" ".join(cell.notes)) if table.matrix else ""
+    return f"{text}{markdown(cell.mark)} {notes}".rstrip()

@@ -6,8 +6,7 @@ know first in the morning, so the page begins and the terminal ends with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import quality_note
@@ -21,9 +20,10 @@ from orchestrator.analysis.rankings import (
 )
 from orchestrator.analysis.selection import precision_rank
 from orchestrator.analysis.summary import STATES, without_rule
-from orchestrator.analysis.tables import BATCH, Table
+from orchestrator.analysis.tables import Table
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.report.blocks import Cell, Style
 from orchestrator.util import format as units
 from orchestrator.util.format import one_line
 from workloads.util.statistics import samples_needed
@@ -35,39 +35,32 @@ if TYPE_CHECKING:
 NOT_KNOWN = "not known"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellText:
-    """One cell. ``mark`` is ``*`` for the best, ``~`` for each of those that share the first place,
-    ``!`` for one that is flagged."""
+_STATE_STYLES: Mapping[State, Style] = {
+    State.OUT_OF_MEMORY: "warning",
+    State.PRUNED: "quiet",
+    State.UNSUPPORTED: "quiet",
+    State.FAILED: "bad",
+    State.TIMED_OUT: "bad",
+    State.LOST: "bad",
+    State.NOT_STARTED: "name",
+}
 
-    #: "1,234", "OOM", "" where the grid asked for nothing; "(71)" where no repeat was completed.
-    value: str
-    note: str = ""  # "±2.1%", with the batch size that was found where `max` was asked
-    mark: str = ""
-    state: State | None = None
 
-
-def cell_text(table: Table, line: str, column: str) -> CellText:
-    """The text of one cell of ``table``."""
+def cell(table: Table, line: str, column: str) -> Cell:
+    """One cell of ``table``: ``1,234``, ``OOM``, empty where the grid asked for nothing."""
     row = table.cells.get((line, column))
     if row is None:
-        return CellText(value="")
+        return Cell(text="")
     if row.state is not State.SUCCEEDED:
-        return CellText(value=STATES[row.state].short, state=row.state)
-    mark = _mark(row, table)
-    note = plus_minus(row)
-    if not row.batch_size_requested.isdecimal() and row.batch_size is not None:
-        note = f"b={row.batch_size}" + (f" {note}" if note else "")
+        return Cell(text=STATES[row.state].short, style=_STATE_STYLES.get(row.state, ""))
+    searched = not row.batch_size_requested.isdecimal() and row.batch_size is not None
+    size = f"b={row.batch_size}" if searched else ""
+    note = f"{size} {plus_minus(row)}".strip()
     if quality := quality_note(row):
         note = f"{note}, {quality}" if note else quality
-    value = figure(row)
-    return CellText(value=value, note=note, mark=mark, state=row.state)
-
-
-def _mark(row: Measurement, table: Table) -> str:
-    if row.job_id in table.flagged:
-        return "!"
-    return "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
+    mark = "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
+    mark = "!" if row.job_id in table.flagged else mark
+    return Cell(text=figure(row), notes=(note,) if note else (), mark=mark)
 
 
 def plus_minus(row: Measurement) -> str:
@@ -102,11 +95,6 @@ def throughput(row: Measurement) -> str:
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
     return f"{text} {half} {scope(row)}" if half else text
-
-
-def column_title(table: Table, column: str) -> str:
-    """The head of a column, where nothing above it says what it is: ``b=8``."""
-    return f"b={column}" if table.column_name == BATCH else column
 
 
 def losses(row: Measurement) -> str:

@@ -14,7 +14,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.text import to_markdown
-from orchestrator.report.wording import cell_text
+from orchestrator.report.wording import cell
 
 
 def a_row(
@@ -79,8 +79,8 @@ def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
     summary = summarize([whole, replace(cut, metrics=bare)])
     (table,) = summary.tables
     (size,) = table.columns
-    text = cell_text(table, "bf16", size)
-    assert (text.value, text.mark, text.note) == ("(1,206)", "!", "")
+    text = cell(table, "bf16", size)
+    assert (text.text, text.mark, text.notes) == ("(1,206)", "!", ())
     assert summary.rankings[0].fastest == whole
     assert "no repeat was completed within" in to_markdown(summary)
 

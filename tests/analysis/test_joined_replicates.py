@@ -18,7 +18,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.sections import sections
-from orchestrator.report.wording import cell_text, scopes, throughput
+from orchestrator.report.wording import cell, scopes, throughput
 from workloads.util.statistics import Spread, mean_interval
 
 
@@ -122,7 +122,7 @@ def test_the_report_says_over_what_an_interval_is() -> None:
     assert len(summary.rows) == 4 and summary.counts[State.SUCCEEDED] == 4
     (table,) = summary.tables
     assert scopes(table) == "± is the interval over 3 processes"
-    assert cell_text(table, "bf16", "8").value == "102.0"
+    assert cell(table, "bf16", "8").text == "102.0"
     (ranking,) = summary.rankings
     assert ranking.contenders == 2
     (line,) = next(one.table for one in sections(summary) if one.id == "replicates").rows
@@ -137,14 +137,14 @@ def test_a_drift_over_the_night_is_said_above_the_tables() -> None:
     def night(drift: float) -> list[Measurement]:
         chance = random.Random(3)
         rows = []
-        for cell in range(8):
+        for size in range(8):
             for number in (1, 2, 3):
                 at = chance.random()
-                value = 100 * (cell + 1) * (1 - drift * at) * (1 + chance.gauss(0, 0.005))
+                value = 100 * (size + 1) * (1 - drift * at) * (1 + chance.gauss(0, 0.005))
                 one = replicate(number, value, started_at=1e9 + 36_000 * at)
-                this = replace(job(batch_size=cell + 1), replicate=number)
-                size = {"batch_size": cell + 1, "batch_size_requested": str(cell + 1)}
-                rows.append(replace(one, job_id=this.job_id, **size))
+                this = replace(job(batch_size=size + 1), replicate=number)
+                own = {"batch_size": size + 1, "batch_size_requested": str(size + 1)}
+                rows.append(replace(one, job_id=this.job_id, **own))
         return rows
 
     def banner(rows: list[Measurement]) -> list[str]:

@@ -11,7 +11,7 @@ from orchestrator.analysis.metrics import equal, quality_note
 from orchestrator.analysis.summary import at_equal_quality, summarize
 from orchestrator.cli.main import main
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.wording import cell_text
+from orchestrator.report.wording import cell
 from orchestrator.store.store import Store
 
 AGREEMENT = {"fp32": 1.0, "bf16": 0.97, "int4": 0.6}
@@ -34,7 +34,7 @@ def test_a_cell_has_its_quality_beside_its_speed() -> None:
     """As text, in every format; a row that was not compared says nothing."""
     summary = summarize(rows())
     (table,) = summary.tables
-    notes = {size: cell_text(table, "bf16", size).note for size in ("8", "16")}
+    notes = {size: cell(table, "bf16", size).notes[0] for size in ("8", "16")}
     assert notes["8"].endswith("0.9700 same tokens") and "same" not in notes["16"]
     assert [quality_note(row) for row in rows()][4] == "0.6000 same tokens"
 

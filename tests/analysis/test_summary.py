@@ -20,7 +20,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
 from orchestrator.report.interactive import cards_figure
 from orchestrator.report.svg import nice_top
-from orchestrator.report.wording import cell_text
+from orchestrator.report.wording import cell
 
 
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
@@ -215,7 +215,7 @@ def test_a_table_of_one_cell_stars_nothing() -> None:
 def marks(rows: list[Measurement]) -> dict[str, str]:
     """The marks of the cells of the only table, by precision."""
     (table,) = summarize(rows).tables
-    return {precision: cell_text(table, precision, size).mark for precision, size in table.cells}
+    return {precision: cell(table, precision, size).mark for precision, size in table.cells}
 
 
 def test_emulated_and_real_rows_are_kept_apart() -> None:

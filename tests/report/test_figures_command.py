@@ -17,7 +17,8 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
-from orchestrator.report.figures import MOST_PICTURES, figure_data, pictures_of, standalone
+from orchestrator.report.figure_data import figure_csv, figure_records
+from orchestrator.report.figures import MOST_PICTURES, pictures_of, standalone
 from orchestrator.report.html import render
 from orchestrator.store.store import Store
 
@@ -128,18 +129,21 @@ def test_figure_data_is_whole() -> None:
     """Every cell, prompt and span is a line; numbers are those of the rows."""
     rows = every_state(items=3)
     summary = summarize(rows, reference=reference())
-    data = {one.name: one for one in figure_data(summary)}
-    assert len(data["precision-by-batch-size"].records) == len(summary.rows)
+    data = {name: list(records) for name, records in figure_records(summary).items()}
+    files = figure_csv(summary)
+    assert len(data["precision-by-batch-size"]) == len(summary.rows)
     prompts = sum(len(row.items) for row in summary.rows if row.state is State.SUCCEEDED)
-    assert len(data["prompts"].records) == prompts
+    assert len(data["prompts"]) == prompts
     spans = sum(len(lane.spans) for lane in summary.timeline.lanes)
-    assert len(data["cards"].records) == spans
-    read = list(csv.DictReader(io.StringIO(data["throughput-against-batch-size"].to_csv())))
+    assert len(data["cards"]) == spans
+    read = list(csv.DictReader(io.StringIO(files["throughput-against-batch-size.csv"])))
     by_job = {row.job_id: row for row in summary.rows}
     for line in read:
         assert float(line["throughput"]) == by_job[line["job_id"]].metrics.throughput
         assert line["emulated"] == "true"
-    assert "roofline" not in data and len(data["published"].records) == len(reference().published)
+    best = {line["job_id"] for line in read if line["best"] == "true"}
+    assert best == {job_id for table in summary.tables for job_id in table.best}
+    assert "roofline.csv" not in files and len(data["published"]) == len(reference().published)
 
 
 def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
