@@ -81,11 +81,21 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
 def test_many_rows(kind, x_rows) -> None:
     """Columns in several parts, rows of x and of the matrix that do not fill their blocks."""
     torch.manual_seed(0)
-    matrix = packing.pack(torch.randn(70, 320, device=_CARD), torch.ones(70, device=_CARD), kind)
-    x = torch.randn(x_rows, 320, device=_CARD)
+    columns = 640 if kind == "int4" else 320
+    weight, bias = torch.randn(70, columns, device=_CARD), torch.ones(70, device=_CARD)
+    matrix = packing.pack(weight, bias, kind)
+    assert few_rows.block_for(kind, columns) is not None
+    x = torch.randn(x_rows, columns, device=_CARD)
     right = torch.nn.functional.linear(x, matrix.plain(torch.float32), matrix.bias)
     found = few_rows.product(x, matrix)
     assert float((found - right).norm() / right.norm()) < 1e-5
+
+
+def test_every_block_fills_a_product_of_the_tensor_cores() -> None:
+    """A card refuses products of fewer than 16 columns, which the interpreter takes."""
+    in_words = {"int8": 1, "fp8": 1, "int4": 8}
+    for kind, blocks in few_rows.BLOCKS.items():
+        assert all(block[1] // in_words[kind] >= 16 for block in blocks)
 
 
 def test_four_bits_written_out() -> None:

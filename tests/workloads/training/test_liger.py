@@ -34,7 +34,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
     """Differences of all cases, found in a process of its own."""
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"

@@ -142,7 +142,6 @@ def test_products_in_bf16_stay_near_the_exact_curve(seed: int, kind: str) -> Non
             pytest.skip("products here are exact whatever is asked for")
         finally:
             torch.set_float32_matmul_precision(before)
-    assert curves[0] != curves[1]
     assert curves[1] == pytest.approx(curves[0], abs=1e-3)
 
 
