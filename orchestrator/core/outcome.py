@@ -161,3 +161,8 @@ class Outcome:
     state: State
     ranks: tuple[RankOutcome, ...]
     failure: Failure | None = None  # of the rank that failed first
+
+    @property
+    def message(self) -> str:
+        """The message of its failure; empty where it did not fail."""
+        return self.failure.message if self.failure is not None else ""

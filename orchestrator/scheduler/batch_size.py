@@ -35,6 +35,12 @@ USABLE = 0.97
 _ANY_MEASURE = MeasureSettings()
 
 
+def configuration_of(job: Job) -> Job:
+    """The job without its batch size, its replicate and what has no meaning: equal for those that
+    out of memory at one batch size says something about."""
+    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLine:
     """A line through known peaks, and the card's memory."""
@@ -64,14 +70,14 @@ class MemoryBook:
         if not known or not isinstance(job.batch_size, int):
             return
         self._limits[job.accelerator] = min(limit for _, limit in known)
-        peaks = self._peaks.setdefault(_configuration(job), {})
+        peaks = self._peaks.setdefault((configuration_of(job), job.replicate), {})
         peaks[job.batch_size] = max(peak for peak, _ in known)
         if (slope := _slope(peaks)) is not None:
             self._slopes[_work(job)] = slope
 
     def line(self, job: Job) -> MemoryLine | None:
         """The line of jobs like this; None where too little is known, or memory does not grow."""
-        peaks = self._peaks.get(_configuration(job), {})
+        peaks = self._peaks.get((configuration_of(job), job.replicate), {})
         limit = self._limits.get(job.accelerator)
         if not peaks or limit is None:
             return None
@@ -112,10 +118,6 @@ def _slope(peaks: Mapping[int, int]) -> float | None:
     return slope if slope > 0 else None
 
 
-def _configuration(job: Job) -> Hashable:
-    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE)
-
-
 def _work(job: Job) -> Hashable:
     return (job.workload, job.model, job.dataset, job.accelerator, job.cards, job.parameters)
 
@@ -128,16 +130,13 @@ def purpose_of(goal: Goal) -> Purpose:
 def timed_roughly(job: Job, wish: Search) -> Job:
     """The job with the timing of a trial: as tight as the search can tell sizes apart, in a third
     of the time."""
-    measure = job.measure
-    return replace(
-        job,
-        measure=replace(
-            measure,
-            relative_half_width=max(measure.relative_half_width, wish.tolerance),
-            time_limit_s=measure.time_limit_s / 3,
-            least_s=0.0,
-        ),
+    measure = replace(
+        job.measure,
+        relative_half_width=max(job.measure.relative_half_width, wish.tolerance),
+        time_limit_s=job.measure.time_limit_s / 3,
+        least_s=0.0,
     )
+    return replace(job, measure=measure)
 
 
 def rate_of(job: Job, outcome: Outcome) -> Interval | None:
@@ -202,9 +201,7 @@ def why(history: History, search: Search) -> str:
 
 def largest_fit(history: History) -> int | None:
     """The largest size known to fit and below every size known not to; None if there is none."""
-    ceiling = _smallest_misfit(history)
-    fits = [size for size, trial in history.items() if trial.fits and _below(size, ceiling)]
-    return max(fits, default=None)
+    return max((size for size, trial in _fitting(history).items() if trial.fits), default=None)
 
 
 def next_larger(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
@@ -278,49 +275,38 @@ def tied(one: Interval, other: Interval, tolerance: float) -> bool:
 def next_faster(history: History, search: Search) -> int | None:
     """The size to measure next for the fastest; None when ``fastest`` is the answer."""
     ceiling = _smallest_misfit(history)
-    sizes = [size for size in powers(search.cap) if _below(size, ceiling)]
-    rates = _rates(history, sizes)
+    sizes = [size for size in powers(search.cap) if ceiling is None or size < ceiling]
     if not sizes or len(history) >= most_trials(search.cap):
         return None
+    trials = ((at, history.get(size)) for at, size in enumerate(sizes))
+    rates = {at: trial.rate for at, trial in trials if trial is not None and trial.rate is not None}
     if not rates:
         return sizes[round((1 - _GOLDEN) * (len(sizes) - 1))]
     top = max(rates, key=lambda at: rates[at].mean)
-    for apart in (False, True):  # first what lies beside the best, then beyond what is tied with it
-        left, right = _bracket(rates, top, len(sizes), search.tolerance, beyond_ties=apart)
-        gaps = [range(left + 1, top), range(top + 1, right)]
-        unmeasured = [[at for at in gap if at not in rates] for gap in gaps]
-        if any(unmeasured):
-            below, above = unmeasured
-            return sizes[_golden(above, nearest=0) if len(above) >= len(below) else _golden(below)]
+    for beyond_ties in (False, True):  # first beside the best, then beyond what is tied with it
+        known = [
+            at
+            for at in rates
+            if not (beyond_ties and tied(rates[at], rates[top], search.tolerance))
+        ]
+        left = max((at for at in known if at < top), default=-1)
+        right = min((at for at in known if at > top), default=len(sizes))
+        below = [at for at in range(left + 1, top) if at not in rates]
+        above = [at for at in range(top + 1, right) if at not in rates]
+        if below or above:
+            # The golden section of the longer gap, seen from its end at the best.
+            gap = above if len(above) >= len(below) else below[::-1]
+            return sizes[gap[round((1 - _GOLDEN) * (len(gap) - 1))]]
     return None
-
-
-def _bracket(
-    rates: Mapping[int, Interval], top: int, count: int, tolerance: float, *, beyond_ties: bool
-) -> tuple[int, int]:
-    """The positions around the best between which the peak lies, both excluded."""
-    known = [at for at in rates if not (beyond_ties and tied(rates[at], rates[top], tolerance))]
-    left = max((at for at in known if at < top), default=-1)
-    return left, min((at for at in known if at > top), default=count)
-
-
-def _golden(positions: list[int], nearest: int = -1) -> int:
-    """The position that cuts a gap by the golden section, seen from its end at the best."""
-    step = round((1 - _GOLDEN) * (len(positions) - 1))
-    return positions[step] if nearest == 0 else positions[-1 - step]
 
 
 def fastest(history: History, search: Search) -> int | None:
     """The smallest size that is tied with the highest throughput; None if none was measured."""
-    ceiling = _smallest_misfit(history)
-    rates = {
-        size: trial.rate
-        for size, trial in history.items()
-        if trial.fits and trial.rate is not None and _below(size, ceiling)
-    }
+    fitting = _fitting(history).items()
+    rates = {size: trial.rate for size, trial in fitting if trial.fits and trial.rate is not None}
     if not rates:
         return largest_fit(history)
-    top = rates[max(rates, key=lambda size: rates[size].mean)]
+    top = max(rates.values(), key=lambda rate: rate.mean)
     return min(size for size, rate in rates.items() if tied(rate, top, search.tolerance))
 
 
@@ -329,37 +315,28 @@ def why_fastest(history: History, search: Search) -> str:
     chosen = fastest(history, search)
     if chosen is None:
         return why_largest(history, search)
-    tried = ", ".join(map(str, sorted(history)))
+    text = f"batch size {chosen} is the fastest of {', '.join(map(str, sorted(history)))}"
     rate = history[chosen].rate
-    said = f"batch size {chosen} is the fastest of {tried}"
     ties = [
-        size
+        str(size)
         for size, trial in sorted(history.items())
         if size != chosen and rate and trial.fits and trial.rate
         if trial.rate.mean >= rate.mean and tied(trial.rate, rate, search.tolerance)
     ]
     if ties:
-        said += f"; tied with {', '.join(map(str, ties))}, which need more memory"
+        text += f"; tied with {', '.join(ties)}, which need more memory"
     if (misfit := _smallest_misfit(history)) is not None:
-        said += f"; {misfit} does not fit"
+        text += f"; {misfit} does not fit"
     elif chosen * 2 > search.cap:
-        said += f"; the cap of the search is {search.cap}"
-    return said
-
-
-def _rates(history: History, sizes: list[int]) -> dict[int, Interval]:
-    """Throughput by position among the sizes."""
-    found = {}
-    for at, size in enumerate(sizes):
-        trial = history.get(size)
-        if trial is not None and trial.rate is not None:
-            found[at] = trial.rate
-    return found
+        text += f"; the cap of the search is {search.cap}"
+    return text
 
 
 def _smallest_misfit(history: History) -> int | None:
     return min((size for size, trial in history.items() if not trial.fits), default=None)
 
 
-def _below(size: int, ceiling: int | None) -> bool:
-    return ceiling is None or size < ceiling
+def _fitting(history: History) -> History:
+    """The trials of sizes below every size known not to fit."""
+    ceiling = _smallest_misfit(history)
+    return {size: t for size, t in history.items() if ceiling is None or size < ceiling}

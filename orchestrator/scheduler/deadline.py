@@ -14,7 +14,7 @@ is nothing else to go by, and a wrong one either wastes the end of the night or 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -23,6 +23,7 @@ from orchestrator.core.events import Command
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.scheduler.batch_size import configuration_of
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool
@@ -31,7 +32,6 @@ from orchestrator.scheduler.state import (
     JobState,
     LearningEstimates,
     Phase,
-    configuration_of,
 )
 from workloads import registry
 
@@ -41,29 +41,35 @@ _Sizes = tuple[bool, int, tuple[tuple[str, float], ...]]
 def anchors(planned: Sequence[PlannedJob]) -> frozenset[str]:
     """Ids of the jobs to run first: an anchor for each configuration that has no measured cell
     yet, and what the anchors need. Only jobs that the plan runs are named."""
-    to_run = {each.job.job_id: each for each in planned if each.action is Action.RUN}
-    begun = {_configuration(p.job) for p in planned if p.action is Action.REUSE}
+    to_run = {item.job.job_id: item for item in planned if item.action is Action.RUN}
+    measured = {_configuration(p.job) for p in planned if p.action is Action.REUSE}
     cells: dict[Job, list[Job]] = defaultdict(list)
-    for each in to_run.values():
-        if each.job.replicate == 1:  # others refine what is known already
-            cells[_configuration(each.job)].append(each.job)
+    for item in to_run.values():
+        if item.job.replicate == 1:  # others refine what is known already
+            cells[_configuration(item.job)].append(item.job)
     common = Counter(sizes for group in cells.values() for sizes in set(map(_sizes, group)))
-    chosen = {
+    todo = sorted(
         _anchor(group, common).job_id
         for configuration, group in cells.items()
-        if configuration not in begun
-    }
-    return frozenset(_with_needs(chosen, to_run))
+        if configuration not in measured
+    )
+    firsts: set[str] = set()
+    while todo:
+        job_id = todo.pop()
+        if job_id in to_run and job_id not in firsts:
+            firsts.add(job_id)
+            todo += (*to_run[job_id].needs, *to_run[job_id].after)
+    return frozenset(firsts)
 
 
 def _anchor(cells: Iterable[Job], common: Counter[_Sizes]) -> Job:
     """The cell with the commonest sizes; of several the (lower) middle one."""
-    known = [(_sizes(cell), cell.job_id, cell) for cell in cells]
-    fixed = [entry for entry in known if not entry[0][0]] or known
-    most = max(common[sizes] for sizes, _, _ in fixed)
-    best = sorted(entry[:2] for entry in fixed if common[entry[0]] == most)
-    middle = best[(len(best) - 1) // 2]
-    return next(cell for sizes, job_id, cell in fixed if (sizes, job_id) == middle)
+    sizes = {cell: _sizes(cell) for cell in cells}
+    fixed = [cell for cell, (searched, *_) in sizes.items() if not searched] or list(sizes)
+    most = max(common[sizes[cell]] for cell in fixed)
+    best = [cell for cell in fixed if common[sizes[cell]] == most]
+    best.sort(key=lambda cell: (sizes[cell], cell.job_id))
+    return best[(len(best) - 1) // 2]
 
 
 def _configuration(job: Job) -> Job:
@@ -91,107 +97,12 @@ def _sizes(job: Job) -> _Sizes:
     return (searched, 0 if searched else int(job.batch_size), tuple(lengths))
 
 
-def _with_needs(job_ids: set[str], planned: dict[str, PlannedJob]) -> set[str]:
-    """These jobs and all that they wait for."""
-    found: set[str] = set()
-    todo = sorted(job_ids)
-    while todo:
-        job_id = todo.pop()
-        if job_id in planned and job_id not in found:
-            found.add(job_id)
-            todo += (*planned[job_id].needs, *planned[job_id].after)
-    return found
+class Deadline:
+    """Keeps no job waiting that could not end in time, by the best estimates there are.
 
-
-class LatestStarts:
-    """The latest start of each job that lets it end by ``work_until``."""
-
-    def __init__(self, records: Iterable[JobState], work_until: float) -> None:
-        self._work_until = work_until
-        self._count = 0
-        self._due = [] if work_until == inf else [self._entry(record) for record in records]
-        heapify(self._due)
-        self._running: dict[str, JobState] = {}  # were in time; given up should they fail
-
-    @property
-    def next_at(self) -> float:
-        """The earliest latest start of all waiting jobs."""
-        return self._due[0][0] if self._due else inf
-
-    def move(self, work_until: float) -> None:
-        """The end of the time is another one."""
-        self._work_until = work_until
-        self._due = [self._entry(record) for _, _, record in self._due]
-        heapify(self._due)
-
-    def changed(self, record: JobState) -> None:
-        """The job is expected to last longer or shorter than before."""
-        heappush(self._due, self._entry(record))
-
-    def gone_by(self, now: float, running: Callable[[JobState], bool]) -> list[JobState]:
-        """Jobs that have not ended, do not run, and could not end in time any more."""
-        found: dict[str, JobState] = {}  # an entry may be there twice
-        for job_id, record in list(self._running.items()):
-            if not running(record):
-                del self._running[job_id]
-                heappush(self._due, self._entry(record))
-        while self._due and self._due[0][0] < now:
-            record = heappop(self._due)[2]
-            if record.phase is Phase.DONE:
-                continue
-            again = self._entry(record)
-            if again[0] >= now:  # it needs less than it did
-                heappush(self._due, again)
-            elif running(record):
-                self._running[record.job_id] = record
-            else:
-                found[record.job_id] = record
-        return list(found.values())
-
-    def _entry(self, record: JobState) -> tuple[float, int, JobState]:
-        self._count += 1
-        return (self._work_until - record.next_s, self._count, record)
-
-
-class Learning:
-    """Corrects the estimates of jobs that wait, by those that are done.
-
-    All jobs of one model are looked at again after 1, 2, 4, 8, … of them are measured: most is
+    All jobs of one model are estimated anew after 1, 2, 4, 8, … of them are measured: most is
     learnt from the first, and the whole costs no more than sorting them.
     """
-
-    def __init__(self, records: Iterable[JobState], estimates: Estimates) -> None:
-        self._estimates = estimates if isinstance(estimates, LearningEstimates) else None
-        self._alike: dict[tuple[str, str, Accelerator], list[JobState]] = {}
-        self._measured: dict[tuple[str, str, Accelerator], int] = {}
-        if self._estimates is not None:
-            for record in records:
-                self._alike.setdefault(_model(record), []).append(record)
-
-    def learn(self, lease: Lease, outcome: Outcome) -> list[JobState]:
-        """A job was measured; the jobs whose estimates may be other ones by now."""
-        if self._estimates is None:
-            return []
-        record = lease.record
-        results = [rank.result for rank in outcome.ranks if rank.result is not None]
-        busy_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
-        load_s = lease.lasts_s - record.estimate.run_s  # as expected; 0 if it was loaded
-        if results:
-            load_s = max(result.load_s or 0.0 for result in results)
-        run_s = max(0.0, busy_s - load_s)
-        self._estimates.learn(record.job_id, lease.attempt.job, load_s=load_s, run_s=run_s)
-        model = _model(record)
-        measured = self._measured[model] = self._measured.get(model, 0) + 1
-        return self._alike[model] if measured & (measured - 1) == 0 else []
-
-    def expect(self, record: JobState) -> None:
-        """Give a job that waits in no queue the estimate of now."""
-        assert self._estimates is not None
-        record.expect(self._estimates.estimate(record.job))
-
-
-class Deadline:
-    """Keeps no job waiting that could not end in time, by the best estimates there are."""
 
     def __init__(
         self,
@@ -200,20 +111,29 @@ class Deadline:
         pools: Mapping[Accelerator, Pool],
         ledger: Ledger,
     ) -> None:
-        until = ledger.work_until
-        self._latest = LatestStarts(records, until)
-        self._learning = Learning(records, estimates) if until < inf else None
         self._pools, self._ledger = pools, ledger
+        self._estimates = estimates if isinstance(estimates, LearningEstimates) else None
+        self._exists = ledger.work_until < inf
+        self._count = 0
+        #: By the latest start that lets a job end in time; a job may be there twice.
+        self._latest = [self._entry(record) for record in records] if self._exists else []
+        heapify(self._latest)
+        self._running: dict[str, JobState] = {}  # were in time; given up should they fail
+        self._alike: dict[_Model, list[JobState]] = defaultdict(list)
+        self._measured: Counter[_Model] = Counter()
+        for record in records if self._exists else ():
+            self._alike[_model(record)].append(record)
 
     @property
     def next_at(self) -> float:
         """Time at which the next latest start of a job comes."""
-        return self._latest.next_at
+        return self._latest[0][0] if self._latest else inf
 
     def move(self, work_until: float) -> None:
         """Count the time left anew: the end of the time is another one."""
         self._ledger.work_until = work_until
-        self._latest.move(work_until)
+        self._latest = [self._entry(record) for _, _, record in self._latest]
+        heapify(self._latest)
         for pool in self._pools.values():
             pool.placement.work_until = work_until
             pool.cards.touch_all()  # more may fit, or less
@@ -221,36 +141,75 @@ class Deadline:
     def give_up_late(self) -> Iterator[Command]:
         """Give up what could not end in time any more."""
         now, until = self._ledger.now, self._ledger.work_until
-        for record in self._latest.gone_by(now, self._is_running):
-            pool = self._pools[record.job.accelerator]
+        for record in self._too_late(now):
             tried = f" after {record.number} attempts" if record.failures else ""
             reason = (
                 f"too late to start{tried}: it takes about {record.estimate.total_s:.0f} s, with "
                 f"caution {record.duration:.0f} s, and {until - now:.0f} s are left before the "
                 "deadline"
             )
+            pool = self._pools[record.job.accelerator]
             yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
 
     def learn(self, lease: Lease, outcome: Outcome) -> None:
         """Correct the estimates of jobs that wait by those of one that was measured."""
-        if self._learning is None:
+        if not self._exists:
             return
-        for record in self._learning.learn(lease, outcome):
-            if record.phase in (Phase.DONE, Phase.LEASED) or record.reservation is not None:
-                continue
-            if record.phase is Phase.WAITING:
-                pending = self._pools[record.job.accelerator].pending
-                pending.reestimate(record, self._learning.expect)
-            else:
-                self._learning.expect(record)
-            self._latest.changed(record)
+        if self._estimates is not None:
+            self._learn(self._estimates, lease, outcome)
         for pool in self._pools.values():
             pool.cards.touch_all()  # a gang may fit now
 
-    def _is_running(self, record: JobState) -> bool:
-        lease = self._pools[record.job.accelerator].lease_of(record)
-        return lease is not None and lease.running
+    def _learn(self, estimates: LearningEstimates, lease: Lease, outcome: Outcome) -> None:
+        record = lease.record
+        results = [rank.result for rank in outcome.ranks if rank.result is not None]
+        busy_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
+        load_s = lease.lasts_s - record.estimate.run_s  # as expected; 0 if it was loaded
+        if results:
+            load_s = max(result.load_s or 0.0 for result in results)
+        run_s = max(0.0, busy_s - load_s)
+        estimates.learn(record.job_id, lease.attempt.job, load_s=load_s, run_s=run_s)
+        self._measured[_model(record)] += 1
+        measured = self._measured[_model(record)]
+        if measured & (measured - 1):
+            return
+        for other in self._alike[_model(record)]:
+            if other.phase in (Phase.DONE, Phase.LEASED) or other.reservation is not None:
+                continue
+            estimate = estimates.estimate(other.job)
+            if other.phase is Phase.WAITING:
+                self._pools[other.job.accelerator].pending.reestimate(other, estimate)
+            else:
+                other.expect(estimate)
+            heappush(self._latest, self._entry(other))
+
+    def _too_late(self, now: float) -> list[JobState]:
+        """Jobs that have not ended, do not run, and could not end in time any more."""
+        for job_id, record in list(self._running.items()):
+            if not self._pools[record.job.accelerator].is_running(record):
+                del self._running[job_id]
+                heappush(self._latest, self._entry(record))
+        late: dict[str, JobState] = {}
+        while self._latest and self._latest[0][0] < now:
+            record = heappop(self._latest)[2]
+            if record.phase is Phase.DONE:
+                continue
+            entry = self._entry(record)
+            if entry[0] >= now:  # it needs less than it did
+                heappush(self._latest, entry)
+            elif self._pools[record.job.accelerator].is_running(record):
+                self._running[record.job_id] = record
+            else:
+                late[record.job_id] = record
+        return list(late.values())
+
+    def _entry(self, record: JobState) -> tuple[float, int, JobState]:
+        self._count += 1
+        return (self._ledger.work_until - record.next_s, self._count, record)
 
 
-def _model(record: JobState) -> tuple[str, str, Accelerator]:
+_Model = tuple[str, str, Accelerator]
+
+
+def _model(record: JobState) -> _Model:
     return (record.job.workload, record.job.model, record.job.accelerator)

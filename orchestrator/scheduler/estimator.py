@@ -16,11 +16,10 @@ from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from math import ceil, exp, log
-from typing import Protocol
+from statistics import median
 
-from orchestrator.core.job import Accelerator, Job, Scalar, State
+from orchestrator.core.job import Job, State
 from orchestrator.core.plan import PastRow, Span
 from workloads.base import MeasureSettings
 
@@ -90,23 +89,6 @@ _LOAD_SPREAD, _PRIOR_LOAD_SPREAD = (0.3, 4.0), (0.05, 4.0)
 _LEAST_SPREAD = (0.5, 2.0)
 
 
-class _Known(Protocol):
-    """The fields that a job and an earlier row have in common."""
-
-    @property
-    def workload(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def accelerator(self) -> Accelerator: ...
-    @property
-    def cards(self) -> int: ...
-    @property
-    def parameters(self) -> tuple[tuple[str, Scalar], ...]: ...
-
-
 @dataclass(slots=True)
 class _Sorted:
     """Numbers of which the middle is wanted again and again."""
@@ -118,10 +100,8 @@ class _Sorted:
 
     @property
     def median(self) -> float:
-        middle = len(self.values) // 2
-        if len(self.values) % 2:
-            return self.values[middle]
-        return (self.values[middle - 1] + self.values[middle]) / 2
+        values, middle = self.values, len(self.values) // 2
+        return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 @dataclass(slots=True)
@@ -162,29 +142,27 @@ class Estimator:
 
     def estimate(self, job: Job) -> Estimate:
         """Seconds for ``job``, from the nearest rows there are."""
-        searched = not isinstance(job.batch_size, int)
-        if not self._runs:  # nothing was learnt: thousands of jobs share one answer
-            return _prior(job.measure, searched)
-        size = None if searched else int(job.batch_size)
-        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job.measure)))
-        return Estimate(
-            load_s=self._load_s(job.job_id, job),
-            run_s=SEARCH_FACTOR * run_s if searched else run_s,
-            margin=self._margin(distance),
-        )
+        distance, run_s = self._nearest(job)
+        factor = 1.0 if isinstance(job.batch_size, int) else SEARCH_FACTOR
+        load_s = self._load_s(job.job_id, job)
+        return Estimate(load_s=load_s, run_s=factor * run_s, margin=self._margin(distance))
 
     def guess(self, job: Job) -> tuple[Span, Span]:
         """Ranges of the seconds that ``job`` runs, and that its model takes to load."""
-        searched = not isinstance(job.batch_size, int)
+        distance, run_s = self._nearest(job)
+        run = _span(run_s, self._spread(distance))
+        if not isinstance(job.batch_size, int):
+            run = run.times(1.0, SEARCH_FACTOR, 2 * SEARCH_FACTOR)
+        load_spread = _LOAD_SPREAD if self._runs else _PRIOR_LOAD_SPREAD
+        return run, _span(self._load_s(job.job_id, job), load_spread)
+
+    def _nearest(self, job: Job) -> tuple[Distance, float]:
+        """The running time by the nearest rows there are."""
+        prior_s = _prior_run_s(job.measure)
         if not self._runs:
-            return _prior_guess(job.measure, searched)
-        size = None if searched else int(job.batch_size)
-        distance, run_s = next(self._foretold(job.job_id, job, size, _prior_run_s(job.measure)))
-        low, high = self._spread(distance)
-        return (
-            _run_span(run_s, (low, high), searched),
-            _span(self._load_s(job.job_id, job), _LOAD_SPREAD),
-        )
+            return Distance.PRIOR, prior_s
+        size = job.batch_size if isinstance(job.batch_size, int) else None
+        return next(self._foretold(job.job_id, job, size, prior_s))
 
     def _spread(self, distance: Distance) -> tuple[float, float]:
         """Factors between which nine of ten times at a distance lie."""
@@ -198,7 +176,7 @@ class Estimator:
         return min(low, _LEAST_SPREAD[0]), max(high, _LEAST_SPREAD[1])
 
     def _learn(
-        self, job_id: str, known: _Known, size: int | None, load_s: float, run_s: float
+        self, job_id: str, known: Job | PastRow, size: int | None, load_s: float, run_s: float
     ) -> None:
         for distance, foretold in self._foretold(job_id, known, size, None):
             if run_s > 0 and foretold > 0:
@@ -213,7 +191,7 @@ class Estimator:
                 self._loads.setdefault(key, _Sorted()).add(load_s)
 
     def _foretold(
-        self, job_id: str, known: _Known, size: int | None, prior_s: float | None
+        self, job_id: str, known: Job | PastRow, size: int | None, prior_s: float | None
     ) -> Iterator[tuple[Distance, float]]:
         """Yield the running time as estimated at each distance that has rows, the nearest first."""
         if (runs := self._runs.get(job_id)) is not None:
@@ -223,13 +201,13 @@ class Estimator:
             (Distance.PRECISION, _precision(known)),
         ):
             if (sizes := self._batches.get(key)) is not None:
-                yield distance, _nearest(sizes, size)
+                yield distance, _at_size(sizes, size)
         if (runs := self._runs.get(_model(known))) is not None:
             yield Distance.MODEL, runs.median
         if prior_s is not None:
             yield Distance.PRIOR, prior_s
 
-    def _load_s(self, job_id: str, known: _Known) -> float:
+    def _load_s(self, job_id: str, known: Job | PastRow) -> float:
         for key in _loading(job_id, known):
             if (loads := self._loads.get(key)) is not None:
                 return loads.median
@@ -244,59 +222,35 @@ class Estimator:
         return min(max(exp(errors[rank - 1]), LEAST_MARGIN), LARGEST_MARGIN)
 
 
-def _settings(known: _Known) -> Hashable:
+def _settings(known: Job | PastRow) -> Hashable:
     return (*_precision(known), known.parameters)
 
 
-def _precision(known: _Known) -> tuple[Hashable, ...]:
+def _precision(known: Job | PastRow) -> tuple[Hashable, ...]:
     return (known.workload, known.model, known.accelerator, known.cards, known.precision)
 
 
-def _model(known: _Known) -> Hashable:
+def _model(known: Job | PastRow) -> Hashable:
     return (known.workload, known.model, known.accelerator)
 
 
-def _loading(job_id: str, known: _Known) -> tuple[Hashable, ...]:
+def _loading(job_id: str, known: Job | PastRow) -> tuple[Hashable, ...]:
     """Keys of rows whose loading takes about as long, the closest first."""
     return (job_id, (known.model, known.precision, known.accelerator), known.model)
 
 
-def _nearest(sizes: dict[int, _Sorted], size: int | None) -> float:
+def _at_size(sizes: dict[int, _Sorted], size: int | None) -> float:
     """The time at the nearest batch size; in the middle of all when the size is still to be
     found."""
     if size is None:
-        middle = _Sorted()
-        for times in sizes.values():
-            middle.add(times.median)
-        return middle.median
+        return median(times.median for times in sizes.values())
     wanted = log(size)
     return sizes[min(sizes, key=lambda known: (abs(log(known) - wanted), known))].median
 
 
-@lru_cache(maxsize=64)
-def _prior(settings: MeasureSettings, searched: bool) -> Estimate:
-    run_s = _prior_run_s(settings)
-    return Estimate(
-        load_s=PRIOR_LOAD_S,
-        run_s=SEARCH_FACTOR * run_s if searched else run_s,
-        margin=_FIRST_MARGIN[Distance.PRIOR],
-    )
-
-
-@lru_cache(maxsize=64)
-def _prior_guess(settings: MeasureSettings, searched: bool) -> tuple[Span, Span]:
-    run = _run_span(_prior_run_s(settings), _SPREAD[Distance.PRIOR], searched)
-    return run, _span(PRIOR_LOAD_S, _PRIOR_LOAD_SPREAD)
-
-
-def _run_span(run_s: float, spread: tuple[float, float], searched: bool) -> Span:
-    span = _span(run_s, spread)
-    return span.times(1.0, SEARCH_FACTOR, 2 * SEARCH_FACTOR) if searched else span
-
-
 def _span(middle_s: float, spread: tuple[float, float]) -> Span:
     low, high = spread
-    return Span(low_s=low * middle_s, middle_s=middle_s, high_s=high * middle_s)
+    return Span(low * middle_s, middle_s, high * middle_s)
 
 
 def _prior_run_s(settings: MeasureSettings) -> float:

@@ -75,8 +75,8 @@ class Leases:
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
         lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
         gang = record.width > 1
-        asked = [self._asks_passport(slot.card, gang=gang) for slot in slots]
-        lease.asks_passports = any(asked)
+        wanted = [self._wants_passport(slot.card, gang=gang) for slot in slots]
+        lease.asks_passports = any(wanted)
         for rank, slot in enumerate(slots):
             worker = slot.worker
             if worker is None:
@@ -111,7 +111,7 @@ class Leases:
             worker_id=worker.worker_id,
             card=slot.card,
             kind=kind,
-            passport=self._asks_passport(slot.card, gang=False),
+            passport=self._wants_passport(slot.card, gang=False),
         )
 
     def ready(self, worker: Worker, now: float) -> Iterator[Command]:
@@ -148,19 +148,16 @@ class Leases:
     def gone(self, worker: Worker, now: float) -> Iterator[Command]:
         """Remove a worker whose process has ended; a lease that waited for its card goes on."""
         slot = worker.slot
-        self.retire(worker)
-        self._pool.forget(worker)
-        del self.workers[worker.worker_id]
-        slot.worker = None
+        self.vanished(worker)
         lease = slot.lease
         if lease is not None and not lease.running:
             yield self._start_for(lease, lease.slots.index(slot), now)
         self._pool.refresh(slot)
 
     def vanished(self, worker: Worker) -> None:
-        """A worker is gone with its node."""
+        """A worker is gone, perhaps with its node."""
         self.retire(worker)
-        self._pool.forget(worker)
+        self._pool.idle.pop(worker.worker_id, None)
         del self.workers[worker.worker_id]
         worker.slot.worker = None
 
@@ -216,7 +213,7 @@ class Leases:
     def _start_for(self, lease: Lease, rank: int, now: float) -> StartWorker:
         slot = lease.slots[rank]
         worker = self._new_worker(slot, now, for_lease=True)
-        here = tuple(each.card.index for each in lease.slots if each.server is slot.server)
+        here = tuple(own.card.index for own in lease.slots if own.server is slot.server)
         return StartWorker(
             worker_id=worker.worker_id,
             card=slot.card,
@@ -229,7 +226,7 @@ class Leases:
             passport=lease.asks_passports,
         )
 
-    def _asks_passport(self, card: Card, *, gang: bool) -> bool:
+    def _wants_passport(self, card: Card, *, gang: bool) -> bool:
         """Return whether a worker on the card is the first of its sort, which is asked."""
         new = self._passports and (card, gang) not in self._examined
         self._examined.add((card, gang))

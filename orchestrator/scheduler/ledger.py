@@ -12,9 +12,10 @@ from heapq import heappop, heappush
 from orchestrator.core.events import Command, RecordRow, Wake
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Attempt, Outcome
+from orchestrator.scheduler.batch_size import configuration_of
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings, configuration_of
+from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings
 
 
 class Ledger:
@@ -45,14 +46,21 @@ class Ledger:
     # ------------------------------------------------------------ rows
 
     def row(
-        self, record: JobState, state: State, reason: str, attempt: Attempt, outcome: Outcome
+        self,
+        record: JobState,
+        state: State,
+        reason: str,
+        attempt: Attempt | None = None,
+        outcome: Outcome | None = None,
+        *,
+        final: bool = False,
     ) -> RecordRow:
-        """A row that is not the job's last."""
+        """A row of a job; its last one is made by ``finish``."""
         return RecordRow(
             job=record.job,
             state=state,
             reason=reason,
-            final=False,
+            final=final,
             attempt=attempt,
             outcome=outcome,
         )
@@ -74,14 +82,7 @@ class Ledger:
         self.tally[state] += 1
         self.unfinished -= 1
         pool.unfinished[record.width] -= 1
-        return RecordRow(
-            job=record.job,
-            state=state,
-            reason=reason,
-            final=True,
-            attempt=attempt,
-            outcome=outcome,
-        )
+        return self.row(record, state, reason, attempt, outcome, final=True)
 
     def end_unrun(
         self, pool: Pool, record: JobState, state: State, reason: str
@@ -99,8 +100,7 @@ class Ledger:
                 continue
             if other.batch_size < lease.record.batch_size:
                 continue
-            held = pool.lease_of(other)
-            if held is None or not held.running:
+            if not pool.is_running(other):
                 reason = (
                     f"batch size {job.batch_size} of the same configuration ran out of memory "
                     f"(attempt {attempt_id})"

@@ -48,15 +48,13 @@ class Searches:
 
     def note(self, lease: Lease, outcome: Outcome, *, fits: bool) -> Iterator[Command]:
         """Record a trial that has ended."""
-        record = lease.record
+        record, rate = lease.record, None
         assert record.search is not None
-        rate = None
+        reason = f"batch size {record.batch_size} {'fits' if fits else 'does not fit'}"
         if fits and lease.attempt.purpose != "probe":
             rate = rate_of(lease.attempt.job, outcome) or Interval(mean=0.0, low=0.0, high=0.0)
-        record.search[record.batch_size] = Trial(fits=fits, rate=rate)
-        reason = f"batch size {record.batch_size} {'fits' if fits else 'does not fit'}"
-        if rate is not None:
             reason = f"batch size {record.batch_size} gives {rate.mean:.4g} {unit_of(record.job)}"
+        record.search[record.batch_size] = Trial(fits=fits, rate=rate)
         yield self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
 
     def proceed(self, pool: Pool, record: JobState, workers: list[Worker]) -> Iterator[Command]:
@@ -167,7 +165,7 @@ class OutcomeJudge:
         """Write the row of a failed attempt, the job's last unless that is to be retried."""
         record = lease.record
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
-        message = outcome.failure.message if outcome.failure is not None else ""
+        message = outcome.message
         verdict = judge(
             failure_class,
             message,
@@ -199,8 +197,7 @@ class OutcomeJudge:
     ) -> Iterator[Command]:
         """A failed job is retried or ends, and its cards may have to answer."""
         record, policy = lease.record, POLICIES[failure_class]
-        message = outcome.failure.message if outcome.failure is not None else ""
-        detail = f": {message}" if message else ""
+        detail = f": {outcome.message}" if outcome.message else ""
         blamed = blamed_cards(lease, outcome, failure_class)
         if policy.blame_card == "at_once":
             for card in blamed:
@@ -283,7 +280,7 @@ class OutcomeJudge:
             self._attempts.success()
             return
         took_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)
-        message = outcome.failure.message if outcome.failure is not None else outcome.state
+        message = outcome.message if outcome.failure is not None else outcome.state
         self._attempts.failure(failure_class, record.job_id, took_s, message)
 
     def _why_replace(
@@ -348,8 +345,7 @@ class RunEnding:
             self._ledger.stopping = reason
             for pool in self._pools.values():
                 for record in pool.records:
-                    held = pool.lease_of(record)
-                    if record.phase is not Phase.DONE and (held is None or not held.running):
+                    if record.phase is not Phase.DONE and not pool.is_running(record):
                         yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
         for pool in self._pools.values():
             for worker in list(pool.leases.workers.values()):

@@ -69,6 +69,11 @@ class Pool:
         """The lease that a job holds now."""
         return self.leases.current.get(f"{record.job_id}-{record.number}")
 
+    def is_running(self, record: JobState) -> bool:
+        """Return whether an attempt at the job runs."""
+        lease = self.lease_of(record)
+        return lease is not None and lease.running
+
     def waiting(self, width: int) -> int:
         """Count the unfinished jobs of this width that have no cards."""
         return self.unfinished[width] - self.leases.gangs.get(width, 0)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
@@ -29,6 +29,7 @@ from math import inf
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card
+from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.state import JobState, Phase, Worker, WorkerState
 
 
@@ -195,10 +196,10 @@ class PendingJobs:
         self._count(record, -1)
         return record
 
-    def reestimate(self, record: JobState, expect: Callable[[JobState], None]) -> None:
-        """Let ``expect`` give a job that waits here another duration."""
+    def reestimate(self, record: JobState, estimate: Estimate) -> None:
+        """Give a job that waits here another estimate."""
         self.take(record)
-        expect(record)
+        record.expect(estimate)
         self.push(record)
         if record.warm and record.width == 1 and not record.particular:
             self.buckets[_bucket_key(record)].load_s = record.load_s
@@ -318,12 +319,8 @@ def _turn(record: JobState | None) -> tuple[bool, float]:
 def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
     """Ids of jobs that others wait for. They go first: until they have ended, the schedule has
     less to choose from, and a gang that is held back by a short job would come last."""
-    return frozenset(
-        each
-        for planned in jobs
-        if planned.action is Action.RUN
-        for each in (*planned.needs, *planned.after)
-    )
+    running = [planned for planned in jobs if planned.action is Action.RUN]
+    return frozenset(job_id for planned in running for job_id in (*planned.needs, *planned.after))
 
 
 class Dependencies:
@@ -331,52 +328,49 @@ class Dependencies:
 
     def __init__(self, jobs: Sequence[PlannedJob], records: Iterable[JobState]) -> None:
         by_id = {record.job_id: record for record in records}
-        self._missing: dict[str, set[str]] = {}  # held job -> what it still needs
-        self._waiting_for: dict[str, list[JobState]] = {}  # needed job -> held ones
+        self._missing: dict[str, set[str]] = {}  # blocked job -> what it still waits for
+        self._blocked_by: dict[str, list[JobState]] = {}  # job -> those that wait for it
         #: Jobs that can never start, and why; known before anything has run.
         self.hopeless: list[tuple[JobState, str]] = []
-        self._only_after: set[tuple[str, str]] = set()  # held job, job that it comes after
+        self._only_after: set[tuple[str, str]] = set()  # blocked job, job that it comes after
         if not any(planned.needs or planned.after for planned in jobs):
             return
         planned_by_id: dict[str, PlannedJob] = {}
         for planned in jobs:
             planned_by_id.setdefault(planned.job.job_id, planned)
+        reused = {i for i, planned in planned_by_id.items() if planned.action is Action.REUSE}
         for job_id, planned in planned_by_id.items():
             record = by_id.get(job_id)
-            wanted = [] if record is None else list(dict.fromkeys(planned.needs))
-            others = {each: planned_by_id.get(each) for each in wanted}
-            missing = {e for e, o in others.items() if o is None or o.action is not Action.REUSE}
-            after = {e for e in planned.after if e in by_id and e not in others}
-            if record is None or not (missing or after):
+            needs = [needed for needed in dict.fromkeys(planned.needs) if needed not in reused]
+            after = sorted({i for i in planned.after if i in by_id and i not in planned.needs})
+            if record is None or not (needs or after):
                 continue
-            self._only_after |= {(job_id, each) for each in after}
-            wanted += sorted(after)
-            missing |= after
             record.phase = Phase.HELD
-            self._missing[job_id] = missing
-            for each in wanted:
-                if each in by_id and each in missing:
-                    self._waiting_for.setdefault(each, []).append(record)
-            never = [each for each in wanted if each in missing and each not in by_id]
+            self._missing[job_id] = {*needs, *after}
+            self._only_after |= {(job_id, other) for other in after}
+            for other in [*needs, *after]:
+                if other in by_id:
+                    self._blocked_by.setdefault(other, []).append(record)
+            never = [needed for needed in needs if needed not in by_id]
             if never:
-                self.hopeless.append((record, _why(never[0], others[never[0]])))
+                self.hopeless.append((record, _why(never[0], planned_by_id.get(never[0]))))
         self._find_circles(by_id)
 
     def ended(self, record: JobState, reason: str) -> list[tuple[JobState, str]]:
         """A job has its final row: those that need it, each with why it can never start, or with
         nothing when it may start now."""
-        found = []
-        for held in self._waiting_for.pop(record.job_id, ()):
-            missing = self._missing[held.job_id]
+        decided = []
+        for blocked in self._blocked_by.pop(record.job_id, ()):
+            missing = self._missing[blocked.job_id]
             missing.discard(record.job_id)
-            comes_after = (held.job_id, record.job_id) in self._only_after
+            comes_after = (blocked.job_id, record.job_id) in self._only_after
             if record.state is not State.SUCCEEDED and not comes_after:
                 about = f": {reason}" if reason else ""
                 why = f"needs job {record.job_id}, which ended as {record.state}{about}"
-                found.append((held, why))
+                decided.append((blocked, why))
             elif not missing:
-                found.append((held, ""))
-        return [(held, why) for held, why in found if held.phase is Phase.HELD]
+                decided.append((blocked, ""))
+        return [(blocked, why) for blocked, why in decided if blocked.phase is Phase.HELD]
 
     def _find_circles(self, by_id: dict[str, JobState]) -> None:
         """Jobs that wait for each other would wait for ever."""
@@ -384,10 +378,10 @@ class Dependencies:
         free = deque(job_id for job_id in by_id if not left.get(job_id))
         while free:
             job_id = free.popleft()
-            for held in self._waiting_for.get(job_id, ()):
-                left[held.job_id].discard(job_id)
-                if not left[held.job_id]:
-                    free.append(held.job_id)
+            for blocked in self._blocked_by.get(job_id, ()):
+                left[blocked.job_id].discard(job_id)
+                if not left[blocked.job_id]:
+                    free.append(blocked.job_id)
         known = {record.job_id for record, _ in self.hopeless}
         for job_id, missing in left.items():
             if missing and job_id not in known:

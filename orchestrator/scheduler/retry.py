@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from orchestrator.core.job import State
 from orchestrator.core.outcome import FailureClass, Outcome
@@ -31,158 +31,104 @@ MAX_BACKOFF_S = 300.0
 class Policy:
     """Treatment of one class of failure, with its reason."""
 
-    retries: int  # further tries after the first failure of this class
-    backoff_s: float  # before the first retry; doubles with each
-    elsewhere: Literal["", "card", "node"]  # what the retry must differ in, while there is another
-    replace_worker: bool  # the process is not trusted any more
+    reason: str  # why this policy
+    retries: int = 0  # further tries after the first failure of this class
+    backoff_s: float = 0.0  # before the first retry; doubles with each
+    elsewhere: Literal["", "card", "node"] = ""  # what a retry must differ in, if there is another
+    replace_worker: bool = True  # the process is not trusted any more
     #: When the card is held responsible: never; once the job has succeeded on another card
     #: (only then is it known that the job was not at fault); or at once.
-    blame_card: Literal["never", "if_it_works_elsewhere", "at_once"]
-    job_specific: bool  # whether other jobs may well succeed where this one failed
-    state: State  # the job's last state when no retry is left
-    reason: str  # why this policy
+    blame_card: Literal["never", "if_it_works_elsewhere", "at_once"] = "never"
+    job_specific: bool = True  # whether other jobs may well succeed where this one failed
+    state: State = State.FAILED  # the job's last state when no retry is left
 
 
 POLICIES: Mapping[FailureClass, Policy] = {
     FailureClass.OUT_OF_MEMORY: Policy(
-        retries=0,
-        backoff_s=0.0,
-        elsewhere="",
-        replace_worker=True,
-        blame_card="never",
-        job_specific=True,
-        state=State.OUT_OF_MEMORY,
         reason="it would not fit the second time either; the allocator is left fragmented",
+        state=State.OUT_OF_MEMORY,
     ),
     FailureClass.HOST_OUT_OF_MEMORY: Policy(
+        reason="neighbours share the host's memory, so another hour or node may have room",
         retries=1,
         backoff_s=30.0,
         elsewhere="node",
-        replace_worker=True,
-        blame_card="never",
-        job_specific=True,
-        state=State.FAILED,
-        reason="neighbours share the host's memory, so another hour or node may have room",
     ),
     FailureClass.UNSUPPORTED: Policy(
-        retries=0,
-        backoff_s=0.0,
-        elsewhere="",
-        replace_worker=False,
-        blame_card="never",
-        job_specific=True,
-        state=State.UNSUPPORTED,
         reason="the device cannot do it; asking again changes nothing",
+        replace_worker=False,
+        state=State.UNSUPPORTED,
     ),
     FailureClass.BAD_CONFIGURATION: Policy(
-        retries=0,
-        backoff_s=0.0,
-        elsewhere="",
-        replace_worker=False,
-        blame_card="never",
-        job_specific=True,
-        state=State.FAILED,
         reason="the job contradicts itself; only an edit of the grid helps",
+        replace_worker=False,
     ),
     FailureClass.DATA_MISSING: Policy(
+        reason="a file system may be mounted on one node and not on another",
         retries=1,
-        backoff_s=0.0,
         elsewhere="node",
         replace_worker=False,
-        blame_card="never",
-        job_specific=True,
-        state=State.FAILED,
-        reason="a file system may be mounted on one node and not on another",
     ),
     FailureClass.COMPILE: Policy(
-        retries=1,
-        backoff_s=0.0,
-        elsewhere="card",
-        replace_worker=True,
-        blame_card="never",
-        job_specific=True,
-        state=State.FAILED,
         reason="mostly deterministic; one fresh process rules out a spoilt compile cache",
+        retries=1,
+        elsewhere="card",
     ),
     FailureClass.ACQUIRE: Policy(
+        reason="another process holds the card or it is broken; no job can have done that",
         retries=3,
         backoff_s=2.0,
         elsewhere="card",
-        replace_worker=True,
         blame_card="at_once",
         job_specific=False,
-        state=State.FAILED,
-        reason="another process holds the card or it is broken; no job can have done that",
     ),
     FailureClass.CARD_FAULTY: Policy(
+        reason="it computed something wrong before any job had begun",
         retries=3,
-        backoff_s=0.0,
         elsewhere="card",
-        replace_worker=True,
         blame_card="at_once",
         job_specific=False,
-        state=State.FAILED,
-        reason="it computed something wrong before any job had begun",
     ),
     FailureClass.COLLECTIVE: Policy(
+        reason="links between cards fail for a moment, or on one card for good",
         retries=2,
         backoff_s=5.0,
         elsewhere="card",
-        replace_worker=True,
         blame_card="if_it_works_elsewhere",
         job_specific=False,
-        state=State.FAILED,
-        reason="links between cards fail for a moment, or on one card for good",
     ),
     FailureClass.HANG: Policy(
-        retries=1,
-        backoff_s=0.0,
-        elsewhere="card",
-        replace_worker=True,
-        blame_card="if_it_works_elsewhere",
-        job_specific=True,
-        state=State.TIMED_OUT,
         reason="a hang costs a whole time limit, so it is tried only once more",
+        retries=1,
+        elsewhere="card",
+        blame_card="if_it_works_elsewhere",
+        state=State.TIMED_OUT,
     ),
     FailureClass.CRASH: Policy(
+        reason="a signal may come from the job, the driver or the card; other cards tell which",
         retries=2,
         backoff_s=2.0,
         elsewhere="card",
-        replace_worker=True,
         blame_card="if_it_works_elsewhere",
         job_specific=False,
-        state=State.FAILED,
-        reason="a signal may come from the job, the driver or the card; other cards tell which",
     ),
     FailureClass.NODE_LOST: Policy(
+        reason="the job did nothing wrong and the node is gone anyway",
         retries=4,
-        backoff_s=0.0,
-        elsewhere="",
-        replace_worker=True,
-        blame_card="never",
         job_specific=False,
         state=State.LOST,
-        reason="the job did nothing wrong and the node is gone anyway",
     ),
     FailureClass.IMPORT: Policy(
+        reason="packages are installed per node, so another node may have them",
         retries=1,
-        backoff_s=0.0,
         elsewhere="node",
-        replace_worker=True,
         blame_card="if_it_works_elsewhere",
         job_specific=False,
-        state=State.FAILED,
-        reason="packages are installed per node, so another node may have them",
     ),
     FailureClass.ERROR: Policy(
-        retries=1,
-        backoff_s=0.0,
-        elsewhere="card",
-        replace_worker=True,
-        blame_card="never",
-        job_specific=True,
-        state=State.FAILED,
         reason="of no known class: once more in a fresh process, then believe it",
+        retries=1,
+        elsewhere="card",
     ),
 }
 
@@ -244,8 +190,7 @@ def judge(
     return Verdict(retry=retry, delay_s=delay, state=policy.state, reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(NamedTuple):
     """The last failure of a subject."""
 
     failure_class: FailureClass
@@ -296,12 +241,11 @@ class Breaker:
     def _look(self) -> None:
         """Trip, or disarm, if what is watched says so."""
         watched = list(islice(self.subjects.values(), self.limit))
-        failed = [each for each in watched if each is not None]
+        failed = [failure for failure in watched if failure is not None]
         own = any(
-            POLICIES[each.failure_class].job_specific or each.took_s > self._within_s
-            for each in failed
+            POLICIES[f.failure_class].job_specific or f.took_s > self._within_s for f in failed
         )
-        if own or len({each.failure_class for each in failed}) > 1:
+        if own or len({failure.failure_class for failure in failed}) > 1:
             self.success()
         elif len(failed) == self.limit:
             self.tripped = (

@@ -44,7 +44,14 @@ from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
-from orchestrator.scheduler.state import Estimates, JobState, Phase, ScheduleSettings, WorkerState
+from orchestrator.scheduler.state import (
+    Estimates,
+    JobState,
+    Phase,
+    ScheduleSettings,
+    Worker,
+    WorkerState,
+)
 
 __all__ = ["Schedule", "ScheduleSettings"]
 
@@ -71,7 +78,7 @@ class Schedule:
         before = attempts_before or {}
         self.settings = settings
         self.finished = False
-        self._begun = False
+        self._started = False
         self._unsupported: list[PlannedJob] = []
         self._records: dict[str, JobState] = {}
         self._issued: dict[str, Attempt] = {}  # every attempt that ever ran
@@ -109,9 +116,8 @@ class Schedule:
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
         self._total = len(seen)
-        self._needs = Dependencies(
-            jobs, self._records.values()
-        )  # before the pools: it holds jobs back
+        # Before the pools: it holds jobs back.
+        self._needs = Dependencies(jobs, self._records.values())
         self._ledger = Ledger(self._records.values(), settings)
         self._verdicts = OutcomeJudge(self._ledger)
         self.pools = {
@@ -157,7 +163,7 @@ class Schedule:
 
     def _react(self, event: Event) -> Iterator[Command]:
         """Follow what has happened."""
-        if not self._begun:
+        if not self._started:
             yield from self._begin()
         if isinstance(event, AttemptEnded):
             yield from self._attempt_ended(event.outcome)
@@ -215,7 +221,7 @@ class Schedule:
         return given
 
     def _begin(self) -> Iterator[Command]:
-        self._begun = True
+        self._started = True
         for planned in self._unsupported:
             self._ledger.tally[State.UNSUPPORTED] += 1
             yield RecordRow(
@@ -231,7 +237,7 @@ class Schedule:
         """Compute the remaining time again. A budget is a length of time, so only its start can
         change."""
         self._ledger.ahead_s = ahead_s
-        if self._begun and not self.settings.follow_clock:
+        if self._started and not self.settings.follow_clock:
             return
         self._deadline.move(self.settings.work_until - ahead_s)
 
@@ -255,29 +261,30 @@ class Schedule:
                 for lease in pool.leave(node_id):
                     yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
-    def _worker_ready(self, worker_id: str) -> Iterator[Command]:
+    def _worker_of(self, worker_id: str) -> Iterator[tuple[Pool, Worker]]:
+        """Yield a worker that is not gone, and its pool."""
         for pool in self.pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
-                self._verdicts.worker_is_up()
-                yield from pool.leases.ready(worker, self._ledger.now)
+                yield pool, worker
+
+    def _worker_ready(self, worker_id: str) -> Iterator[Command]:
+        for pool, worker in self._worker_of(worker_id):
+            self._verdicts.worker_is_up()
+            yield from pool.leases.ready(worker, self._ledger.now)
 
     def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
-        for pool in self.pools.values():
-            worker = pool.leases.workers.get(worker_id)
-            if worker is None:
-                continue
+        for pool, worker in self._worker_of(worker_id):
             lease, was = worker.slot.lease, worker.state
             if worker.overdue:
                 failure = failure or hang(worker.overdue)
             pool.leases.retire(worker)
             if lease is not None and lease.running:  # its end was not reported
-                asked = was is WorkerState.STOPPING
-                kind = FailureClass.NODE_LOST if asked else FailureClass.CRASH
+                stopping = was is WorkerState.STOPPING
+                kind = FailureClass.NODE_LOST if stopping else FailureClass.CRASH
                 failure = failure or Failure(failure_class=kind, message="its worker stopped")
-                yield from self._verdicts.conclude(
-                    pool, lease, made_up(lease, State.LOST, failure, self._ledger)
-                )
+                outcome = made_up(lease, State.LOST, failure, self._ledger)
+                yield from self._verdicts.conclude(pool, lease, outcome)
             elif (
                 was is WorkerState.STARTING
                 or (worker.overdue and not worker.used)
@@ -285,18 +292,16 @@ class Schedule:
             ):
                 yield from self._verdicts.start_failed(pool, worker, lease, failure)
             elif was is WorkerState.IDLE and failure is not None:
-                yield from pool.count_failure(
-                    worker.slot.card, f"its idle worker died: {failure.message}"
-                )
+                reason = f"its idle worker died: {failure.message}"
+                yield from pool.count_failure(worker.slot.card, reason)
             yield from pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)
 
     def _worker_overdue(self, worker_id: str, reason: str) -> Iterator[Command]:
         """A worker hangs: it is stopped, and its card is used again when it has ended."""
-        for pool in self.pools.values():
-            worker = pool.leases.workers.get(worker_id)
-            if worker is not None and worker.state is not WorkerState.STOPPING:
+        for pool, worker in self._worker_of(worker_id):
+            if worker.state is not WorkerState.STOPPING:
                 worker.overdue = reason
                 yield from pool.leases.stop(worker, reason)
 
@@ -341,13 +346,12 @@ class Schedule:
     def _settle_needs(self) -> Iterator[Command]:
         """Jobs that needed what has ended wait for cards from now on, or end as well."""
         while self._ledger.ended:
-            record, reason = self._ledger.ended.popleft()
-            for held, why in self._needs.ended(record, reason):
-                pool = self.pools[held.job.accelerator]
+            for record, why in self._needs.ended(*self._ledger.ended.popleft()):
+                pool = self.pools[record.job.accelerator]
                 if why:
-                    yield from self._ledger.end_unrun(pool, held, State.NOT_STARTED, why)
+                    yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, why)
                 else:
-                    pool.enqueue(held)
+                    pool.enqueue(record)
 
     def _give_up_hopeless(self) -> Iterator[Command]:
         """Jobs that no card set is left for end, after a while in which nodes may join."""
@@ -367,13 +371,10 @@ class Schedule:
 
     def _wakes(self) -> Iterable[Wake]:
         """Yield the next time to look again although nothing has happened."""
-        until = self._ledger.work_until
-        at = min(
-            self._deadline.next_at + _AFTER_S if not self._ledger.stopping else inf,
-            self._stops.next_at,
-            *(each for each in (until, until + self.settings.stop_s) if each > self._ledger.now),
-            inf,
-        )
-        if at < inf and (at != self._woken_for or at <= self._ledger.now):
+        now, until = self._ledger.now, self._ledger.work_until
+        ends = (at for at in (until, until + self.settings.stop_s) if at > now)
+        late = inf if self._ledger.stopping else self._deadline.next_at + _AFTER_S
+        at = min(late, self._stops.next_at, *ends, inf)
+        if at < inf and (at != self._woken_for or at <= now):
             self._woken_for = at
-            yield Wake(at=max(at, self._ledger.now))
+            yield Wake(at=max(at, now))

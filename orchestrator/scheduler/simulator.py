@@ -143,16 +143,13 @@ class VirtualCluster:
         if isinstance(event, NodeJoined):
             self.nodes[event.node.node_id] = event.node
             self.bad |= self.chance.bad_ones(event.node.cards)
-        elif isinstance(event, WorkerReady):
+        elif isinstance(event, WorkerReady | WorkerOverdue):
             process = self.processes.get(event.worker_id)
             if process is None or process.state != "starting":
                 return []
-            process.state = "up"
-            self.starting += self.now - process.started_at
-        elif isinstance(event, WorkerOverdue):
-            process = self.processes.get(event.worker_id)
-            if process is None or process.state != "starting":
-                return []
+            if isinstance(event, WorkerReady):
+                process.state = "up"
+                self.starting += self.now - process.started_at
         elif isinstance(event, WorkerStopped):
             if self.processes.pop(event.worker_id, None) is None:
                 return []
@@ -161,18 +158,12 @@ class VirtualCluster:
         return [event]
 
     def _ends(self, event: AttemptEnded) -> list[Event]:
-        run = self.running.pop(event.outcome.attempt_id, None)
-        if run is None:
+        command = self._take_off(event.outcome.attempt_id)
+        if command is None:
             return [event] if self.settings.faults.late_results else []
-        command, started = run
-        self.busy += (self.now - started) * len(command.worker_ids)
-        for worker_id in command.worker_ids:
-            if worker_id in self.processes:
-                self.processes[worker_id].attempt_id = None
         failure = event.outcome.failure
         if failure is not None and failure.failure_class is FailureClass.CRASH:
-            rank = event.outcome.ranks[-1].rank
-            dead = command.worker_ids[rank]
+            dead = command.worker_ids[event.outcome.ranks[-1].rank]
             self.later(self.now, WorkerStopped(at=self.now, worker_id=dead, failure=failure))
         return [event]
 
@@ -186,21 +177,22 @@ class VirtualCluster:
         for process in gone:
             del self.processes[process.worker_id]
             if process.attempt_id is not None:
-                self._cut_short(process.attempt_id)
+                self._take_off(process.attempt_id)
         rejoin = self.settings.faults.rejoin_after_s
         if rejoin is not None:
             again = replace(node, node_id=f"{node_id}'")
             self.later(self.now + rejoin, NodeJoined(at=self.now + rejoin, node=again))
         return [NodeLeft(at=self.now, node_id=node_id, reason="simulated loss")]
 
-    def _cut_short(self, attempt_id: str) -> None:
-        run = self.running.pop(attempt_id, None)
-        if run is not None:
-            command, started = run
+    def _take_off(self, attempt_id: str) -> RunAttempt | None:
+        """End an attempt on its workers; None if it does not run any more."""
+        command, started = self.running.pop(attempt_id, (None, 0.0))
+        if command is not None:
             self.busy += (self.now - started) * len(command.worker_ids)
             for worker_id in command.worker_ids:
                 if worker_id in self.processes:
                     self.processes[worker_id].attempt_id = None
+        return command
 
     # ------------------------------------------------------------ commands
 
@@ -236,8 +228,7 @@ class VirtualCluster:
             at = self.now + self.settings.watchdog_s
             event = WorkerOverdue(at=at, worker_id=command.worker_id, reason="did not come up")
         else:
-            info = WORKER_INFO
-            event = WorkerReady(at=at, worker_id=command.worker_id, info=info)
+            event = WorkerReady(at=at, worker_id=command.worker_id, info=WORKER_INFO)
         self.later(at, event)
 
     def _stop(self, command: StopWorker) -> None:
@@ -247,14 +238,14 @@ class VirtualCluster:
         process.state = "stopping"
         if self.chance.happens(self.settings.faults.stuck):
             if process.attempt_id is not None:
-                self._cut_short(process.attempt_id)  # and nobody hears of it
+                self._take_off(process.attempt_id)  # and nobody hears of it
             if self.settings.faults.stuck_s is not None:
                 at = self.now + self.settings.faults.stuck_s
                 self.later(at, WorkerStopped(at=at, worker_id=command.worker_id))
             return
         if process.attempt_id is not None:
             attempt_id = process.attempt_id
-            self._cut_short(attempt_id)
+            self._take_off(attempt_id)
             failure = Failure(failure_class=FailureClass.NODE_LOST, message="stopped")
             lost = outcome_of(attempt_id, State.LOST, 1, self.now, self.now, failure)
             self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
@@ -288,7 +279,7 @@ class VirtualCluster:
         elif state is State.SUCCEEDED:
             result = self.chance.result(attempt.job)
             outcome = replace(
-                outcome, ranks=tuple(replace(each, result=result) for each in outcome.ranks)
+                outcome, ranks=tuple(replace(one, result=result) for one in outcome.ranks)
             )
         self.later(at, AttemptEnded(at=at, outcome=outcome))
 

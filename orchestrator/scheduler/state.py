@@ -20,22 +20,17 @@ from orchestrator.core.settings import Search, search_of
 from orchestrator.core.topology import Accelerator, Card, Node, legal_groups
 from orchestrator.scheduler.batch_size import Trial, next_size, purpose_of, timed_roughly
 from orchestrator.scheduler.estimator import PRIOR_START_S, SEARCH_FACTOR, Estimate
-from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.leases import Lease
     from orchestrator.scheduler.queues import Bucket
-
-_ANY_MEASURE = MeasureSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
     """Settings of a run's schedule. Times are seconds."""
 
-    worker_start_s: float = (
-        PRIOR_START_S  # first guess; the schedule learns from the workers it sees start
-    )
+    worker_start_s: float = PRIOR_START_S  # at first; the schedule learns from those it sees start
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
@@ -48,9 +43,7 @@ class ScheduleSettings:
     wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
     breaker_within_s: float = 30.0  # how soon a failure is "at once"
-    succeeded_before: bool = (
-        False  # whether a job has, in this very night: the surroundings are sound
-    )
+    succeeded_before: bool = False  # whether a job has, this very night: the surroundings are sound
     finish_running: bool = True  # after StopRequested; a second request stops them too
     work_until: float = inf  # the time of day by which the last attempt must have ended
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
@@ -175,12 +168,6 @@ class JobState:
         return timed_roughly(job, self.wish) if self.wish and self.purpose == "trial" else job
 
 
-def configuration_of(job: Job) -> Job:
-    """The job without its batch size, its replicate and what has no meaning: equal for those that
-    out of memory at one batch size says something about."""
-    return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)
-
-
 class WorkerState(Enum):
     """State of a worker process. A card without a worker is in a fifth state."""
 
@@ -283,10 +270,14 @@ class Server:
     def add(self, node: Node) -> list[Slot]:
         """Add the cards of a node; returns their slots."""
         self.nodes[node.node_id] = node
-        first = (self.order + 1) * 4096
         new = [
-            Slot(card=c, name=_name(node, c), server=self, order=first + c.index)
-            for c in node.cards
+            Slot(
+                card=card,
+                name=f"{node.name}/{card.accelerator}{card.index}",
+                server=self,
+                order=(self.order + 1) * 4096 + card.index,
+            )
+            for card in node.cards
         ]
         known = {**self.slots, **{slot.card.index: slot for slot in new}}
         self.slots = dict(sorted(known.items()))
@@ -327,10 +318,6 @@ class Server:
             mates = (self.slots.get(mate) for mate in range(start, start + size))
             counts.append(sum(mate is None or mate.worker is not None for mate in mates))
         return counts[0], counts[1]
-
-
-def _name(node: Node, card: Card) -> str:
-    return f"{node.name}/{card.accelerator}{card.index}"
 
 
 class CardPool:
@@ -375,7 +362,7 @@ class CardPool:
             self.dirty.pop(server.server_id, None)
         for slot in gone:
             if slot.worker is not None:
-                self.forget(slot.worker)
+                self.idle.pop(slot.worker.worker_id, None)
             self.usable_cards -= slot.usable
         self.changed = True
         return gone
@@ -427,10 +414,6 @@ class CardPool:
                 self.idle.pop(worker.worker_id, None)
         if is_open:
             self.dirty[server_id] = server
-
-    def forget(self, worker: Worker) -> None:
-        """A worker is gone."""
-        self.idle.pop(worker.worker_id, None)
 
     def touch_all(self) -> None:
         """Look again at every server with an open card: a job came that may fit there."""

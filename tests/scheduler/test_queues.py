@@ -78,7 +78,7 @@ def test_sums_are_those_of_what_waits(
             if act == "reckon":
                 seconds = float(data.draw(st.integers(1, 100)))
                 other = Estimate(load_s=chosen.estimate.load_s, run_s=seconds)
-                pending.reestimate(chosen, lambda each, other=other: each.expect(other))
+                pending.reestimate(chosen, other)
             else:
                 waiting.remove(chosen)
                 assert pending.take(chosen) is chosen
