@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.options import Command, add_results_argument, whole_number
+from orchestrator.cli.options import Command, add_results_argument, number, whole_number
 from orchestrator.util import output
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=number(float, 5, 3600, "between 5 and 3600 seconds"),
         dest="timeout_s",
         default=120.0,
         help="a node that has not answered by then is silent (default: 120)",
@@ -101,28 +101,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def slow_card_findings(results: Path) -> list[Finding]:
-    """A finding for each card that was slow in the newest run with passports here."""
+    """A finding for each card that was slow in the newest run with checks of its cards here."""
     from orchestrator.core.errors import StoreError
     from orchestrator.doctor.probe import Finding, Level
     from orchestrator.store.card_checks import read_card_checks, slow_cards_of
     from orchestrator.store.reader import runs
 
+    remedy = (
+        "look at its temperature, power limit and slot; leave it out of the run until it is as "
+        "fast as the others"
+    )
     with contextlib.suppress(StoreError):
-        newest = next((name for name in runs(results) if read_card_checks(results / name)), None)
-        for_real = newest is not None and not any(
-            each.emulated for each in read_card_checks(results / newest)
-        )
-        return [
-            Finding(
-                check="slow-card",
-                level=Level.WARNING if for_real else Level.NOTE,
-                where=slow.card,
-                message=f"{slow} (run {newest})",
-                remedy="look at its temperature, power limit and slot; leave it out of the run "
-                "until it is as fast as the others",
-            )
-            for slow in (slow_cards_of(results / newest) if newest is not None else ())
-        ]
+        for name in runs(results):
+            if checks := read_card_checks(results / name):
+                level = Level.NOTE if any(one.emulated for one in checks) else Level.WARNING
+                return [
+                    Finding(
+                        check="slow-card",
+                        level=level,
+                        where=slow.card,
+                        message=f"{slow} (run {name})",
+                        remedy=remedy,
+                    )
+                    for slow in slow_cards_of(results / name)
+                ]
     return []
 
 
@@ -173,7 +175,7 @@ def _from_afar(args: argparse.Namespace) -> int:
         end = "\n".join(printed.strip().splitlines()[-15:])
         raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
     here = versions_here()
-    findings = [finding_of(told) for told in answer["findings"]]
+    findings = [finding_of(finding) for finding in answer["findings"]]
     findings += check_workstation(here, Versions(**answer["facts"]["driver"]))
     if args.json:
         from orchestrator.doctor.text import findings_json
@@ -186,21 +188,8 @@ def _from_afar(args: argparse.Namespace) -> int:
 
 def _json_in(printed: str) -> dict[str, Any] | None:
     """The object in a job's output, among whatever else was printed."""
-    for line in printed.splitlines():
-        if line.startswith('{"emulated"'):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    return None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 5 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 5 and 3600 seconds")
-    return value
+    lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
+    return next(map(json.loads, lines), None)
 
 
 COMMANDS = {"doctor": Command(add_arguments, run, EPILOG)}

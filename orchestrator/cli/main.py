@@ -162,30 +162,21 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         SystemExit: it is none that a command takes; the usage was printed.
     """
     parser = build_parser(arguments)
-    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        parser.error(f"there is no command {arguments[0]!r}{_meant(arguments[0])}")
-    own, handed_on = arguments, []
-    if "--" in arguments:
-        first = arguments.index("--")
-        own, handed_on = arguments[:first], arguments[first + 1 :]
+    name = arguments[0]
+    if not name.startswith("-") and name not in COMMANDS:
+        close = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`nightgrid --help` lists them"
+        parser.error(f"there is no command {name!r}; {hint}")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, handed_on = arguments[:end], arguments[end + 1 :]
     for word in own:
         if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
             parser.error(f"argument {word[:-3]}: expected one argument, not --")
-    if arguments[0] not in HANDING_ON:
-        own = arguments
-    args, unknown = parser.parse_known_args(own)
+    args, unknown = parser.parse_known_args(own if name in HANDING_ON else arguments)
     if unknown:  # with the usage of the command, not that of the program
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     args.typed, args.handed_on = arguments, tuple(handed_on)
     return args
-
-
-def _meant(word: str) -> str:
-    """The command that a misspelt word is close to, else the way to all of them."""
-    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return "; `nightgrid --help` lists them"
 
 
 def _main(arguments: list[str]) -> int:
@@ -198,26 +189,21 @@ def _main(arguments: list[str]) -> int:
     try:
         return int(args.run(args))
     except NightgridError as error:
-        _complain(f"nightgrid {args.command}: {error}")
-        return error.exit_code
+        text, code = str(error), error.exit_code
     except WorkloadError as error:
-        _complain(f"nightgrid {args.command}: {error}")
-        return 1
+        text, code = str(error), 1
     except output.OutputFailed:
         raise
     except OSError as error:  # what no command expects: a directory without permission, say
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"nightgrid {args.command}: {where}{error.strerror or error}")
-        return StoreError.exit_code
+        text, code = f"{where}{error.strerror or error}", StoreError.exit_code
     except KeyboardInterrupt:
         return errors.INTERRUPTED
-
-
-def _complain(text: str) -> None:
-    """Print an error, which may quote an address with a password."""
     from orchestrator.util.redaction import redact
 
-    output.say_aside(redact(text, os.environ))
+    # An error may quote an address with a password.
+    output.say_aside(redact(f"nightgrid {args.command}: {text}", os.environ))
+    return code
 
 
 if __name__ == "__main__":

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.cli.options import Command, add_results_argument, add_set_argument, whole_number
+from orchestrator.cli.options import (
+    Command,
+    add_results_argument,
+    add_set_argument,
+    number,
+    run_options,
+    whole_number,
+)
 from orchestrator.core import errors
 from orchestrator.core.errors import NightgridError
 from orchestrator.grid import grid_path
@@ -58,7 +64,7 @@ def run_describe(args: argparse.Namespace) -> int:
             write_aside(file, drawn(picture_of(description), title))
             output.say_aside(f"wrote {file}")
     if args.json:
-        output.say_json(dataclasses.asdict(description), indent=2, ensure_ascii=False)
+        output.say_json(asdict(description), indent=2, ensure_ascii=False)
         return 0
     width = None if sys.stdout.isatty() else 110  # a pipe has no width; tables must not fold
     print_description(description, output.console(highlight=False, width=width))
@@ -84,32 +90,48 @@ def print_description(description: Description, console: Console) -> None:
     _print_prompt(description, console)
 
 
-def _print_layers(description: Description, console: Console) -> None:
+def _print_table(
+    console: Console,
+    title: str,
+    first: Sequence[str],
+    numbers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
+    """A table of columns of text, then columns of numbers."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("parameter", "shape", title="Layers", title_justify="left")
-    for heading in ("layers", "parameters", "share"):
+    table = Table(*first, title=title, title_justify="left")
+    for heading in numbers:
         table.add_column(heading, justify="right")
-    for tensor in description.tensors:
-        share = tensor.parameters / max(description.parameters, 1)
-        shape = " × ".join(f"{side:,}" for side in tensor.shape)
-        count = f"{tensor.count}" if tensor.count > 1 else ""
-        table.add_row(Text(tensor.name), shape, count, f"{tensor.parameters:,}", f"{share:.1%}")
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _print_layers(description: Description, console: Console) -> None:
+    rows = (
+        (
+            tensor.name,
+            " × ".join(f"{side:,}" for side in tensor.shape),
+            f"{tensor.count}" if tensor.count > 1 else "",
+            f"{tensor.parameters:,}",
+            f"{tensor.parameters / max(description.parameters, 1):.1%}",
+        )
+        for tensor in description.tensors
+    )
+    numbers = ("layers", "parameters", "share")
+    _print_table(console, "Layers", ("parameter", "shape"), numbers, rows)
 
 
 def _print_memory(description: Description, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table("precision", title="Memory", title_justify="left")
-    for heading in ("weights", "key-value cache per token", "for 2048 tokens × batch 8"):
-        table.add_column(heading, justify="right")
+    rows = []
     for memory in description.memory:
         cache = memory.cache_bytes_per_token
         cells = ["?", "?"] if cache is None else [f"{cache:,} B", size(cache * 2048 * 8)]
-        table.add_row(memory.precision, size(memory.weight_bytes), *cells)
-    console.print(table)
+        rows.append((memory.precision, size(memory.weight_bytes), *cells))
+    numbers = ("weights", "key-value cache per token", "for 2048 tokens × batch 8")
+    _print_table(console, "Memory", ("precision",), numbers, rows)
     console.print(
         "int8, int4: linear layers' matrices at 1 and ½ byte (int4 with a bf16 scale per 64); "
         "embeddings, norms, output layer and cache stay bf16. Activations come on top.\n",
@@ -118,33 +140,30 @@ def _print_memory(description: Description, console: Console) -> None:
 
 
 def _print_adapters(description: Description, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("LoRA on", title="Fine-tuning adapters", title_justify="left")
-    for heading in ("rank", "trainable", "of the model"):
-        table.add_column(heading, justify="right")
-    for adapter in description.adapters:
-        share = adapter.parameters / max(description.parameters, 1)
-        table.add_row(
-            Text(", ".join(adapter.targets)),
+    rows = (
+        (
+            ", ".join(adapter.targets),
             str(adapter.rank),
             f"{adapter.parameters:,}",
-            f"{share:.3%}",
+            f"{adapter.parameters / max(description.parameters, 1):.3%}",
         )
-    console.print(table)
+        for adapter in description.adapters
+    )
+    numbers = ("rank", "trainable", "of the model")
+    _print_table(console, "Fine-tuning adapters", ("LoRA on",), numbers, rows)
 
 
 def _print_prompt(description: Description, console: Console) -> None:
     prompt = description.prompt
     console.print("Prompt", style="italic")
-    console.print(f"  layout   {prompt.layout}", markup=False)
+    lines = {"layout": prompt.layout}
     if prompt.ids:
-        console.print(f"  example  {prompt.example}", markup=False)
-        console.print(f"  tokens   {' '.join(prompt.tokens)}", markup=False)
-        console.print(f"  ids      {' '.join(map(str, prompt.ids))}", markup=False)
+        lines |= {"example": prompt.example, "tokens": " ".join(prompt.tokens)}
+        lines["ids"] = " ".join(map(str, prompt.ids))
     if prompt.note:
-        console.print(f"  note     {prompt.note}", markup=False)
+        lines["note"] = prompt.note
+    for name, text in lines.items():
+        console.print(f"  {name:8} {text}", markup=False)
 
 
 def size(count: int) -> str:
@@ -177,16 +196,14 @@ def run_convert(args: argparse.Namespace) -> int:
     from workloads.models.chatglm3.conversion import convert
 
     begin = time.perf_counter()
-    converted = convert(
-        args.source, args.destination, force=args.force, progress=_progress_printer()
-    )
+    progress = _progress_printer()
+    converted = convert(args.source, args.destination, force=args.force, progress=progress)
     seconds = time.perf_counter() - begin
     if args.json:
-        output.say_json(dataclasses.asdict(converted) | {"took_s": seconds}, default=str)
+        output.say_json(asdict(converted) | {"took_s": seconds}, default=str)
         return 0
-    output.say(
-        f"wrote {converted.path}: {converted.parameters:,} parameters, {_gb(converted.bytes)}"
-    )
+    counted = f"{converted.parameters:,} parameters, {_gb(converted.bytes)}"
+    output.say(f"wrote {converted.path}: {counted}")
     for name in converted.weight_files:
         output.say(f"  {name}")
     extra = ["config.json", "generation_config.json"]
@@ -255,27 +272,23 @@ def run_protect(args: argparse.Namespace) -> int:
     from workloads.models import encryption
     from workloads.models.checkpoints import protected_files
 
-    if args.new_key:
-        try:
-            encryption.write_key(args.key_file)
-        except OSError as error:
-            raise BadConfiguration(
-                f"--new-key cannot make {args.key_file}: {error.strerror}"
-            ) from error
-    key = encryption.read_key(args.key_file)
-    began = time.perf_counter()
+    failing = f"--new-key cannot make {args.key_file}"
     try:
+        if args.new_key:
+            encryption.write_key(args.key_file)
+        key = encryption.read_key(args.key_file)
+        failing = f"{args.source} cannot be protected"
+        began = time.perf_counter()
         written, left_out = encryption.protect(args.source, args.destination, key)
+        seconds = time.perf_counter() - began
     except OSError as error:
-        raise BadConfiguration(f"{args.source} cannot be protected: {error}") from error
-    seconds = time.perf_counter() - began
+        raise BadConfiguration(f"{failing}: {error.strerror or error}") from error
     sealed = protected_files(args.destination)
     size = sum(file.stat().st_size for file in sealed)
     if args.json:
         names = [file.name for file in sealed]
-        found = {"path": str(args.destination), "protected": names, "bytes": size}
-        found |= {"left_out": left_out}
-        output.say_json(found | {"took_s": seconds})
+        report = {"path": str(args.destination), "protected": names, "bytes": size}
+        output.say_json(report | {"left_out": left_out, "took_s": seconds})
         return 0
     output.say(
         f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
@@ -322,7 +335,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     for kind in (real, of_any):
         kind.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
         kind.add_argument(
-            "--count", type=_positive, default=100, help="examples in the sample (default: 100)"
+            "--count", type=_COUNT, default=100, help="examples in the sample (default: 100)"
         )
         kind.add_argument(
             "--tokenizer",
@@ -342,14 +355,17 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
     twin.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
     twin.add_argument(
-        "--count", type=_positive, default=10_000, help="examples in all (default: 10000)"
+        "--count", type=_COUNT, default=10_000, help="examples in all (default: 10000)"
     )
     twin.add_argument("--json", action="store_true", help="print JSON instead of text")
     twin.add_argument("--force", action="store_true", help="overwrite files that are there")
 
 
+_COUNT = number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES:,}")
+
+
 def run_dataset(args: argparse.Namespace) -> int:
-    """Carry the command out; see ``add_arguments``."""
+    """Carry the command out; see ``add_dataset_arguments``."""
     if args.kind == "synthetic":
         return _synthetic(args)
     if args.kind == "probe":
@@ -357,27 +373,13 @@ def run_dataset(args: argparse.Namespace) -> int:
     if args.kind == "advertisegen":
         from workloads.data.lengths import read_directory
 
-        return _lengths(
-            args, "directory", str(args.directory), lambda: read_directory(args.directory)
-        )
+        name = str(args.directory)
+        return _lengths(args, "directory", name, lambda: read_directory(args.directory))
     from workloads.data.datasets import Reading, load_examples
 
     reading = Reading(columns=args.columns, split=args.split, revision=args.revision)
-    return _lengths(
-        args, "dataset", args.dataset, lambda: {args.dataset: load_examples(args.dataset, reading)}
-    )
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= MOST_EXAMPLES:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not a whole number from 1 to {MOST_EXAMPLES:,}"
-        )
-    return value
+    name = args.dataset
+    return _lengths(args, "dataset", name, lambda: {name: load_examples(name, reading)})
 
 
 def _lengths(
@@ -437,30 +439,27 @@ def _synthetic(args: argparse.Namespace) -> int:
 def _probe(args: argparse.Namespace) -> int:
     from workloads.data import storage
 
-    found = _writing(
-        args.directory,
-        lambda: storage.measure(
-            args.directory,
-            large_bytes=storage.LARGE_BYTES,
-            small_files=storage.SMALL_FILES,
-        ),
-    )
+    def probe() -> storage.StorageSpeed:
+        large, small = storage.LARGE_BYTES, storage.SMALL_FILES
+        return storage.measure(args.directory, large_bytes=large, small_files=small)
+
+    speed = _writing(args.directory, probe)
     if args.json:
-        output.say_json(asdict(found), indent=2)
+        output.say_json(asdict(speed), indent=2)
         return 0
     rates = (
-        ("one large file, read", f"{found.read_bytes_per_s / 1e6:,.0f} MB/s"),
-        ("one large file, written", f"{found.write_bytes_per_s / 1e6:,.0f} MB/s"),
-        ("small files, read", f"{found.files_read_per_s:,.0f} files/s"),
-        ("small files, written", f"{found.files_written_per_s:,.0f} files/s"),
-        ("sizes, renames, removals", f"{found.operations_per_s:,.0f} operations/s"),
+        ("one large file, read", f"{speed.read_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("one large file, written", f"{speed.write_bytes_per_s / 1e6:,.0f} MB/s"),
+        ("small files, read", f"{speed.files_read_per_s:,.0f} files/s"),
+        ("small files, written", f"{speed.files_written_per_s:,.0f} files/s"),
+        ("sizes, renames, removals", f"{speed.operations_per_s:,.0f} operations/s"),
     )
     output.say(f"storage under {args.directory}")
     for name, rate in rates:
         output.say(f"  {name:26}{rate:>22}")
-    size = f"{found.large_bytes / 1e6:,.0f} MB, and {found.small_files:,} files of 4 KiB"
+    size = f"{speed.large_bytes / 1e6:,.0f} MB, and {speed.small_files:,} files of 4 KiB"
     output.say(f"of {size}; written until durable, nothing is left behind")
-    if not found.cache_dropped:
+    if not speed.cache_dropped:
         output.say("reading may have come from memory: this system keeps what was written there")
     return 0
 
@@ -482,33 +481,29 @@ def _writing(path: Path, act: Callable[[], T]) -> T:
 def _text(name: str, tokenizer: str, description: DatasetDescription) -> str:
     total = sum(description.counts.values())
     counts = ", ".join(f"{name} {count:,}" for name, count in description.counts.items())
-    each = f" ({counts})" if len(description.counts) > 1 else ""
-    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{each}"]
+    by_file = f" ({counts})" if len(description.counts) > 1 else ""
+    lines = [f"{name}: {total:,} example{'s' * (total != 1)}{by_file}"]
     if description.synthetic:
         lines.append("SYNTHETIC: these texts were made up by a program")
     lines.append(f"length in tokens of {tokenizer}, without the prompt layout")
-    parts = {
-        "input": description.input,
-        "output": description.output,
-        "total": description.total,
-    }
+    parts = {part: getattr(description, part) for part in ("input", "output", "total")}
     names = list(description.total.percentiles)
     lines += ["", f"{'':8}" + "".join(f"{name:>9}" for name in [*names, "mean"])]
-    for part, found in parts.items():
-        values = [*found.percentiles.values(), found.mean]
+    for part, lengths in parts.items():
+        values = [*lengths.percentiles.values(), lengths.mean]
         lines.append(f"{part:8}" + "".join(f"{value:9.1f}" for value in values))
-    for part, found in parts.items():
-        lines += ["", f"{part} length", *_histogram(found)]
+    for part, lengths in parts.items():
+        lines += ["", f"{part} length", *_histogram(lengths)]
     return "\n".join(lines)
 
 
-def _histogram(found: Distribution) -> list[str]:
-    most = max(b.count for b in found.bins)
-    digits = len(str(found.bins[-1].high))
+def _histogram(lengths: Distribution) -> list[str]:
+    most = max(bin.count for bin in lengths.bins)
+    digits = len(str(lengths.bins[-1].high))
     return [
         f"  {b.low:{digits}d}–{b.high - 1:<{digits}d} {b.count:>9,} "
         f"{'█' * -(-b.count * _BAR_WIDTH // most)}"
-        for b in found.bins
+        for b in lengths.bins
     ]
 
 
@@ -556,24 +551,15 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Run the questions as jobs like any others, and print the answers."""
-    from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import run_grid
     from orchestrator.grid.parser import grid_of_values
     from orchestrator.planning.verification import verified
     from orchestrator.report.run_report import read_summary
 
-    asked = questions(args)
-    options = RunOptions(
-        results=args.results,
-        results_address=args.results_address,
-        results_named=args.results_named,
-        emulate=args.emulate,
-        address=args.address,
-        in_process=args.in_process,
-        force=True,  # a driver or a library may have changed, which no row knows
-        quiet=args.json,
-    )
-    outcome = run_grid(grid_of_values(asked), options, output.say_aside)
+    grid = grid_of_values(questions(args))
+    # All is run, measured or not: a driver or a library may have changed, which no row knows.
+    options = run_options(args, overrides=(), force=True, quiet=args.json)
+    outcome = run_grid(grid, options, output.say_aside)
     _, measurements = read_summary(outcome.store)
     newest = {row.job_id: row for row in measurements if row.final}
     answers = verified(list(newest.values()))
@@ -588,45 +574,32 @@ def run_verify(args: argparse.Namespace) -> int:
 def questions(args: argparse.Namespace) -> dict[str, Any]:
     """The grid of the questions, as its file would say it. Names of the hub are at the commits
     which the grid's run was begun with: its rows are what is verified. Those that no run knows are
-    said aside.
-
-    Raises:
-        GridError: the grid is refused, or has no job that generates text.
-    """
+    said aside."""
     from orchestrator.core.errors import GridError, Problem
-    from orchestrator.driver.options import RunOptions
     from orchestrator.driver.plan import commits_before, grid_of
     from orchestrator.planning.verification import verification_grid
 
-    begun = RunOptions(
-        results=args.results,
-        results_named=args.results_named,
-        name=args.run_name,
-        overrides=tuple(args.overrides),
-        resume=True,
-    )
-    source = grid_of(args.grid, begun)
-    if unknown := source.commits.keys() - commits_before(args.grid, begun).keys():
+    options = run_options(args, name=args.run_name, emulate=None, resume=True)
+    source = grid_of(args.grid, options)
+    name = options.name or source.name
+    if unknown := source.commits.keys() - commits_before(args.grid, options).keys():
         named = ", ".join(sorted(key.partition("/")[2] for key in unknown))
         output.say_aside(
-            f"nightgrid verify: no run {begun.name or source.name!r} was begun with {named}, so "
-            "what is verified is the commit of today; --run and --results name another run"
+            f"nightgrid verify: no run {name!r} was begun with {named}, so what is verified is the "
+            "commit of today; --run and --results name another run"
         )
-    asked = verification_grid(
-        begun.name or source.name,
+    grid = verification_grid(
+        name,
         source.jobs(),
         open_engines=source.open_engines,
         prompts=args.prompts,
         output_tokens=args.tokens,
         batch_size=args.batch_size,
     )
-    if asked is None:
+    if grid is None:
         message = "no job of this grid generates text, so there is nothing to verify"
-        problem = Problem(file=str(args.grid), line=None, column=None, path="", message=message)
-        raise GridError([problem])
-    if source.results:
-        asked["results"] = source.results
-    return asked
+        raise GridError([Problem(file=str(args.grid), message=message)])
+    return grid | ({"results": source.results} if source.results else {})
 
 
 def _as_text(answers: list[Verified]) -> str:

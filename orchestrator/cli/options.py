@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import datetime
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from orchestrator.core.deadline import parse_budget, parse_deadline
 from orchestrator.core.errors import StoreError
@@ -18,6 +20,11 @@ from orchestrator.store.files import (
     directory_of,
     is_address,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.driver.options import RunOptions
+
+T = TypeVar("T", int, float)
 
 
 class Command(NamedTuple):
@@ -185,11 +192,34 @@ def add_notify_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def whole_number(text: str) -> int:
-    """A number of a command line, from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:
+    """A type of argument: numbers of a kind from ``low`` to ``high``, called ``wanted`` where
+    another text is refused."""
+
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)  # type: ignore[call-arg]
+        except ValueError:
+            value = kind(low) - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is not {wanted}")
+        return value
+
+    return parse
+
+
+whole_number = number(int, 1, inf, "a whole number from 1")
+
+
+def run_options(args: argparse.Namespace, **others: Any) -> RunOptions:
+    """Options of a run: the arguments that have their names, and others."""
+    from orchestrator.driver.options import RunOptions
+
+    names = [field.name for field in fields(RunOptions) if hasattr(args, field.name)]
+    values = {name: getattr(args, name) for name in names if name not in others}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    counted = getattr(args, "budget", None) is not None
+    return RunOptions(**{**values, **lists, "budget": counted, **others})
 
 
 def add_verbose_argument(parser: argparse.ArgumentParser) -> None:

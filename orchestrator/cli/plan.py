@@ -23,6 +23,8 @@ from orchestrator.cli.options import (
     add_deadline_arguments,
     add_grid_arguments,
     ends_at,
+    number,
+    run_options,
 )
 from orchestrator.util import output
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from orchestrator.core.errors import Problem
     from orchestrator.core.plan import PastRow, Plan
     from orchestrator.grid.parser import Grid
-    from orchestrator.planning.forecast import Forecast
     from orchestrator.scheduler.simulator import Faults, SimulationResult
     from workloads.devices import DeviceSpec
     from workloads.registry import WorkloadSpec
@@ -65,13 +66,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_init(args: argparse.Namespace) -> int:
-    """Write the file, once the grid in it is found sound.
-
-    Raises:
-        GridError: the model, the dataset, the workload or the accelerator is none.
-        WorkloadError: no workload runs such a model.
-        StoreError: the file is there, or cannot be written.
-    """
+    """Write the file, once the grid in it is sound."""
     from orchestrator.core.errors import GridError, StoreError
     from orchestrator.core.settings import FIELDS
     from orchestrator.grid.parser import parse_grid
@@ -89,16 +84,15 @@ def run_init(args: argparse.Namespace) -> int:
         "dataset": args.dataset or str(FIELDS["dataset"].default),
         "accelerator": device.accelerator,
     }
-    precisions = [
-        each for each in PRECISIONS if support(each, device.name, spec.default_engine).supported
-    ]
+    engine = spec.default_engine
+    precisions = [name for name in PRECISIONS if support(name, device.name, engine).supported]
     batch_sizes = BATCH_SIZES
     while True:
         text = first_grid(
             fields,
             precisions=precisions,
             batch_sizes=batch_sizes,
-            others=[each for each in fitting if each != workload],
+            others=[name for name in fitting if name != workload],
             settings=spec.declared(spec.default_engine),
             file=str(args.file),
         )
@@ -106,7 +100,7 @@ def run_init(args: argparse.Namespace) -> int:
             grid = parse_grid(text.encode(), str(args.file))
             refused = _refused_precisions(grid, spec, device.name)
             if refused and len(refused) < len(precisions):
-                precisions = [each for each in precisions if each not in refused]
+                precisions = [name for name in precisions if name not in refused]
                 continue
             break
         except GridError as error:  # some precisions or sizes are nothing for this workload
@@ -117,7 +111,7 @@ def run_init(args: argparse.Namespace) -> int:
             places = {problem.steps[-1] for problem in error.problems if _of_a_precision(problem)}
             if not all(map(_of_a_precision, error.problems)) or len(places) == len(precisions):
                 raise
-            precisions = [each for place, each in enumerate(precisions) if place not in places]
+            precisions = [name for place, name in enumerate(precisions) if place not in places]
     try:
         with args.file.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -143,7 +137,7 @@ def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]
     return {
         job.precision
         for job in grid.jobs()
-        if any(each.setting == "precision" for each in rules.answers(job, device))
+        if any(refusal.setting == "precision" for refusal in rules.answers(job, device))
     }
 
 
@@ -153,11 +147,7 @@ def _of_a_precision(problem: Problem) -> bool:
 
 
 def _fitting(model: str) -> Sequence[str]:
-    """The workloads that run a model, by name.
-
-    Raises:
-        WorkloadError: there is no such model, or nothing runs it.
-    """
+    """The workloads that run a model, by name."""
     from workloads.base import BadConfiguration
     from workloads.models.catalog import find_model
     from workloads.registry import WORKLOADS, task_of
@@ -172,11 +162,7 @@ def _fitting(model: str) -> Sequence[str]:
 
 
 def _device(accelerator: str | None) -> DeviceSpec:
-    """The named kind of card; else the one whose tool is on this machine, or the first of all.
-
-    Raises:
-        BadConfiguration: there is no such kind.
-    """
+    """The named kind of card; else the one whose tool is on this machine, or the first of all."""
     from workloads.devices import of_accelerator, own_devices
 
     if accelerator:
@@ -215,27 +201,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
-    """The plan for the command line's grid, nodes and results, and the earlier rows of its run.
-
-    Raises:
-        GridError: the grid is refused.
-        OptionError: the emulated nodes make no sense.
-        StoreError: earlier rows cannot be read.
-    """
-    from orchestrator.driver.options import RunOptions
+    """The plan for the command line's grid, nodes and results, and the earlier rows of its run."""
     from orchestrator.driver.plan import plan_grid
 
-    options = RunOptions(
-        results=args.results,
-        results_named=args.results_named,
-        name=args.run_name,
-        overrides=tuple(args.overrides),
-        emulate=args.emulate,
-        address=getattr(args, "address", None),  # `simulate` has none
-        retry_failed=args.retry_failed,
-        force=args.force,
-    )
-    return plan_grid(args.grid, options)
+    return plan_grid(args.grid, run_options(args, name=args.run_name))
 
 
 @contextlib.contextmanager
@@ -260,36 +229,24 @@ def _in_a_short_life() -> Iterator[None]:
 @_in_a_short_life()
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan."""
+    from orchestrator.watch.plan_text import deadline_lines, plan_json, print_plan
+
     plan, history = plan_of(args)
-    lines, found = _until(args, plan, history)
-    if args.json:
-        from orchestrator.watch.plan_text import plan_json
-
-        output.emit_json(plan_json(plan, found) + "\n")
-        return 0
-    from orchestrator.watch.plan_text import print_plan
-
-    terminal = None
-    if sys.stdout.isatty():
-        terminal = output.console()
-    print_plan(plan, sys.stdout, terminal, lines)
-    return 0
-
-
-def _until(
-    args: argparse.Namespace, plan: Plan, history: list[PastRow]
-) -> tuple[list[str], Forecast | None]:
-    """Consequences of a deadline for a run that starts now."""
+    lines: list[str] = []
+    forecast = None
     at = ends_at(args)
-    if at is None:
-        return [], None
-    from orchestrator.core.deadline import Deadline
-    from orchestrator.driver.plan import forecast_of
-    from orchestrator.watch.plan_text import deadline_lines
+    if at is not None:  # how far a run would come that starts now
+        from orchestrator.core.deadline import Deadline
+        from orchestrator.driver.plan import forecast_of
 
-    deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
-    found = forecast_of(plan, history, deadline)
-    return list(deadline_lines(deadline, found)), found
+        deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
+        forecast = forecast_of(plan, history, deadline)
+        lines += deadline_lines(deadline, forecast)
+    if args.json:
+        output.emit_json(plan_json(plan, forecast) + "\n")
+    else:
+        print_plan(plan, sys.stdout, output.console() if sys.stdout.isatty() else None, lines)
+    return 0
 
 
 # ``nightgrid simulate FILE``: the night in a second, with or without accidents.
@@ -311,14 +268,14 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults",
         metavar="RATE",
-        type=_rate,
+        type=number(float, 0, 1, "a number from 0 to 1"),
         default=0.0,
         help="share of attempts and worker starts that fail, 0 to 1 (default: 0)",
     )
     parser.add_argument(
         "--noise",
         metavar="SIGMA",
-        type=_sigma,
+        type=number(float, 0, 2, "a number from 0 to 2"),
         default=0.1,
         help="how far durations scatter around their estimates (default: 0.1)",
     )
@@ -349,7 +306,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     result = simulate(plan.jobs, plan.nodes, estimates, settings=settings, schedule_settings=how)
     took_s = time.perf_counter() - began
     if args.json:
-        output.say_json(_told(result, plan, took_s))
+        output.say_json(_as_json(result, plan, took_s))
     else:
         _print(result, plan, took_s, output.console())
     return 0
@@ -368,18 +325,15 @@ def _faults(rate: float, seed: int, plan: Plan) -> Faults:
     return Faults.at_rate(rate, node_losses=tuple(losses))
 
 
-def _told(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, object]:
+def _as_json(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, object]:
     """The result's own fields, with rows counted instead of listed."""
+    names = [field.name for field in dataclasses.fields(result) if field.name != "rows"]
     return {
         "grid": plan.grid_name,
         "nodes": len(plan.nodes),
         "cards": sum(len(node.cards) for node in plan.nodes),
         "counts": dict(Counter(str(row.state) for row in result.rows)),
-        **{
-            field.name: getattr(result, field.name)
-            for field in dataclasses.fields(result)
-            if field.name != "rows"
-        },
+        **{name: getattr(result, name) for name in names},
         "ratio": result.ratio,
         "simulated_in_s": took_s,
     }
@@ -393,9 +347,10 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
 
     cards = sum(len(node.cards) for node in plan.nodes)
     table = Table(show_header=False, box=None, pad_edge=False)
-    states = Counter(str(row.state) for row in result.rows)
+    states = Counter(str(row.state) for row in result.rows).most_common()
+    counts = ", ".join(f"{count:,} {state}" for state, count in states)
     for name, value in (
-        ("jobs", f"{len(result.rows):,}  ({_counted(states)})"),
+        ("jobs", f"{len(result.rows):,}  ({counts})"),
         ("nodes, cards", f"{len(plan.nodes):,}, {cards:,}"),
         ("makespan", f"{result.makespan_s:,.1f} s"),
         ("lower bound", f"{result.bound_s:,.1f} s  (work over cards, or the longest job)"),
@@ -417,28 +372,6 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
             "would do; --force simulates them too"
         )
     console.print(table)
-
-
-def _counted(states: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {state}" for state, count in states.most_common())
-
-
-def _rate(text: str) -> float:
-    return _between(text, 0.0, 1.0)
-
-
-def _sigma(text: str) -> float:
-    return _between(text, 0.0, 2.0)
-
-
-def _between(text: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-    return value
 
 
 # ``nightgrid schema [grid|results|precisions]``: what may stand in a grid, what stands in result
@@ -474,8 +407,7 @@ def run_schema(args: argparse.Namespace) -> int:
         from orchestrator.grid.schema import grid_schema_text
 
         output.emit_json(grid_schema_text())
-        return 0
-    if args.of == "results":
+    elif args.of == "results":
         _print_columns(as_json=args.json)
     else:
         _print_precisions(as_json=args.json)
@@ -500,9 +432,9 @@ def _print_columns(*, as_json: bool) -> None:
     headings = ("column", "type", "unit", "meaning")
     columns = []
     for column in schema():
-        told = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
-        values = (column.name, str(column.type), told.get("unit", ""), told.get("description", ""))
-        columns.append(values)
+        about = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
+        description = about.get("description", "")
+        columns.append((column.name, str(column.type), about.get("unit", ""), description))
     if as_json:
         named = [dict(zip(headings, values, strict=True)) for values in columns]
         output.say_json({"version": SCHEMA_VERSION, "columns": named}, indent=1)

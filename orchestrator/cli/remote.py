@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
 from orchestrator.grid import grid_path
 from orchestrator.store.files import is_address
 from orchestrator.util import output
+from orchestrator.util.format import plural
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobServer, Submission
@@ -112,17 +113,17 @@ def run_submit(args: argparse.Namespace) -> int:
             "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
     submissions = [_submission(args, grid) for grid in args.grids]
-    names = [each.run for each in submissions]
+    names = [submission.run for submission in submissions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
-    uploads = [each.upload() for each in submissions]  # refused before the cluster is asked
+    uploads = [one.upload() for one in submissions]  # refused before the cluster is asked
     server = JobServer(args.address)
     for upload in uploads:
         output.say_aside(upload.text())
-    told = []
+    sent_jobs = []
     for submission, upload in zip(submissions, uploads, strict=True):
         sent = server.submit(submission)
-        told.append(
+        sent_jobs.append(
             {
                 "submission_id": submission.submission_id,
                 "sent": sent,
@@ -141,7 +142,7 @@ def run_submit(args: argparse.Namespace) -> int:
         output.say(f"  nightgrid status {submission.run} {where}")
         output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
     if args.json:
-        output.say_json(told[0] if len(told) == 1 else told)
+        output.say_json(sent_jobs[0] if len(sent_jobs) == 1 else sent_jobs)
     return 0
 
 
@@ -243,11 +244,10 @@ def run_fetch(args: argparse.Namespace) -> int:
     _transfer(server, run_name, there, digests(args.results / name), receiver)
     path = args.results / name
     if args.json:
-        told = {"run": name, "path": str(path), "received": receiver.received}
-        output.say_json(told | {"damaged": receiver.damaged, "finished": receiver.finished})
+        report = {"run": name, "path": str(path), "received": receiver.received}
+        output.say_json(report | {"damaged": receiver.damaged, "finished": receiver.finished})
     else:
-        files = "1 file" if len(receiver.received) == 1 else f"{len(receiver.received)} files"
-        output.say(f"{name}: {files} came, all is in {path}")
+        output.say(f"{name}: {plural(len(receiver.received), 'file')} came, all is in {path}")
     if receiver.damaged or not receiver.finished:
         what = ", ".join(receiver.damaged[:3]) or "the rest"
         raise SubmitError(f"{what} did not come whole; the same command fetches it again")
@@ -258,26 +258,18 @@ def _from_copy(args: argparse.Namespace) -> int:
     """Bring the copy that lies at an address of an object store."""
     from orchestrator.store.remote import copy_directory, fetch_from, shown_address
 
-    name = args.name or args.id
-    source = shown_address(args.address)
-    received = fetch_from(
-        args.address,
-        args.id,
-        lambda run_id: copy_directory(args.results, name, source, run_id),
-    )
+    name, source = args.name or args.id, shown_address(args.address)
+
+    def directory(run_id: str) -> Path:
+        return copy_directory(args.results, name, source, run_id)
+
+    received = fetch_from(args.address, args.id, directory)
     path = args.results / name
     if args.json:
-        output.say_json(
-            {
-                "run": name,
-                "path": str(path),
-                "received": received,
-                "damaged": [],
-                "finished": True,
-            }
-        )
+        report = {"run": name, "path": str(path), "received": received}
+        output.say_json(report | {"damaged": [], "finished": True})
     else:
-        output.say(f"{name}: {len(received)} files came, all is in {path}")
+        output.say(f"{name}: {plural(len(received), 'file')} came, all is in {path}")
     return 0
 
 
@@ -354,7 +346,7 @@ def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_stop(args: argparse.Namespace) -> int:
     """Ask the run's driver to end it."""
-    run, count = _asked_there(args) if args.address else _asked_here(args)
+    run, count = _request_there(args) if args.address else _request_here(args)
     if args.json:
         output.say_json({"run": run, "requests": count})
     elif count > 1:
@@ -367,7 +359,7 @@ def run_stop(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
+def _request_here(args: argparse.Namespace) -> tuple[str, int]:
     from orchestrator.core.errors import StoreError
     from orchestrator.store.files import request_stop
     from orchestrator.store.lock import is_held
@@ -379,7 +371,7 @@ def _asked_here(args: argparse.Namespace) -> tuple[str, int]:
     return store.run, request_stop(store.path, at_once=args.now)
 
 
-def _asked_there(args: argparse.Namespace) -> tuple[str, int]:
+def _request_there(args: argparse.Namespace) -> tuple[str, int]:
     from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json
 
@@ -388,8 +380,8 @@ def _asked_there(args: argparse.Namespace) -> tuple[str, int]:
     name = job.run if job is not None and job.run else args.id
     command = ["stop", name, *(["--now"] if args.now else [])]
     try:
-        told = ask_json(server, command, args.results, job)
-        return str(told["run"]), int(told["requests"])
+        answer = ask_json(server, command, args.results, job)
+        return str(answer["run"]), int(answer["requests"])
     except SubmitError:
         if job is None or job.over:
             raise

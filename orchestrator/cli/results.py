@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options import (
     Command,
@@ -19,11 +19,15 @@ from orchestrator.cli.options import (
 )
 from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
+from orchestrator.report.figure_data import plain
+from orchestrator.report.query import plain_value
 from orchestrator.report.run_report import page_text, read_summary, write_aside
 from orchestrator.store import files as run_files
+from orchestrator.store.store import Store, existing_runs, find_run
 from orchestrator.trackers.base import TRACKERS
 from orchestrator.util import format as units
 from orchestrator.util import output
+from orchestrator.util.format import one_line
 from orchestrator.util.output import visible_json
 
 if TYPE_CHECKING:
@@ -95,13 +99,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    """Print or write the report.
-
-    Raises:
-        StoreError: there is no such run, its rows cannot be read, or a file cannot be written.
-    """
-    from orchestrator.store.store import find_run
-
+    """Print or write the report."""
     if args.every:
         return _every_run(args)
     store = find_run(args.run_name, args.results)
@@ -113,32 +111,26 @@ def run_report(args: argparse.Namespace) -> int:
 
         declared = isnan(args.equal_quality)
         summary = at_equal_quality(summary, None if declared else args.equal_quality)
+    page_path = args.output or store.path / run_files.REPORT
     if args.figures is not None:
         write_figures(summary, args.figures)
-        return 0
-    page_path = args.output or store.path / run_files.REPORT
-    if args.format == "html":
+    elif args.format == "html":
         _deliver(page_text(store, summary, measurements), page_path)
-    elif args.format is None:
-        page = page_text(store, summary, measurements)
-        if page_path == STANDARD_OUTPUT:
-            output.emit(tables(summary, None, verbose=args.verbose))
-            output.emit(page)
-        else:
-            where = str(write_aside(page_path, page).resolve())
-            output.emit(tables(summary, None, verbose=args.verbose, page=where))
-    else:
+    elif args.format is not None:
         path = args.output or STANDARD_OUTPUT
         _deliver(_text(summary, args.format, path, verbose=args.verbose), path)
+    else:
+        page = page_text(store, summary, measurements)
+        aside = page_path != STANDARD_OUTPUT
+        where = str(write_aside(page_path, page).resolve()) if aside else ""
+        output.emit(tables(summary, None, verbose=args.verbose, page=where))
+        if not aside:
+            output.emit(page)
     return 0
 
 
 def _every_run(args: argparse.Namespace) -> int:
-    """Write the page over all runs; say what changed, and what since the last run.
-
-    Raises:
-        StoreError: there is no run, or the page cannot be written.
-    """
+    """Write the page over all runs; say what changed, and what since the last run."""
     from orchestrator.report import all_runs
 
     if args.run_name or args.format not in (None, "html") or args.figures:
@@ -159,12 +151,7 @@ def _every_run(args: argparse.Namespace) -> int:
 
 
 def write_figures(summary: Summary, directory: Path) -> None:
-    """The CSV of every figure, then its pictures.
-
-    Raises:
-        ExtraMissing: the renderer is not installed; the CSV files are written.
-        StoreError: a file has the directory's name, or a file cannot be written.
-    """
+    """The CSV of every figure, then its pictures, for which the renderer may be missing."""
     from orchestrator.report.figure_data import figure_csv
     from orchestrator.report.figures import write_pictures
 
@@ -183,12 +170,9 @@ def tables(summary: Summary, path: Path | None, *, verbose: bool = False, page: 
     """The terminal's tables as text, coloured if standard output is a terminal."""
     from orchestrator.report.text import print_summary
 
+    plain: dict[str, Any] = {"width": 100, "color_system": None, "force_terminal": False}
     to_screen = path in (None, STANDARD_OUTPUT)
-    console = (
-        output.console(highlight=False)
-        if to_screen
-        else output.console(highlight=False, width=100, color_system=None, force_terminal=False)
-    )
+    console = output.console(highlight=False, **({} if to_screen else plain))
     with console.capture() as capture:
         print_summary(summary, console, verbose=verbose, page=page)
     return capture.get()
@@ -201,13 +185,11 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
         from orchestrator.report.text import to_markdown
 
         return to_markdown(summary)
-    if form == "vendor":
-        from orchestrator.report.export import to_vendor_csv
+    from orchestrator.report.export import json_parts, to_csv, to_vendor_csv
 
-        return to_vendor_csv(summary)
-    from orchestrator.report.export import json_parts, to_csv
-
-    return to_csv(summary) if form == "csv" else map(visible_json, json_parts(summary))
+    if form == "json":
+        return map(visible_json, json_parts(summary))
+    return to_vendor_csv(summary) if form == "vendor" else to_csv(summary)
 
 
 def _deliver(text: str | Iterable[str], path: Path) -> None:
@@ -241,7 +223,6 @@ docs/statistics.md says how a change is called significant and which rows are no
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `nightgrid compare`."""
-    from orchestrator.cli.options import add_results_argument
 
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
@@ -274,12 +255,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Compare and print.
-
-    Raises:
-        StoreError: a run cannot be read.
-        NotComparable: no pair of rows may be compared.
-    """
+    """Compare and print."""
     from orchestrator.analysis.comparison import RULES, compare
     from orchestrator.core.errors import NotComparable
 
@@ -332,16 +308,11 @@ def nothing(comparison: RunComparison) -> str:
 
 
 def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
-    """The newest final row of each cell of a run, with raw samples; replicates are joined.
-
-    Raises:
-        StoreError: there is no such run, or it cannot be read.
-    """
+    """The newest final row of each cell of a run, with raw samples; replicates are joined."""
     from orchestrator.analysis.flags import raised_by_job
     from orchestrator.analysis.replicates import join
     from orchestrator.analysis.selection import newest_final, settings_of
     from orchestrator.store.card_checks import spread_between_runs
-    from orchestrator.store.store import find_run
 
     store = find_run(run, results)
     rows = newest_final(store.measurements())
@@ -351,11 +322,7 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
 
 
 def share(text: str) -> float:
-    """``5%`` or ``0.05`` as 0.05.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a share between 0 and 1.
-    """
+    """``5%`` or ``0.05`` as 0.05."""
     number = text.strip()
     try:
         value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
@@ -400,13 +367,7 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_query(args: argparse.Namespace) -> int:
-    """Answer and print.
-
-    Raises:
-        ExtraMissing: duckdb is not installed.
-        StoreError: there are no runs, or one cannot be read.
-        QueryError: the statement is refused.
-    """
+    """Answer and print."""
     from orchestrator.report.query import query
 
     sql = sys.stdin.read() if args.sql == "-" else args.sql
@@ -414,35 +375,19 @@ def run_query(args: argparse.Namespace) -> int:
     for damage in answer.damaged:
         output.say_aside(f"nightgrid query: not read: {damage}")
     if args.json:
-        _print_json(answer)
+        records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
+        output.say_json(records, ensure_ascii=False, indent=1)
     elif args.csv:
-        _print_csv(answer)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(map(units.csv_field, answer.columns))
+        for row in answer.rows:
+            writer.writerow(_csv_text(plain_value(value)) for value in row)
     else:
         _print_table(answer)
     return 0
 
 
-def _print_json(answer: Answer) -> None:
-    from orchestrator.report.query import plain_value
-
-    records = [{k: plain_value(v) for k, v in record.items()} for record in answer.records()]
-    output.say_json(records, ensure_ascii=False, indent=1)
-
-
-def _print_csv(answer: Answer) -> None:
-    from orchestrator.report.query import plain_value
-    from orchestrator.util.format import csv_field
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(map(csv_field, answer.columns))
-    for row in answer.rows:
-        writer.writerow(_csv_text(plain_value(value)) for value in row)
-
-
 def _csv_text(value: object) -> str:
-    from orchestrator.report.figure_data import plain
-    from orchestrator.util.output import visible_json
-
     if isinstance(value, (dict, list)):
         return visible_json(json.dumps(value, ensure_ascii=False))
     return plain(value)
@@ -454,42 +399,31 @@ def _print_table(answer: Answer) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.report.query import plain_value
-    from orchestrator.util.format import one_line
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    numbers = [
-        all(isinstance(row[i], (int, float)) or row[i] is None for row in answer.rows)
-        for i in range(len(answer.columns))
-    ]
-    for column, number in zip(answer.columns, numbers, strict=True):
+    for index, column in enumerate(answer.columns):
+        number = all(isinstance(row[index], (int, float, type(None))) for row in answer.rows)
         table.add_column(Text(one_line(column)), justify="right" if number else "left")
     for row in answer.rows:
-        table.add_row(*(Text(one_line(_shown(plain_value(value)))) for value in row))
+        table.add_row(*(Text(_shown(value)) for value in row))
     console = output.console(highlight=False)
     unbounded = console.options.update(max_width=MOST_WIDTH)
     if answer.rows and Measurement.get(console, unbounded, table).minimum > console.width:
         _print_records(answer, console)
     else:
         console.print(table)
-    count = len(answer.rows)
-    console.print(f"{count:,} {'row' if count == 1 else 'rows'}", style="dim")
+    console.print(units.plural(len(answer.rows), "row"), style="dim")
 
 
 def _print_records(answer: Answer, console: Console) -> None:
     """Each row as lines of a column and its value, for more columns than a line has room for."""
     from rich.text import Text
 
-    from orchestrator.report.query import plain_value
-    from orchestrator.util.format import one_line
-
     names = [one_line(column) for column in answer.columns]
     widest = max(map(len, names))
     for number, row in enumerate(answer.rows[:MOST_RECORDS], start=1):
         console.print(Text(f"row {number:,}", style="bold"))
         for name, value in zip(names, row, strict=True):
-            shown = one_line(_shown(plain_value(value)))
-            if shown:
+            if shown := _shown(value):
                 line = Text(f"  {name:{widest}}  {shown}")
                 line.truncate(console.width, overflow="ellipsis")
                 console.print(line)
@@ -503,11 +437,13 @@ def _print_records(answer: Answer, console: Console) -> None:
 
 
 def _shown(value: object) -> str:
-    if value is None:
-        return ""
+    """A value of an answer on one line; nothing for none."""
+    value = plain_value(value)
     if isinstance(value, float):
         return f"{value:,.6g}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    if isinstance(value, (dict, list)):
+        return one_line(json.dumps(value, ensure_ascii=False))
+    return "" if value is None else one_line(str(value))
 
 
 # ``nightgrid export``: results for other programs, and an atlas for other sites.
@@ -562,35 +498,25 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Write the export.
-
-    Raises:
-        StoreError: there are no runs, one cannot be read, or the destination cannot be written.
-        ExtraMissing: the tracker's package is not installed.
-        GridError: the atlas's grid is refused.
-    """
+    """Write the export."""
     if args.merge and not args.atlas:
         raise StoreError("--merge belongs to --atlas")
     refused: list[str] = []
+    destination = args.destination
     if args.atlas:
-        destination = args.destination
-        written = _write_atlas(args)
-        told = ", ".join(f"{count:,} cells by {status}" for status, count in written.items())
+        written, what = _write_atlas(args), "cells by"
     elif args.to != "datasets":
-        destination = args.destination
-        written = dict(_track(TRACKERS[args.to], args, refused))
-        told = ", ".join(f"{count:,} new jobs of {name}" for name, count in written.items())
+        written, what = dict(_track(TRACKERS[args.to], args, refused)), "new jobs of"
     else:
         from orchestrator.report.export import export_datasets
 
-        directory = Path(args.destination)
-        written = export_datasets(args.results, directory, args.run_names)
-        destination = str(directory.resolve())
-        told = ", ".join(f"{count:,} {name}" for name, count in written.items())
+        destination = str(Path(destination).resolve())
+        written, what = export_datasets(args.results, Path(destination), args.run_names), ""
     if args.json:
         output.say_json({"destination": destination, "written": written})
     else:
-        output.say(f"{destination}: {told}")
+        parts = (f"{count:,} {what} {name}".replace("  ", " ") for name, count in written.items())
+        output.say(f"{destination}: {', '.join(parts)}")
     if refused:
         raise StoreError("; ".join(refused))
     return 0
@@ -600,9 +526,8 @@ def _track(
     tracker: Tracker, args: argparse.Namespace, refused: list[str]
 ) -> Iterator[tuple[str, int]]:
     """Write the newest final rows of each run to a tracker; by run, how many were new there. What
-    it refuses is told in ``refused``."""
+    it refuses goes to ``refused``."""
     from orchestrator.analysis.selection import newest_final
-    from orchestrator.store.store import existing_runs, find_run
     from orchestrator.trackers.base import write_rows
 
     destination = tracker.destination_of(args.destination)
@@ -616,15 +541,16 @@ def _track(
 
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
-    """Write the bundle of a grid; the number of its cells by status."""
+    """Write the bundle of a grid; the number of its cells by status. There may be no runs, since an
+    atlas of nothing is one, too."""
     from orchestrator.grid.parser import load_grid
     from orchestrator.report.atlas import atlas_of, merged, to_json
-
-    grid = load_grid(args.atlas, check_data=False)
-    rows = (row for run in _runs(args) for row in _rows(args.results, run))
-    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
     from orchestrator.store import disk
 
+    grid = load_grid(args.atlas, check_data=False)
+    runs = args.run_names or (existing_runs(args.results) if args.results.is_dir() else ())
+    rows = (row for run in runs for row in Store.existing(args.results, run).measurements())
+    atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
     path = Path(args.destination)
     aside = path.with_name(f"{path.name}.part")
     try:
@@ -633,19 +559,6 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
     return atlas.counts()
-
-
-def _runs(args: argparse.Namespace) -> list[str]:
-    """The runs to look at; there may be none, since an atlas of nothing is one, too."""
-    from orchestrator.store.store import existing_runs
-
-    return list(args.run_names) or (existing_runs(args.results) if args.results.is_dir() else [])
-
-
-def _rows(results: Path, run: str) -> Iterator[Measurement]:
-    from orchestrator.store.store import Store
-
-    yield from Store.existing(results, run).measurements()
 
 
 def _bundle(path: Path) -> Atlas:

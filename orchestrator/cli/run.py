@@ -21,6 +21,8 @@ from orchestrator.cli.options import (
     add_priority_argument,
     add_verbose_argument,
     ends_at,
+    number,
+    run_options,
 )
 from orchestrator.core import errors
 from orchestrator.core.errors import ControlStoreLost, NightgridError
@@ -102,13 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--key-file",
-        type=Path,
+        type=lambda text: Path(text).absolute(),
         metavar="FILE",
         help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
     )
     parser.add_argument(
         "--no-passports",
-        action="store_true",
+        action="store_false",
+        dest="passports",
         help="do not measure each card's speed before its first job (0.2 s a card)",
     )
     parser.add_argument(
@@ -220,7 +223,7 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
     from orchestrator.watch.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
-    source, options = _asked(args, link)
+    source, options = _grid_and_options(args, link)
     grid = grid_of(source, options)
     there = options.results
     options = replace(with_results_of(grid, options), results_named=True)
@@ -236,11 +239,8 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
         # The supervisor sends the notice of a driver that is started again.
         again = link is not None and (isinstance(error, ControlStoreLost) or link.restarted)
         if hooks and not again:
-            tell_all(
-                hooks,
-                notice_of_failure(options.name or grid.name, options, error),
-                output.say_aside,
-            )
+            notice = notice_of_failure(options.name or grid.name, options, error)
+            tell_all(hooks, notice, output.say_aside)
         raise
     code = errors.INTERRUPTED
     if outcome.result.finished:
@@ -254,46 +254,28 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
     return code
 
 
-def _asked(args: argparse.Namespace, link: SupervisorLink | None) -> tuple[Path, RunOptions]:
+def _grid_and_options(
+    args: argparse.Namespace, link: SupervisorLink | None
+) -> tuple[Path, RunOptions]:
     """The grid to run, and its options."""
     from orchestrator.core.errors import GridError, Problem
-    from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import grid_to_resume
 
-    options = RunOptions(
-        results=args.results,
-        results_address=args.results_address,
-        results_named=args.results_named,
-        log_to=tuple(args.log_to),
+    options = run_options(
+        args,
         name=args.run_name,
-        overrides=tuple(args.overrides),
-        emulate=args.emulate,
-        address=args.address,
-        in_process=args.in_process,
-        card_memory_bytes=args.card_memory_bytes,
-        retry_failed=args.retry_failed,
-        force=args.force,
-        quiet=args.quiet,
-        remote_code=tuple(args.remote_code),
-        key_file=args.key_file.absolute() if args.key_file is not None else None,
         resume=args.resume or (link is not None and link.restarted),
-        passports=not args.no_passports,
-        priority=args.priority,
         ends_at=link.ends_at if link is not None else ends_at(args),
-        budget=args.budget is not None,
         supervisor=link,
     )
-    source = args.grid
-    if source is None:
-        if not args.resume:
-            what = "no grid file is named"
-            hint = "nightgrid run FILE, or nightgrid run --resume to go on with the newest run"
-            raise GridError(
-                [Problem(file="FILE", line=None, column=None, path="", message=what, hint=hint)]
-            )
-        source, name = grid_to_resume(options)
-        return source, replace(options, name=name)
-    return source, options
+    if args.grid is not None:
+        return args.grid, options
+    if not args.resume:
+        what = "no grid file is named"
+        hint = "nightgrid run FILE, or nightgrid run --resume to go on with the newest run"
+        raise GridError([Problem(file="FILE", message=what, hint=hint)])
+    source, name = grid_to_resume(options)
+    return source, replace(options, name=name)
 
 
 def _measure_and_report(
@@ -383,13 +365,8 @@ def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None,
 
 
 def _gibibytes(text: str) -> int:
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0.0
-    if not 0 < size < 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size in GiB, such as 2 or 0.5")
-    return round(size * 2**30)
+    wanted = "a size in GiB, such as 2 or 0.5"
+    return round(number(float, 1e-6, 2**20, wanted)(text) * 2**30)
 
 
 COMMANDS = {"run": Command(add_arguments, run, EPILOG)}

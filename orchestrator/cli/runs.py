@@ -16,6 +16,7 @@ from orchestrator.cli.options import (
     Command,
     add_place_arguments,
     add_results_argument,
+    number,
     results_here,
 )
 from orchestrator.store.store import MOST_LISTED
@@ -48,12 +49,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Show a job, the jobs, or a run.
-
-    Raises:
-        StoreError: there is no such run.
-        SubmitError: there is no such job, or no cluster to ask.
-    """
+    """Show a job, the jobs, or a run."""
     from orchestrator.store.store import find_run
 
     if args.address:
@@ -87,14 +83,14 @@ def _one_there(args: argparse.Namespace, server: JobServer) -> int:
     job = server.sent(args.id)
     name = job.run if job is not None and job.run else args.id
     if args.json:
-        told = {} if job is None else dataclasses.asdict(job)
+        fields = {} if job is None else dataclasses.asdict(job)
         try:
-            told["run_status"] = ask_json(server, ["status", name], args.results, job)
+            fields["run_status"] = ask_json(server, ["status", name], args.results, job)
         except SubmitError:
             if job is None:
                 raise
-            told["run_status"] = None
-        output.say_json(told, indent=1)
+            fields["run_status"] = None
+        output.say_json(fields, indent=1)
         return 0
     if job is not None:
         output.say(job_lines(job, details=True))
@@ -195,7 +191,7 @@ def run_runs(args: argparse.Namespace) -> int:
 
     entries = _there(args) if args.address else run_entries(results_here(args), args.last)
     if args.json:
-        output.say_json([dataclasses.asdict(each) for each in entries])
+        output.say_json([dataclasses.asdict(entry) for entry in entries])
     else:
         output.say("\n".join(entry_lines(entries, time.time())))
     return 0
@@ -211,12 +207,12 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
     place = directory_there(args.results, None)
     jobs = [job for job in server.jobs() if directory_there(None, job) == place]
     try:
-        found = ask_json(server, ["runs", "--last", str(args.last)], args.results)
+        entries = ask_json(server, ["runs", "--last", str(args.last)], args.results)
     except SubmitError:
         if not any(job.run and not job.over for job in jobs):
             raise
-        found = []  # the first run of the cluster has made no directory yet
-    return with_sent([entry_of(each) for each in found], jobs)
+        entries = []  # the first run of the cluster has made no directory yet
+    return with_sent([entry_of(entry) for entry in entries], jobs)
 
 
 # ``nightgrid watch [RUN]``: a run as a web page that updates itself.
@@ -247,7 +243,7 @@ def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         metavar="NUMBER",
-        type=_port,
+        type=number(int, 0, 65535, "a port: give a number from 0 to 65535"),
         default=DEFAULT_PORT,
         help="0 takes a free one (default: %(default)s)",
     )
@@ -291,12 +287,6 @@ def run_watch(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             output.say()
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or not 0 <= int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
-    return int(text)
 
 
 COMMANDS = {
