@@ -46,7 +46,7 @@ LAYERS = {
         ("models",),
         ("training", "parallel", "techniques"),
         ("compression",),
-        ("engines", "decoding", "generation", "onnx_graphs"),
+        ("engines",),
         ("serving",),  # and the workloads: all that stands in no other room
     ),
 }

@@ -170,19 +170,19 @@ SPEC = EngineSpec(
     devices=tuple(PROVIDERS),
     abilities={
         "generate": Ability(
-            function="workloads.engines.onnxruntime.decoder:load",
+            function="workloads.engines.onnxruntime.generation:load",
             tasks=("causal-lm", "seq2seq-lm"),
             refuse=_refuse_text,
             settings=GraphSettings,
         ),
         "encode": Ability(
-            function="workloads.engines.onnxruntime.encoder:load",
+            function="workloads.engines.onnxruntime.forward:load_encoder",
             tasks=("masked-lm",),
             refuse=_refuse,
             settings=GraphSettings,
         ),
         "images": Ability(
-            function="workloads.engines.onnxruntime.denoiser:load",
+            function="workloads.engines.onnxruntime.forward:load_pipeline",
             refuse=_refuse_images,
             settings=GraphSettings,
         ),

@@ -1,4 +1,4 @@
-"""One graph in ONNX Runtime, whose inputs and outputs are torch tensors that are never copied.
+"""Graphs in ONNX Runtime, whose inputs and outputs are torch tensors that are never copied.
 
 Inputs are bound to the memory that torch holds, and outputs are read from the memory that ONNX
 Runtime has allocated (IOBinding), so a key/value cache that goes through a graph at each step stays
@@ -12,21 +12,35 @@ import math
 import os
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from workloads.base import BadConfiguration, DataMissing, Request, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.devices.base import Device
+from workloads.engines.exports import (
+    Difference,
+    exported_directory,
+    facts_of,
+    load_proof,
+    save_proof,
+)
 from workloads.engines.onnxruntime import PROVIDERS
-from workloads.engines.onnxruntime.export import GRAPH, facts_of, graphs_of, key_of
-from workloads.engines.onnxruntime.variants import in_precision
-from workloads.engines.proof import Difference
+from workloads.engines.onnxruntime.export import Options, Part, export
+from workloads.engines.onnxruntime.variants import (
+    GRAPH,
+    IDENTITY,
+    graphs_of,
+    in_precision,
+    key_of,
+)
 from workloads.models import precision as precisions
+from workloads.models.checkpoints import content_digest, fingerprint
+from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 
 _LEVELS = {
@@ -68,13 +82,13 @@ class Execution:
         """
         import onnxruntime
 
-        wanted, there = PROVIDERS[self.device.name], onnxruntime.get_available_providers()
-        if wanted not in there:
+        provider, available = PROVIDERS[self.device.name], onnxruntime.get_available_providers()
+        if provider not in available:
             raise Unsupported(
                 f"this build of ONNX Runtime has no provider for {self.device.name}, only "
-                f"{', '.join(there)}; on NVIDIA cards install onnxruntime-gpu"
+                f"{', '.join(available)}; on NVIDIA cards install onnxruntime-gpu"
             )
-        return wanted
+        return provider
 
     @property
     def spins(self) -> bool:
@@ -174,54 +188,54 @@ class Graph:
                 f"the graph takes {sorted(self.inputs)} and was given {sorted(tensors)}"
             )
         binding = self._session.io_binding()
-        held = []  # alive until the run is over
-        for name, given in tensors.items():
-            wanted = self.inputs[name]
+        bound = []  # alive until the run is over
+        for name, value in tensors.items():
+            dtype = self.inputs[name]
             # Shapes and indices are read on the host, whatever the provider.
-            where = self._card if wanted.is_floating_point else torch.device("cpu")
-            tensor = given.to(where, wanted).contiguous()
+            place = self._card if dtype.is_floating_point else torch.device("cpu")
+            tensor = value.to(place, dtype).contiguous()
             # An empty tensor has no address, which is refused; another's stands in.
-            kept = tensor if tensor.numel() else tensor.new_empty(1)
-            held.append(kept)
+            memory = tensor if tensor.numel() else tensor.new_empty(1)
+            bound.append(memory)
             binding.bind_input(
                 name,
-                where.type,
-                where.index or 0,
-                _ELEMENTS[wanted],
+                place.type,
+                place.index or 0,
+                _ELEMENTS[dtype],
                 list(tensor.shape),
-                kept.data_ptr(),
+                memory.data_ptr(),
             )
         for name in self.outputs:
             binding.bind_output(name, self._card.type, self._card.index or 0)
         self._execution.device.synchronize()  # ONNX Runtime has a stream of its own
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
-        found = [torch.from_dlpack(value) for value in binding.get_outputs()]
-        return dict(zip(self.outputs, found, strict=True))
+        outputs = [torch.from_dlpack(value) for value in binding.get_outputs()]
+        return dict(zip(self.outputs, outputs, strict=True))
 
 
 def operators_of(*paths: Path) -> Counter[str]:
     """Nodes of graphs by operator, those of inner graphs and functions included."""
     import onnx
 
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+
+    def count(nodes: Any) -> None:
+        for node in nodes:
+            prefix = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
+            counts[prefix + node.op_type] += 1
+            for attribute in node.attribute:
+                for graph in (attribute.g, *attribute.graphs):
+                    count(graph.node)
+
     for path in paths:
         model = onnx.load(str(path), load_external_data=False)
         for graph in (model.graph, *model.functions):
-            _count(graph.node, found)
-    return found
+            count(graph.node)
+    return counts
 
 
-def _count(nodes: Any, found: Counter[str]) -> None:
-    for node in nodes:
-        own = node.domain in ("", "ai.onnx")
-        found[node.op_type if own else f"{node.domain}.{node.op_type}"] += 1
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                _count(graph.node, found)
-
-
-def told(operators: Mapping[str, int]) -> str:
+def listed(operators: Mapping[str, int]) -> str:
     """The counts as text, the most frequent first."""
     ordered = sorted(operators.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered)
@@ -229,139 +243,28 @@ def told(operators: Mapping[str, int]) -> str:
 
 def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """The operators whose number differs, as text: ``Add 12 → 4``."""
-    names = sorted({*before, *after})
-    pairs = ((name, before.get(name, 0), after.get(name, 0)) for name in names)
+    pairs = ((n, before.get(n, 0), after.get(n, 0)) for n in sorted({*before, *after}))
     return ", ".join(f"{name} {old} → {new}" for name, old, new in pairs if old != new)
-
-
-def stored_bytes(path: Path) -> int:
-    """Bytes of a graph with the weights beside it."""
-    data = path.with_name(f"{path.name}.data")
-    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0)
 
 
 def share_in(paths: Iterable[Path], *types: str) -> float:
     """Share of the weights of graphs that are stored in these types of numbers."""
     import onnx
 
-    wanted = {getattr(onnx.TensorProto, name) for name in types}
-    sizes: dict[bool, int] = {True: 0, False: 0}
+    numbers = {getattr(onnx.TensorProto, name) for name in types}
+    counts = {True: 0, False: 0}
     for path in paths:
         for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
-            sizes[tensor.data_type in wanted] += math.prod(tensor.dims)
-    return sizes[True] / max(sum(sizes.values()), 1)
-
-
-def opset_of(path: Path) -> int:
-    """Version of ONNX's own operators that a graph is written in."""
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    versions: list[int] = [each.version for each in model.opset_import if each.domain == ""]
-    return max(versions, default=0)
+            counts[tensor.data_type in numbers] += math.prod(tensor.dims)
+    return counts[True] / max(sum(counts.values()), 1)
 
 
 _COUNTS = "operators.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """An open graph, its directory, and what is known of it."""
-
-    graph: Graph
-    directory: Path
-    base: Path  # directory of the graph in fp32, as it was exported
-    execution: Execution
-    precision: str
-    means: str  # what the precision meant
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Facts that were noted at export."""
-        return facts_of(self.directory)
-
-    def told(self, details: Mapping[str, str]) -> Mapping[str, str]:
-        """Details of the row, with those of a session that may yet be opened for other threads."""
-        return ChainMap(self.graph.of_threads, {"attention": "sdpa", **details})
-
-    def weights(self) -> ModelWeights:
-        """Bytes, count and format of the weights, as stored."""
-        share = share_in(self._graphs(self.directory), "INT8", "UINT8")
-        return ModelWeights(
-            weight_bytes=self._bytes(),
-            parameter_count=int(self.facts["parameter_count"]),
-            quantized_share=share,
-            detail=self.means + (f"; {share:.0%} of the weights, the rest in fp32" * bool(share)),
-        )
-
-    def also(self, name: str) -> Graph:
-        """Another graph of the same directory, opened alike."""
-        return Graph(self.directory / name, self.execution)
-
-    def _graphs(self, directory: Path) -> list[Path]:
-        return [directory / name for name in graphs_of(self.base)]
-
-    def _bytes(self) -> int:
-        return sum(map(stored_bytes, self._graphs(self.directory)))
-
-    def proved(
-        self, difference: Difference, *beside: Graph
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        """Figures and details of the row, once the difference from torch is one of rounding;
-        ``beside`` are other graphs of the model, open too. See ``Difference.check``."""
-        difference.check(self.precision, self.directory / GRAPH)
-        exported = operators_of(*self._graphs(self.base))
-        stored = operators_of(*self._graphs(self.directory))
-        run = _operators_run(self.directory, self.execution)
-        figures = {
-            "export_s": float(self.facts["export_s"]),
-            "session_start_s": sum(each.start_s for each in (self.graph, *beside)),
-            "graph_bytes": float(self._bytes()),
-            "graph_nodes_exported": float(sum(exported.values())),
-            "graph_nodes_run": float(sum(run.values())),
-            **difference.figures(),
-        }
-        details = {
-            **self.execution.details(),
-            "opset": str(opset_of(self.directory / GRAPH)),
-            "operators_exported": told(exported),
-            "operators_run": told(run),
-        }
-        if "operators_passed_by_slices" in self.facts:
-            details["operators_passed_by_slices"] = str(self.facts["operators_passed_by_slices"])
-        if stored != exported:
-            details["operators_changed_by_precision"] = changes(exported, stored)
-        if stored != run:
-            details["operators_changed_by_optimization"] = changes(stored, run)
-        return figures, details
-
-
-def open_graph(base: Path, request: Request, device: Device) -> Opened:
-    """Open an exported graph as a job asks for it.
-
-    Raises:
-        Unsupported: not in this precision, or ONNX Runtime has no provider for this card.
-        DataMissing: there is no such calibration, or the file cannot be read.
-    """
-    support = precisions.require(request.precision, device.name, request.engine)
-    settings = request.settings
-    execution = Execution(
-        device=device, graph_optimization=str(settings.get("graph_optimization") or "all")
-    )
-    directory = in_precision(base, request.precision, str(settings.get("calibration") or ""))
-    return Opened(
-        graph=Graph(directory / GRAPH, execution),
-        directory=directory,
-        base=base,
-        execution=execution,
-        precision=request.precision,
-        means=support.means,
-    )
-
-
 def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
-    """Nodes by operator of a graph as ONNX Runtime runs it, counted once for a level."""
-    seen = [directory.name, execution.graph_optimization, execution.provider]
+    """Nodes by operator of the graphs of a directory as ONNX Runtime runs them, counted once for a
+    level."""
 
     def count(to: Path) -> None:
         names = graphs_of(directory)
@@ -372,40 +275,144 @@ def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
             file.unlink()
         (to / _COUNTS).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", "utf-8")
 
-    found = cached_directory(key_of("operators", *seen), count)
-    counts: dict[str, int] = json.loads((found / _COUNTS).read_text(encoding="utf-8"))
+    key = key_of("operators", directory.name, execution.graph_optimization, execution.provider)
+    text = (cached_directory(key, count) / _COUNTS).read_text(encoding="utf-8")
+    counts: dict[str, int] = json.loads(text)
     return counts
 
 
-#: Ids of the new positions [rows, new] -> logits of the last one [rows, vocabulary].
-Step = Callable[[torch.Tensor], torch.Tensor]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A model of torch, ready to be exported."""
+
+    parts: Mapping[str, Part]  # by the graph's file; ``GRAPH`` is the last one
+    proof: Mapping[str, torch.Tensor]  # a padded batch, and torch's outputs
+    facts: Mapping[str, Any]
 
 
-def greedy(
-    step: Step,
-    ids: torch.Tensor,
-    *,
-    output_tokens: int,
-    end_token_ids: Collection[int],
-    pad_token_id: int,
-    on_step: Callable[[], None],
-    keep_logits: bool,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tokens of each step [rows], and its logits where they are kept. Rows that have ended are
-    padded; nothing is computed once all have."""
-    ends = torch.tensor(sorted(end_token_ids), dtype=torch.long)
-    ended = torch.zeros(len(ids), dtype=torch.bool)
-    tokens: list[torch.Tensor] = []
-    logits: list[torch.Tensor] = []
-    for _ in range(output_tokens):
-        found = step(ids)
-        chosen = found.argmax(-1).cpu().masked_fill(ended, pad_token_id)
-        tokens.append(chosen)
-        if keep_logits:
-            logits.append(found)
-        on_step()
-        ended |= torch.isin(chosen, ends)
-        if bool(ended.all()):
-            break
-        ids = chosen[:, None]
-    return tokens, logits
+Graphs: TypeAlias = "Mapping[str, Graph]"
+#: Runs graphs on the batch of a proof, and compares outputs.
+Compare: TypeAlias = Callable[[Graphs, Mapping[str, torch.Tensor]], Difference]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The graphs of a model as a job asks for them, open, and facts about them."""
+
+    graphs: Graphs
+    directory: Path
+    facts: Mapping[str, Any]  # noted at export
+    weights: ModelWeights
+    figures: Mapping[str, float]
+    details: Mapping[str, str]
+
+    @property
+    def graph(self) -> Graph:
+        """The main graph."""
+        return self.graphs[GRAPH]
+
+    def details_with(self, **more: str) -> Mapping[str, str]:
+        """Details of the row, with those of a session that may yet be opened for other threads."""
+        return ChainMap(self.graph.of_threads, {"attention": "sdpa", **more, **self.details})
+
+
+def open_graphs(
+    request: Request,
+    device: Device,
+    source: ModelSource,
+    kind: str,
+    prepare: Callable[[], Exported],
+    compare: Compare,
+) -> Opened:
+    """The graphs of a model, exported if they are not in the node's cache, in the precision that a
+    job asks for, once they are proved to compute what torch computes.
+
+    Args:
+        kind: of models, in the cache's keys.
+        prepare: loads the model in torch.
+        compare: runs the graphs beside torch.
+
+    Raises:
+        Unsupported: not in this precision, or ONNX Runtime has no provider for this card.
+        DataMissing: there is no such calibration, or a file cannot be read.
+        BadConfiguration: a graph computes something else.
+    """
+    support = precisions.require(request.precision, device.name, request.engine)
+    options = Options.of(request.settings, device.name)
+    model = Path(source.path)
+
+    def build(directory: Path) -> dict[str, Any]:
+        exported = prepare()
+        save_proof(directory, exported.proof)
+        facts = {**exported.facts, "graphs": list(exported.parts)}
+        for name, part in exported.parts.items():
+            facts |= export(part, options, directory / name)
+        basic = Execution(device=device, graph_optimization="basic")
+        plain = {name: Graph(directory / name, basic) for name in exported.parts}
+        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
+        return facts
+
+    base = exported_directory(
+        key_of(kind, fingerprint(model), asdict(options)),
+        build,
+        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), asdict(options))},
+    )
+    settings = request.settings
+    execution = Execution(
+        device=device, graph_optimization=str(settings.get("graph_optimization") or "all")
+    )
+    directory = in_precision(base, request.precision, str(settings.get("calibration") or ""))
+    names = graphs_of(base)
+    graphs = {name: Graph(directory / name, execution) for name in names}
+    difference = compare(graphs, load_proof(directory))
+    difference.check(request.precision, directory / GRAPH)
+    paths, facts = [directory / name for name in names], facts_of(directory)
+    weight_bytes = sum(
+        file.stat().st_size
+        for path in paths
+        for file in (path, path.with_name(f"{path.name}.data"))
+        if file.is_file()
+    )
+    exported = operators_of(*(base / name for name in names))
+    stored, run = operators_of(*paths), _operators_run(directory, execution)
+    share = share_in(paths, "INT8", "UINT8")
+    return Opened(
+        graphs=graphs,
+        directory=directory,
+        facts=facts,
+        weights=ModelWeights(
+            weight_bytes=weight_bytes,
+            parameter_count=int(facts["parameter_count"]),
+            quantized_share=share,
+            detail=support.means + f"; {share:.0%} of the weights, the rest in fp32" * bool(share),
+        ),
+        figures={
+            "export_s": float(facts["export_s"]),
+            "session_start_s": sum(graph.start_s for graph in graphs.values()),
+            "graph_bytes": float(weight_bytes),
+            "graph_nodes_exported": float(sum(exported.values())),
+            "graph_nodes_run": float(sum(run.values())),
+            **difference.figures(),
+        },
+        details={
+            **execution.details(),
+            "opset": _opset_of(directory / GRAPH),
+            "operators_exported": listed(exported),
+            "operators_run": listed(run),
+            **_if_any("operators_passed_by_slices", facts.get("operators_passed_by_slices")),
+            **_if_any("operators_changed_by_precision", changes(exported, stored)),
+            **_if_any("operators_changed_by_optimization", changes(stored, run)),
+        },
+    )
+
+
+def _if_any(name: str, value: object) -> dict[str, str]:
+    return {} if value in (None, "") else {name: str(value)}
+
+
+def _opset_of(path: Path) -> str:
+    """Version of ONNX's own operators that a graph is written in."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    return str(max((each.version for each in model.opset_import if each.domain == ""), default=0))

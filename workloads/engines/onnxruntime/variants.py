@@ -17,18 +17,30 @@ from typing import Any
 
 from workloads.base import BadConfiguration, Unsupported
 from workloads.data.cache import cache_root, cached_directory
-from workloads.engines.onnxruntime.export import (
-    GRAPH,
-    IDENTITY,
-    facts_of,
-    graphs_of,
-    key_of,
-    write_facts,
-)
+from workloads.engines.exports import PROOF, digest, facts_of, package_versions, write_facts
+from workloads.engines.onnxruntime import SPEC
 from workloads.models.products import find_calibration
 
+GRAPH = "graph.onnx"
+#: The fact that is equal on all nodes that export the same weights alike; directories' names, made
+#: of paths and times, are not.
+IDENTITY = "identity"
+#: Raise when exports become something else: it is in the cache's keys.
+_RECIPE = 2
+#: Packages whose versions change what is exported.
+_PACKAGES = ("torch", "transformers", "diffusers", *(package.name for package in SPEC.packages))
 #: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")
+
+
+def key_of(kind: str, *parts: object) -> str:
+    """The cache's name for something that is made of these parts by the installed versions."""
+    return f"onnx-{kind}-{digest(_RECIPE, kind, package_versions(_PACKAGES), *parts)}"
+
+
+def graphs_of(directory: Path) -> list[str]:
+    """The files of the graphs in a directory."""
+    return list(facts_of(directory).get("graphs", [GRAPH]))
 
 
 def in_precision(base: Path, precision: str, calibration: str) -> Path:
@@ -48,15 +60,18 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
         return _made(base, "fp16", (), _to_fp16)
     if not calibration:
         return _made(base, "int8-dynamic", (), _to_dynamic_int8)
-    found = find_calibration(calibration)
-    if found.graph != facts_of(base)[IDENTITY]:
+    ranges = find_calibration(calibration)
+    if ranges.graph != facts_of(base)[IDENTITY]:
         raise BadConfiguration(
             f"calibration {calibration!r} measured another graph "
-            f"({found.origin.get('model')}); let a job of "
+            f"({ranges.origin.get('model')}); let a job of "
             "onnx-calibration with this model and these settings of graphs save one"
         )
     return _made(
-        base, "int8-static", (found.digest,), lambda a, b: _to_static_int8(a, b, found.ranges)
+        base,
+        "int8-static",
+        (ranges.digest,),
+        lambda source, target: to_static_int8(source, target, None, ranges.ranges),
     )
 
 
@@ -69,8 +84,7 @@ def _made(
         for name in graphs_of(base):
             write(base / name, directory / name)
         write_facts(directory, facts_of(base))
-        for file in base.glob("*.safetensors"):
-            shutil.copy(file, directory / file.name)
+        shutil.copy(base / PROOF, directory / PROOF)
 
     return cached_directory(key_of(kind, base.name, *parts), build)
 
@@ -95,32 +109,32 @@ def _to_dynamic_int8(source: Path, target: Path) -> None:
         )
 
 
-def _to_static_int8(source: Path, target: Path, ranges: Path) -> None:
-    from onnxruntime.quantization import quantize_static
+def to_static_int8(source: Path, target: Path, inputs: Any, ranges: Path) -> None:
+    """Quantise a graph with ranges of its activations.
+
+    Args:
+        source: the graph in fp32.
+        target: the file of the quantised graph.
+        inputs: ``CalibrationDataReader`` to measure ranges with, which are written; None: ranges
+            are read.
+        ranges: their file.
+    """
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with without_shapes_of_weights(source) as path:
         quantize_static(
             str(path),
             str(target),
-            None,
+            inputs,
             use_external_data_format=True,
             calibration_cache_path=ranges,
-            **static_arguments(path),
+            quant_format=QuantFormat.QDQ,
+            nodes_to_quantize=linear_layers(path),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
         )
-
-
-def static_arguments(path: Path) -> dict[str, Any]:
-    """Arguments of ``quantize_static`` for a graph that its calibration has to share."""
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
-
-    return {
-        "quant_format": QuantFormat.QDQ,
-        "nodes_to_quantize": linear_layers(path),
-        "per_channel": True,
-        "activation_type": QuantType.QUInt8,
-        "weight_type": QuantType.QInt8,
-        "calibrate_method": CalibrationMethod.MinMax,
-    }
 
 
 def linear_layers(path: Path) -> list[str]:
@@ -135,14 +149,14 @@ def linear_layers(path: Path) -> list[str]:
     graph = onnx.load(str(path), load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     outputs = {output.name for output in graph.output}
-    found = [
+    layers = [
         node.name
         for node in graph.node
         if node.op_type in _QUANTIZED and node.input[1] in weights and node.output[0] not in outputs
     ]
-    if not found:
+    if not layers:
         raise Unsupported(f"{path} has no linear layer that could be stored in 8 bits")
-    return found
+    return layers
 
 
 @contextlib.contextmanager

@@ -19,9 +19,10 @@ from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
+from workloads.engines.exports import facts_of
 from workloads.engines.loaded import Answered, Generated, SteppedEngine, Stepping, computed
 from workloads.engines.openvino import BF16_THREADS
-from workloads.engines.openvino.graph import StatefulGraph, facts_of, graph_directory, properties_of
+from workloads.engines.openvino.graph import StatefulGraph, graph_directory, properties_of
 from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights

@@ -13,12 +13,10 @@ length are asked for, and limit the texts or are refused.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import io
 import json
 import logging
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -28,18 +26,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from workloads import base
 from workloads.base import BadConfiguration, Request, Unsupported
-from workloads.data.cache import cached_directory
-from workloads.engines import proof
+from workloads.engines.exports import (
+    difference,
+    digest,
+    drawn_ids,
+    exported_directory,
+    facts_of,
+    in_fp32,
+    package_versions,
+    text_facts,
+)
 from workloads.engines.openvino import SPEC
-from workloads.engines.proof import drawn_ids, in_fp32
-from workloads.engines.torch_models import end_token_ids_of
 from workloads.models import rules
 from workloads.models.checkpoints import fingerprint
 from workloads.models.loading import ModelSource
 
-GRAPH, FACTS = "openvino_model.xml", "facts.json"
+GRAPH = "openvino_model.xml"
 #: Raise when conversions become something else: it is in the cache's keys.
 _RECIPE = 2
 _PACKAGES = ("torch", "transformers", *(package.name for package in SPEC.packages))
@@ -136,43 +139,21 @@ def graph_directory(request: Request, source: ModelSource, tokenizer: Any) -> Pa
         BadConfiguration: the graph does not compute what torch computes.
     """
     model = fingerprint(Path(source.path))
-
-    def build(directory: Path) -> None:
-        base.report_phase("compile")
-        began = time.perf_counter()
-        facts = _export(in_fp32(request, source), tokenizer, directory)
-        _write_facts(directory, facts | {"export_s": time.perf_counter() - began})
-        base.report_phase("load")
-
-    plain = cached_directory(_key("fp32", model), build)
+    plain = exported_directory(
+        _key("fp32", model), lambda to: _export(in_fp32(request, source), tokenizer, to)
+    )
     if request.precision not in _COMPRESSED:
         return plain
-
-    def compress(directory: Path) -> None:
-        base.report_phase("compile")
-        began, facts = time.perf_counter(), facts_of(plain)
-        facts |= _compress(plain, directory, request.precision)
-        took = facts["export_s"] + time.perf_counter() - began
-        _write_facts(directory, facts | {"export_s": took})
-        base.report_phase("load")
-
-    return cached_directory(_key(request.precision, model, version("nncf")), compress)
-
-
-def facts_of(directory: Path) -> dict[str, Any]:
-    """Facts that were noted of the graph in a directory."""
-    found: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-    return found
-
-
-def _write_facts(directory: Path, facts: Mapping[str, Any]) -> None:
-    text = json.dumps(dict(facts), indent=1, sort_keys=True)
-    (directory / FACTS).write_text(text + "\n", encoding="utf-8")
+    facts = facts_of(plain)
+    return exported_directory(
+        _key(request.precision, model, version("nncf")),
+        lambda to: facts | _compress(plain, to, request.precision, facts["architecture"]),
+        before_s=facts["export_s"],
+    )
 
 
 def _key(*parts: str) -> str:
-    text = json.dumps([_RECIPE, [f"{name} {version(name)}" for name in _PACKAGES], *parts])
-    return f"openvino-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"openvino-{digest(_RECIPE, package_versions(_PACKAGES), *parts)}"
 
 
 @torch.no_grad()
@@ -190,15 +171,8 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
     ).read
     reference = model(input_ids=torch.tensor([ids])).logits[0].float()
     parts = ids[:_PROOF_FIRST], ids[_PROOF_FIRST:]
-    proof.difference(read(*parts), reference).check("fp32", directory / GRAPH)
-    return {
-        "architecture": type(model).__name__,
-        "parameter_count": sum(each.numel() for each in model.parameters()),
-        "positions": getattr(model.config, "max_position_embeddings", None),
-        "window": window,
-        "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
-        **_stored(graph),
-    }
+    difference(read(*parts), reference).check("fp32", directory / GRAPH)
+    return text_facts(model, tokenizer) | {"window": window} | _stored(graph)
 
 
 def window_of(model: Any) -> int | None:
@@ -288,7 +262,7 @@ def _make_stateful(graph: Any, states: Mapping[str, str]) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def _compress(plain: Path, directory: Path, precision: str) -> dict[str, Any]:
+def _compress(plain: Path, directory: Path, precision: str, model: str) -> dict[str, Any]:
     """Write a graph with its weights in 8 or 4 bits, and return what changes of its facts."""
     import nncf
     import openvino
@@ -304,9 +278,7 @@ def _compress(plain: Path, directory: Path, precision: str) -> dict[str, Any]:
     (directory / "config.json").write_bytes((plain / "config.json").read_bytes())
     stored = _stored(compressed)
     if not stored["bits"].get(precision.removeprefix("int")):
-        raise BadConfiguration(
-            f"nncf stored no weight of {facts_of(plain)['architecture']} in {precision}"
-        )
+        raise BadConfiguration(f"nncf stored no weight of {model} in {precision}")
     return stored
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,18 @@ from transformers import AutoConfig
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
-from workloads.engines import proof
-from workloads.engines.onnxruntime import calibration, decoder
-from workloads.engines.onnxruntime.export import GRAPH
+from workloads.engines.exports import Difference, load_proof
+from workloads.engines.onnxruntime import calibration
+from workloads.engines.onnxruntime.generation import compare_decoder
 from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
-from workloads.engines.onnxruntime.variants import in_precision, without_shapes_of_weights
+from workloads.engines.onnxruntime.variants import GRAPH, in_precision, without_shapes_of_weights
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.models.products import find_calibration
 
 pytestmark = pytest.mark.slow  # exports graphs
 
 STEPS = 12
+EXECUTION = Execution(device=device_for("cpu"), graph_optimization="all")
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +176,11 @@ def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) ->
     found.graph.node.insert(place, filled)
     found.graph.node.insert(place, ones)
     onnx.save(found, str(tmp_path / GRAPH))
-    (tmp_path / "proof.safetensors").symlink_to(directory / "proof.safetensors")
-    graph = Graph(tmp_path / GRAPH, Execution(device=device_for("cpu"), graph_optimization="all"))
-    apart = decoder.differs(decoder.DecoderGraph.of(graph), tmp_path)
+    graph = Graph(tmp_path / GRAPH, EXECUTION)
+    apart = compare_decoder({GRAPH: graph}, load_proof(directory))
     with pytest.raises(BadConfiguration, match="padded batch"):
         apart.check("fp32", tmp_path / GRAPH)
-    whole = proof.Difference(largest=float("inf"), spread=1.0)  # numbers that overflowed
+    whole = Difference(largest=float("inf"), spread=1.0)  # numbers that overflowed
     with pytest.raises(BadConfiguration, match="Nothing was timed"):
         whole.check("fp16", tmp_path / GRAPH)
 
@@ -189,18 +189,11 @@ def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
     """A model stays loaded between jobs, which may compute with other numbers of threads; the row
     says whether these wait in a loop."""
     (directory,) = cache.glob("onnx-decoder-*")
-    given = Execution(device=device_for("cpu"), graph_optimization="all")
-    graph = Graph(directory / GRAPH, given)
-    opened = Opened(
-        graph=graph,
-        directory=directory,
-        base=directory,
-        execution=given,
-        precision="fp32",
-        means="",
-    )
+    graph = Graph(directory / GRAPH, EXECUTION)
+    facts = {each.name: {} for each in fields(Opened)} | {"graphs": {GRAPH: graph}}
+    opened = Opened(**facts)
     before, cores = torch.get_num_threads(), os.cpu_count() or 1
-    details = opened.told({"architecture": "of a row"})
+    details = opened.details_with(architecture="of a row")
     try:
         for threads in (cores, cores + 1, *([1] if cores > 1 else [])):
             torch.set_num_threads(threads)
@@ -227,26 +220,9 @@ def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypa
         assert copy.is_relative_to(cache)
 
 
-def test_the_start_of_a_session_is_that_of_all_graphs(plain, cache) -> None:
-    """An encoder-decoder opens two."""
-    (directory,) = cache.glob("onnx-decoder-*")
-    execution = Execution(device=device_for("cpu"), graph_optimization="all")
-    opened = Opened(
-        graph=Graph(directory / GRAPH, execution),
-        directory=directory,
-        base=directory,
-        execution=execution,
-        precision="fp32",
-        means="",
-    )
-    beside = opened.also(GRAPH)
-    figures, _ = opened.proved(proof.Difference(largest=0.0, spread=1.0), beside)
-    assert figures["session_start_s"] == opened.graph.start_s + beside.start_s
-
-
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     """Cut short, or a graph of something else."""
     path = tmp_path / GRAPH
     path.write_bytes(b"\x08\x0a")
     with pytest.raises(DataMissing, match=r"cannot open .*graph\.onnx"):
-        Graph(path, Execution(device=device_for("cpu"), graph_optimization="all"))
+        Graph(path, EXECUTION)

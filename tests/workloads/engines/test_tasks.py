@@ -23,7 +23,7 @@ from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
 from workloads.models.checkpoints import CheckpointKind, kind_of
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, task_for, task_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}
 T5 = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
 STABLE_DIFFUSION = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2D"]}
@@ -220,7 +220,7 @@ def _sources(module: str) -> list[str]:
     others = set(re.findall(rf"from ({folder}\.\w+) import", source))
     others |= set(re.findall(r"from (\S+) import load\b", source))
     for other in sorted(others):
-        others |= set(re.findall(r"from (\S+\.proof) import", _source(other)))
+        others |= set(re.findall(r"from (\S+\.exports) import", _source(other)))
     return [source, *map(_source, sorted(others - {module}))]
 
 

@@ -31,7 +31,7 @@ from workloads.engines.optimum_habana import quantization
 from workloads.registry import ENGINES, WORKLOADS
 from workloads.rules import engine_refusals
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def asked(**given) -> JobDescription:

@@ -26,7 +26,7 @@ from workloads import text_generation, text_to_image
 from workloads.base import JobDescription, Unsupported
 from workloads.engines.loaded import Answered
 from workloads.engines.onnxruntime import calibration
-from workloads.engines.onnxruntime.seq2seq import OnnxSeq2Seq
+from workloads.engines.onnxruntime.generation import OnnxSeq2Seq
 from workloads.models.loading import (
     load_masked_model,
     load_seq2seq_model,
@@ -80,7 +80,7 @@ def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
         worker = Worker()
         job = request(data, workload="text-encoding", model=model, engine=engine, texts=8)
         result = encoding.run(job, worker.context())
-        ((encoder, _),) = worker.loaded.values()
+        (encoder,) = (resident.engine for resident in worker.loaded.values())
         batch = encoder.prepare([encoder.ids(text, 128) for text in PROMPTS])
         real = batch.attention_mask.bool()
         found[engine] = (result, encoder.logits(batch)[real])
@@ -102,7 +102,7 @@ def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
     )
     worker = Worker()
     static = encoding.run(job, worker.context())
-    ((encoder, _),) = worker.loaded.values()
+    (encoder,) = (resident.engine for resident in worker.loaded.values())
     assert "QLinearMatMul 0 → " in static.details["operators_changed_by_optimization"]
     assert "DynamicQuantizeLinear" not in static.details["operators_run"]
     assert static.weight_bytes < 0.9 * graph.weight_bytes

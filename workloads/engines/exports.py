@@ -1,0 +1,162 @@
+"""Graphs that are exported once into the node's cache, and the proof that they compute what torch
+computes.
+
+A batch and torch's outputs in fp32 are written beside a graph when it is exported. Every session
+that is opened later, in whatever precision and on whatever level of optimisation, runs the same
+batch before anything is timed. A quantised graph is another model: its difference is a result, and
+stands in the row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from workloads import base
+from workloads.base import BadConfiguration, Request
+from workloads.data.cache import cached_directory
+from workloads.engines.torch_models import end_token_ids_of
+from workloads.models import precision as precisions
+from workloads.models.loading import ModelSource
+from workloads.registry import task_for
+
+FACTS, PROOF = "facts.json", "proof.safetensors"
+#: Differences beyond so many standard deviations of torch's outputs are no rounding.
+_ROUNDING = {"fp32": 1e-3, "fp16": 0.1}
+
+
+def digest(*parts: object) -> str:
+    """A short hash of JSON values, for the cache's keys."""
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def package_versions(names: Iterable[str]) -> list[str]:
+    """Name and version of those packages that are installed."""
+    versions = []
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    return versions
+
+
+def exported_directory(
+    key: str,
+    build: Callable[[Path], dict[str, Any]],
+    *,
+    before_s: float = 0.0,
+    untimed: Callable[[], dict[str, Any]] = dict,
+) -> Path:
+    """The cache's directory of graphs under a key, filled if it is not there.
+
+    Args:
+        build: fills an empty directory and returns facts about its graphs; they are kept beside
+            them with the time that this took.
+        before_s: time of the export that it starts from.
+        untimed: further facts.
+    """
+
+    def timed(directory: Path) -> None:
+        base.report_phase("compile")
+        began = time.perf_counter()
+        facts = build(directory)
+        facts["export_s"] = before_s + time.perf_counter() - began
+        write_facts(directory, facts | untimed())
+        base.report_phase("load")
+
+    return cached_directory(key, timed)
+
+
+def write_facts(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Write facts about the graphs in a directory."""
+    text = json.dumps(dict(facts), indent=1, sort_keys=True)
+    (directory / FACTS).write_text(text + "\n", encoding="utf-8")
+
+
+def facts_of(directory: Path) -> dict[str, Any]:
+    """Facts that were noted of the graphs in a directory."""
+    facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    return facts
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """Facts about a model of torch that its graph does not say."""
+    return {
+        "architecture": type(model).__name__,
+        "parameter_count": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def text_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The same of a model that writes text."""
+    return model_facts(model) | {
+        "positions": getattr(model.config, "max_position_embeddings", None),
+        "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Distance of a graph's outputs from torch's."""
+
+    largest: float
+    spread: float  # standard deviation of torch's outputs
+
+    def figures(self) -> dict[str, float]:
+        """Its figures, by the names that the engine declares."""
+        return {"largest_output_difference": self.largest, "output_spread": self.spread}
+
+    def check(self, precision: str, path: Path) -> None:
+        """Refuse a graph that computes something else.
+
+        Raises:
+            BadConfiguration: the difference is no rounding of this precision.
+        """
+        limit = _ROUNDING.get(precision)
+        if limit is not None and not self.largest <= limit * self.spread:
+            raise BadConfiguration(
+                f"the graph {path} does not compute what torch computes: on a padded batch in "
+                f"{precision} an output is off by {self.largest:.3g} at a spread of "
+                f"{self.spread:.3g}. Nothing was timed; another release of the exporter or less "
+                "optimisation of the graph may do better"
+            )
+
+
+def difference(outputs: torch.Tensor, reference: torch.Tensor) -> Difference:
+    """Compare outputs of one shape; what is no number differs infinitely."""
+    apart = (outputs.float().cpu() - reference).abs().nan_to_num(nan=torch.inf)
+    return Difference(largest=float(apart.max()), spread=float(reference.float().std()))
+
+
+def save_proof(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a batch and torch's outputs beside a graph."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / PROOF)
+
+
+def load_proof(directory: Path) -> dict[str, torch.Tensor]:
+    """The batch and the outputs that were written beside a graph."""
+    return load_file(directory / PROOF)
+
+
+def in_fp32(request: Request, source: ModelSource) -> Any:
+    """The model in torch that is exported: by its task, in evaluation mode."""
+    loader = task_for(request.workload, source.entry).function("load")
+    dtype = {precisions.dtype_keyword(): torch.float32}
+    return loader(source, attn_implementation="sdpa", **dtype).eval()
+
+
+def drawn_ids(model: Any, lengths: Sequence[int]) -> list[list[int]]:
+    """Token ids of these lengths, spread over the vocabulary."""
+    drawn = torch.Generator().manual_seed(0)
+    size = int(model.get_input_embeddings().num_embeddings)
+    return [torch.randint(size, (length,), generator=drawn).tolist() for length in lengths]

@@ -1,0 +1,233 @@
+"""Models of one forward pass as one graph: encoders (BERT and its kin) and diffusion U-Nets.
+
+An encoder's graph takes ids and a mask, and gives the logits of every token. A U-Net, which takes
+most of an image's time since it is run at each step, takes latents, a moment and the encoded text,
+and gives the noise that it sees; text encoder, decoder and scheduler stay in torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workloads.base import Request, Unsupported
+from workloads.devices.base import Device
+from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32, model_facts
+from workloads.engines.images import ImagePipeline, denoiser_name, set_scheduler
+from workloads.engines.onnxruntime.export import Part
+from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
+from workloads.engines.onnxruntime.variants import GRAPH
+from workloads.engines.torch_models import Batch, LoadedEncoder, right_padded
+from workloads.models import precision as precisions
+from workloads.models.catalog import usable_positions
+from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.models.precision import ModelWeights
+from workloads.registry import task_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxEncoder(LoadedEncoder):
+    """A masked language model as a graph of ONNX Runtime, on its card."""
+
+    graph: Graph
+    directory: Path
+
+    def prepare(self, texts: Sequence[Sequence[int]]) -> Batch:
+        self.graph.take_threads()
+        return LoadedEncoder.prepare(self, texts)
+
+    def logits(self, prepared: Batch) -> torch.Tensor:
+        return self.graph(**text_inputs(prepared))["logits"]
+
+
+def text_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    """All inputs of an encoder's pass over a batch."""
+    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+
+
+def load_encoder(request: Request, device: Device) -> OnnxEncoder:
+    """Open the graph of ``request.model``, exporting it if need be."""
+    source = open_model(request.model)
+    tokenizer = load_tokenizer(source)
+    pad = int(tokenizer.pad_token_id or 0)
+    opened = open_graphs(
+        request,
+        device,
+        source,
+        "encoder",
+        lambda: _export_encoder(in_fp32(request, source), pad),
+        _compare_encoder,
+    )
+    return OnnxEncoder(
+        graph=opened.graph,
+        directory=opened.directory,
+        tokenizer=tokenizer,
+        source=source,
+        weights=opened.weights,
+        pad_token_id=pad,
+        positions=opened.facts["positions"],
+        card="cpu",  # ids go to the graph from the host
+        details=opened.details_with(architecture=opened.facts["architecture"]),
+        figures=opened.figures,
+    )
+
+
+@torch.no_grad()
+def _export_encoder(model: Any, pad: int) -> Exported:
+    sample = text_inputs(right_padded(drawn_ids(model, (7, 4)), 7, pad, "cpu"))
+    batch = right_padded(drawn_ids(model, (6, 4, 1)), 6, pad, "cpu")
+    logits = model(**text_inputs(batch)).logits
+    real = batch.attention_mask.bool()  # nobody reads the outputs of padding
+    return Exported(
+        parts={GRAPH: Part(module=model, inputs=sample, varying=dict.fromkeys(sample, (0, 1)))},
+        proof={**text_inputs(batch), "logits": logits[real]},
+        facts=model_facts(model) | {"positions": usable_positions(model.config.to_dict())},
+    )
+
+
+def _compare_encoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
+    """Compare the logits of real tokens with torch's."""
+    batch = Batch(proof["input_ids"], proof["attention_mask"])
+    logits = graphs[GRAPH](**text_inputs(batch))["logits"].cpu()
+    return difference(logits[batch.attention_mask.bool()], proof["logits"])
+
+
+class GraphDenoiser(torch.nn.Module):
+    """A U-Net as diffusers' pipelines call it."""
+
+    def __init__(self, graph: Graph, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.graph, self.config, self.dtype, self.device = graph, config, dtype, device
+
+    def forward(
+        self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor]:
+        """Predict the noise, as a tuple of one."""
+        self.graph.take_threads()
+        moment = torch.as_tensor(timestep, dtype=torch.float32).reshape(1)
+        inputs = (sample, moment, encoder_hidden_states)
+        return (self.graph(**dict(zip(_INPUTS, inputs, strict=True)))["noise"].to(self.dtype),)
+
+
+_INPUTS = ("sample", "timestep", "encoder_hidden_states")
+
+
+def load_pipeline(request: Request, device: Device) -> ImagePipeline:
+    """Load ``request.model`` with its U-Net as a graph, exporting that if need be.
+
+    Raises:
+        DataMissing: the pipeline is not there, or not complete.
+        Unsupported: it has no plain U-Net, or not in this precision.
+    """
+    import diffusers
+
+    source = open_model(request.model)
+    opened = open_graphs(
+        request,
+        device,
+        source,
+        "denoiser",
+        lambda: _export_denoiser(_pipeline(request, source, "fp32")),
+        _compare_denoiser,
+    )
+    # What is not in the graph is in fp32 beside integers.
+    precision = "fp32" if precisions.quantized(request.precision) else request.precision
+    pipeline = _pipeline(request, source, precision).to(device.torch_device)
+    scheduler = set_scheduler(pipeline, request.parameters.get("scheduler"), diffusers)
+    unet, pipeline.unet = pipeline.unet, None
+    weights = _weights(opened.weights, pipeline, precision, device)
+    pipeline.unet = GraphDenoiser(opened.graph, unet.config, unet.dtype, unet.device)
+    return ImagePipeline(
+        pipeline=pipeline,
+        device=device,
+        weights=weights,
+        random_weights=source.random_weights,
+        details=opened.details_with(
+            pipeline=type(pipeline).__name__, denoiser=type(unet).__name__, scheduler=scheduler
+        ),
+        figures=opened.figures,
+        clock=time.perf_counter,
+        mode=torch.inference_mode,
+    )
+
+
+def _pipeline(request: Request, source: ModelSource, precision: str) -> Any:
+    loader = task_for(request.workload, source.entry).function("load")
+    pipeline = loader(source, torch_dtype=precisions.compute_dtype(precision))
+    name = denoiser_name(pipeline)
+    config = getattr(pipeline, name).config
+    more = config.get("addition_embed_type") or config.get("time_cond_proj_dim")
+    if getattr(pipeline, "unet", None) is None or more:
+        raise Unsupported(
+            f"this version exports U-Nets that take latents, a moment and a text; the {name} of "
+            f"{type(pipeline).__name__} takes something else"
+        )
+    return pipeline
+
+
+class _Plain(torch.nn.Module):
+    """A U-Net with what a graph takes and gives."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(
+        self, sample: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        return {"noise": self.unet(sample, timestep, encoder_hidden_states, return_dict=False)[0]}
+
+
+@torch.no_grad()
+def _export_denoiser(pipeline: Any) -> Exported:
+    unet = pipeline.unet.eval()
+    positions = pipeline.text_encoder.config.max_position_embeddings
+    side = 2 ** len(unet.config.block_out_channels)  # the least that every level halves
+
+    def inputs(rows: int, side: int) -> dict[str, torch.Tensor]:
+        """Latents, a moment and texts, drawn."""
+        drawn = torch.Generator().manual_seed(0)
+        latents = torch.randn(rows, unet.config.in_channels, side, side, generator=drawn)
+        text = torch.randn(rows, positions, unet.config.cross_attention_dim, generator=drawn)
+        return dict(zip(_INPUTS, (latents, torch.tensor([500.0]), text), strict=True))
+
+    batch = inputs(3, side * 3)
+    return Exported(
+        parts={
+            GRAPH: Part(
+                module=_Plain(unet).eval(),
+                inputs=inputs(2, side * 2),
+                # Texts have one length, that of the text encoder.
+                varying={"sample": (0, 2, 3), "encoder_hidden_states": (0,)},
+            )
+        },
+        proof={**batch, "noise": unet(*batch.values(), return_dict=False)[0]},
+        facts=model_facts(unet),
+    )
+
+
+def _compare_denoiser(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
+    outputs = graphs[GRAPH](**{name: proof[name] for name in _INPUTS})
+    return difference(outputs["noise"], proof["noise"])
+
+
+def _weights(graph: ModelWeights, pipeline: Any, precision: str, device: Device) -> ModelWeights:
+    """The weights of the graph and of the parts beside it."""
+    parts = {
+        name: part
+        for name, part in pipeline.components.items()
+        if isinstance(part, torch.nn.Module)
+    }
+    others = precisions.inspect(torch.nn.ModuleDict(parts), precision, device.name)
+    count = graph.parameter_count + others.parameter_count
+    return ModelWeights(
+        weight_bytes=graph.weight_bytes + others.weight_bytes,
+        parameter_count=count,
+        quantized_share=graph.quantized_share * graph.parameter_count / count,
+        detail=f"{graph.detail} (the U-Net); the rest in {precision} in torch",
+    )
