@@ -28,7 +28,7 @@ from workloads.base import (
 )
 from workloads.devices import DEVICES
 from workloads.engines.optimum_habana import quantization
-from workloads.registry import ENGINES, WORKLOADS
+from workloads.registry import WORKLOADS
 from workloads.rules import engine_refusals
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -184,54 +184,6 @@ def test_one_engine_is_the_default() -> None:
     assert engines.default_engine() == engines.default_engine("train") == "transformers"
     assert engines.default_engine("calibrate") == "optimum-habana"
     assert engines.engines_for("train") == ("transformers", "optimum-habana")
-
-
-#: Engines that are named after the package which they import: that name stands for it elsewhere.
-PACKAGES = {"diffusers", "transformers"}
-
-
-def engine_names_in(source: str) -> set[str]:
-    """Engines that decide something: what is compared, looked up or passed by an engine's name."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        parts: list[ast.AST | None] = []
-        if isinstance(node, ast.Compare):
-            parts = [node.left, *node.comparators]
-        elif (isinstance(node, ast.keyword) and node.arg == "engine") or (
-            isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "engine"
-        ):
-            parts = [node.value]
-        elif isinstance(node, ast.Dict):
-            parts = [*node.keys]
-        elif isinstance(node, ast.Constant) and node.value in set(engines.ENGINES) - PACKAGES:
-            parts = [node]
-        for part in parts:
-            for each in ast.walk(part) if part is not None else ():
-                if isinstance(each, ast.Constant) and each.value in set(engines.ENGINES):
-                    found.add(each.value)
-    return found
-
-
-@pytest.mark.slow
-def test_no_engines_name_decides_anything_outside_its_file() -> None:
-    """Whoever adds one writes its file; nothing else asks for a name."""
-    ours = [ROOT / "workloads", ROOT / "orchestrator"]
-    found = {
-        str(file.relative_to(ROOT)): names
-        for file in (file for folder in ours for file in folder.rglob("*.py"))
-        if "engines" not in file.relative_to(ROOT).parts
-        and (names := engine_names_in(file.read_text()))
-    }
-    assert found == {"workloads/registry.py": set(ENGINES.own)}  # where each is declared
-
-
-def test_the_check_sees_every_way_to_ask_for_a_name() -> None:
-    """The check of the check."""
-    assert engine_names_in("if job.engine in ('transformers', x): pass") == {"transformers"}
-    assert engine_names_in("class A:\n    engine: str = 'transformers'") == {"transformers"}
-    assert engine_names_in("f(engine='transformers'); g = {'vllm': 1}") == {"transformers", "vllm"}
-    assert engine_names_in("KIND = 'optimum-habana'") == {"optimum-habana"}
-    assert engine_names_in("import transformers; NEEDED = ('torch', 'transformers')") == set()
 
 
 def test_another_package_brings_an_engine(tmp_path) -> None:
