@@ -7,18 +7,20 @@ forward pass for each batch, to the logits of every token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from workloads.base import SAMPLES, JobContext, Request, Result, require_batch
 from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.engines import engine_function
-from workloads.models.precision import ModelWeights
 from workloads.registry import WorkloadSpec
 from workloads.settings import amount
+
+if TYPE_CHECKING:
+    from workloads.engines.torch_models import LoadedEncoder
 
 
 class TextEncodingParameters(DatasetParameters):
@@ -46,31 +48,6 @@ SPEC = WorkloadSpec(
 )
 
 
-class Encoder(Protocol):
-    """One loaded encoder: what text encoding asks of it, whichever library it is."""
-
-    @property
-    def weights(self) -> ModelWeights:
-        """Bytes, count and format of the loaded weights."""
-
-    @property
-    def random_weights(self) -> bool:
-        """True if the weights were drawn, not trained."""
-
-    @property
-    def details(self) -> Mapping[str, str]:
-        """Further details for the row."""
-
-    def ids(self, text: str, max_length: int) -> list[int]:
-        """Ids of one text, cut at its end."""
-
-    def prepare(self, texts: Sequence[Sequence[int]]) -> Any:
-        """A padded batch ready on the card."""
-
-    def logits(self, prepared: Any) -> Any:
-        """The logits [rows, positions, vocabulary] of a batch."""
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Measure text encoding; see ``workloads.base.Workload``."""
     parameters = TextEncodingParameters.model_validate(dict(request.parameters))
@@ -79,7 +56,7 @@ def run(request: Request, context: JobContext) -> Result:
     context.enter_phase("load")
     load = engine_function(request.engine, "encode", context.device.name)
     resident, load_s = load_resident(request, context, load)
-    encoder: Encoder = resident.engine
+    encoder: LoadedEncoder = resident.engine
     dataset = load_dataset(request.dataset, parameters.reading())
     began = context.clock()
     size, examples = request.batch_size, dataset.examples

@@ -74,14 +74,14 @@ def noted_configs() -> list[dict[str, Any]]:
     from workloads.engines.optimum_habana.generation import OptimumHabanaEngine
 
     noted: list[dict[str, Any]] = []
-    made = OptimumHabanaEngine.gaudi_config
+    made = OptimumHabanaEngine.config
 
     def noting(*given: Any) -> Any:
         config = made(*given)
         noted.append({name: value for name, value in vars(config).items() if name in _ASKED})
         return config
 
-    OptimumHabanaEngine.gaudi_config = noting  # type: ignore[method-assign]
+    OptimumHabanaEngine.config = noting  # type: ignore[method-assign]
     return noted
 
 

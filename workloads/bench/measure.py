@@ -11,7 +11,7 @@ warm-up, too, and timing begins anew. So it does, once, where the timed part com
 
 All ranks of a gang start a repeat together and decide from the same gathered figures whether to
 go on, so none of them waits for one that has stopped; a first batch runs on all of them or on none,
-since their clocks reach a limit at different moments. Clocks and ``synchronize`` are injected.
+since their clocks reach a limit at different moments. Clocks are injected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.base import (
-    Collective,
     JobContext,
     MeasureSettings,
-    Phase,
     Request,
     Result,
     Sample,
@@ -67,30 +65,6 @@ RunBatch = Callable[[int, int], Callable[[], Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
-    """The clocks and hooks of one job."""
-
-    clock: Callable[[], float]  # monotonic seconds
-    cpu_clock: Callable[[], float]  # CPU seconds of this process
-    synchronize: Callable[[], None]  # waits until the device has done what was queued
-    collective: Collective
-    enter_phase: Callable[[Phase], None]
-    compilations: Callable[[], Compilations] = Compilations  # of this process, so far
-
-
-def instruments_of(context: JobContext, *, counted: bool = True) -> Instruments:
-    """The instruments of a job. ``counted``: its engine compiles in this process."""
-    return Instruments(
-        clock=context.clock,
-        cpu_clock=context.cpu_clock,
-        synchronize=context.device.synchronize,
-        collective=context.collective,
-        enter_phase=context.enter_phase,
-        compilations=context.device.compilations if counted else Compilations,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Record of a timed loop."""
 
@@ -98,11 +72,6 @@ class Measured:
     stop_reason: StopReason
     warmth: Warmth
     compilations: Compilations = field(default_factory=Compilations)  # of the timed part
-
-    @property
-    def warmup_s(self) -> float:
-        """Seconds before the timed part."""
-        return self.warmth.warmup_s
 
     @property
     def warmup(self) -> dict[str, Any]:
@@ -140,9 +109,10 @@ def measure(
     run_batch: RunBatch,
     batches: int,
     settings: MeasureSettings,
-    instruments: Instruments,
+    context: JobContext,
     plan: WarmupPlan | None = None,
     *,
+    counted: bool = True,
     together: bool = False,
 ) -> Measured:
     """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
@@ -152,43 +122,46 @@ def measure(
             and returns a function that says what was done, called when the clock has stopped.
         batches: how many batches this rank has in a repeat, at least 1.
         settings: when to stop. ``warmup`` passes come first, at least.
-        instruments: clocks and hooks.
+        context: clocks and hooks.
         plan: what warm-up has to meet; None: what the batches themselves are.
+        counted: the engine compiles in this process, so that its compilations can be counted.
         together: ranks compute batches together, so whether the time is up is asked of all of them
             before each. Else each rank decides for itself after the first batch of a repeat.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")
     plan = plan or WarmupPlan()
-    instruments.enter_phase("warmup")
-    began = instruments.clock()
+    context.enter_phase("warmup")
+    began = context.clock()
     warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
-    loop = _Loop(run_batch, batches, instruments, warmup_until, plan.first, together)
+    loop = _Loop(run_batch, batches, context, warmup_until, plan.first, together)
     warmth = _warm_up(loop, settings, plan)
+    compilations_of = context.device.compilations if counted else Compilations
     parts, repeated = 0, False
     while True:
         parts += 1
-        timed_from = instruments.clock()
-        part = _time(loop, settings, plan)
-        if part.stop_reason is not None:
-            compiled = any(instruments.collective.gather(part.compilations.graphs or 0))
+        timed_from, before = context.clock(), compilations_of()
+        stop_reason = _time(loop, settings, plan)
+        if stop_reason is not None:
+            compilations = compilations_of().since(before)
+            compiled = any(context.collective.gather(compilations.graphs or 0))
             if not compiled or repeated or not settings.warmup or not plan.restarts:
                 break
             repeated = True
         loop.timed_was_warm_up()
-    instruments.enter_phase("finish")  # what follows is no part of what was timed
+    context.enter_phase("finish")  # what follows is no part of what was timed
     untimed = sum(sample.warmup for sample in loop.samples)
     return Measured(
         samples=tuple(loop.samples),
-        stop_reason=part.stop_reason,
-        compilations=part.compilations,
+        stop_reason=stop_reason,
+        compilations=compilations,
         warmth=dataclasses.replace(
             warmth,
             warmup_s=timed_from - began if untimed or warmth.warmup_steps else 0.0,
             warmup_steps=(warmth.warmup_steps or 0) + untimed,
             timed_parts=parts,
-            timed_compilations=part.compilations.graphs,
-            timed_cpu_fallbacks=part.compilations.cpu_fallbacks,
+            timed_compilations=compilations.graphs,
+            timed_cpu_fallbacks=compilations.cpu_fallbacks,
         ),
     )
 
@@ -200,8 +173,7 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
         return Warmth(shapes=len(shapes) or None)
     cut, steps, met = False, 0, frozenset[Hashable]()
     if plan.rehearse is not None:
-        instruments = loop.instruments
-        done = rehearse(plan, instruments.clock, loop.warmup_until, instruments.collective)
+        done = rehearse(plan, loop.context.clock, loop.warmup_until, loop.context.collective)
         cut, steps, met = done.cut, done.steps, done.met
     firsts = _firsts(plan) if plan.compiled and plan.rehearse is None else frozenset()
     while not cut and loop.repeat - plan.first < max(settings.warmup, plan.passes):
@@ -224,20 +196,10 @@ def _firsts(plan: WarmupPlan) -> frozenset[int]:
     return frozenset({shape: n for n, shape in reversed([*enumerate(plan.shapes)])}.values())
 
 
-@dataclass(slots=True)
-class _Part:
-    """One beginning of the timed part."""
-
-    stop_reason: StopReason | None = None  # None: what it timed was still warm-up
-    compilations: Compilations = field(default_factory=Compilations)
-
-
-def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
-    """Time repeats until there is a reason to stop, or until they prove to be warm-up."""
-    instruments = loop.instruments
-    instruments.enter_phase("measure")
-    before = instruments.compilations()
-    deadline = instruments.clock() + settings.time_limit_s
+def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReason | None:
+    """Time repeats until there is a reason to stop; None where they proved to be warm-up."""
+    loop.context.enter_phase("measure")
+    deadline = loop.context.clock() + settings.time_limit_s
     rates: list[float] = []
     steps: list[Step] = []
     timed_s = 0.0  # by the slowest rank of each repeat
@@ -248,11 +210,10 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> _Part:
             steps.append(_step(passes))
             slow = plan.restarts and (drift(steps) or 0.0) > 0.0
             if slow and all(done.may_restart for done in passes):
-                return _Part()
+                return None
         timed_s += max(done.wall_s for done in passes)
-        stop_reason = _why_stop(rates, passes, settings, timed_s)
-        if stop_reason is not None:
-            return _Part(stop_reason, instruments.compilations().since(before))
+        if stop_reason := _why_stop(rates, passes, settings, timed_s):
+            return stop_reason
 
 
 def _step(passes: Sequence[_Pass]) -> Step:
@@ -296,7 +257,7 @@ class _Loop:
         self,
         run_batch: RunBatch,
         batches: int,
-        instruments: Instruments,
+        context: JobContext,
         warmup_until: float,
         first: int,
         together: bool,
@@ -304,7 +265,7 @@ class _Loop:
         self._run_batch = run_batch
         self._batches = batches
         self._together = together
-        self.instruments = instruments
+        self.context = context
         self.warmup_until = warmup_until
         self.samples: list[Sample] = []
         self.repeat = first  # the next one's number
@@ -319,9 +280,9 @@ class _Loop:
         """One repeat of this rank; what every rank did in it, in rank order. Of the batches that
         the deadline would leave out, those in ``always`` run nevertheless."""
         repeat, self.repeat = self.repeat, self.repeat + 1
-        clock = self.instruments.clock
+        clock = self.context.clock
         # Those of a gang have waited here for its last rank, each by a clock of its own.
-        ranks = self.instruments.collective.gather((clock() >= deadline, self._batches))
+        ranks = self.context.collective.gather((clock() >= deadline, self._batches))
         late = any(is_late for is_late, _ in ranks)
         rounds = max(count for _, count in ranks) if self._together else self._batches
         # Only a first timed batch may start late: without it there would be nothing to report.
@@ -336,7 +297,7 @@ class _Loop:
                 continue
             if batch < self._batches:
                 taken.append(self._time(repeat, batch, warmup))
-        passes = self.instruments.collective.gather(
+        passes = self.context.collective.gather(
             _Pass(
                 output_tokens=sum(sample.output_tokens for sample in taken),
                 computed_tokens=sum(sample.computed_tokens for sample in taken),
@@ -353,16 +314,16 @@ class _Loop:
 
     def _late(self, deadline: float) -> bool:
         """Return whether the time is up: of any rank, where they compute together."""
-        late = self.instruments.clock() >= deadline
-        return any(self.instruments.collective.gather(late)) if self._together else late
+        late = self.context.clock() >= deadline
+        return any(self.context.collective.gather(late)) if self._together else late
 
     def _time(self, repeat: int, batch: int, warmup: bool) -> Sample:
-        instruments = self.instruments
-        instruments.synchronize()
-        cpu_began, began = instruments.cpu_clock(), instruments.clock()
+        context, synchronize = self.context, self.context.device.synchronize
+        synchronize()
+        cpu_began, began = context.cpu_clock(), context.clock()
         observe = self._run_batch(repeat, batch)
-        instruments.synchronize()
-        ended, cpu_ended = instruments.clock(), instruments.cpu_clock()
+        synchronize()
+        ended, cpu_ended = context.clock(), context.cpu_clock()
         seen = observe()
         return Sample(
             repeat=repeat,
@@ -403,20 +364,22 @@ def load_resident(
 
 
 def measure_resident(
-    resident: Resident, context: JobContext, *given: Any, counted: bool = True, **options: Any
+    resident: Resident,
+    context: JobContext,
+    run_batch: RunBatch,
+    batches: int,
+    settings: MeasureSettings,
+    plan: WarmupPlan,
+    **options: bool,
 ) -> tuple[Measured, Result]:
     """Time a loaded engine by ``measure``, and the fields of the row that all such jobs have.
 
-    Args:
-        resident: the engine, with ``weights``, ``random_weights`` and ``details``.
-        context: of the job.
-        given: ``run_batch``, ``batches`` and ``settings`` of ``measure``.
-        counted: whether the engine compiles in this process.
-        options: ``plan`` and ``together`` of ``measure``.
+    The engine has ``weights``, ``random_weights`` and ``details``; ``options`` are ``counted`` and
+    ``together`` of ``measure``.
     """
     engine = resident.engine
     with HostMemoryPeak() as host_memory:
-        measured = measure(*given, instruments_of(context, counted=counted), **options)
+        measured = measure(run_batch, batches, settings, context, plan, **options)
     return measured, Result(
         samples=measured.samples,
         stop_reason=measured.stop_reason,

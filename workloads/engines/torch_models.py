@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -209,8 +210,8 @@ def reading(request: Request, positions: int | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEncoder:
-    """Base of encoders: see ``workloads.text_encoding.Encoder`` for what its members mean."""
+class LoadedEncoder(ABC):
+    """One loaded encoder: what text encoding asks of it, whichever library it is."""
 
     tokenizer: Any
     source: ModelSource
@@ -223,14 +224,21 @@ class LoadedEncoder:
 
     @property
     def random_weights(self) -> bool:
+        """True if the weights were drawn, not trained."""
         return self.source.random_weights
 
     def ids(self, text: str, max_length: int) -> list[int]:
+        """Ids of one text, cut at its end."""
         most = min(max_length, self.positions or max_length)
         return list(self.tokenizer(text, max_length=most, truncation=True)["input_ids"])
 
     def prepare(self, texts: Sequence[Sequence[int]]) -> Batch:
+        """A padded batch on the card."""
         return right_padded(texts, max(map(len, texts)), self.pad_token_id, self.card)
+
+    @abstractmethod
+    def logits(self, prepared: Batch) -> torch.Tensor:
+        """The logits [rows, positions, vocabulary] of a batch."""
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from workloads import registry
 from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
-from workloads.bench.measure import Measured, instruments_of, measure
+from workloads.bench.measure import Measured, measure
 from workloads.bench.profiling import Profile, profiled
 from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
@@ -368,7 +368,7 @@ class _TrainingJob:
             steps.run_batch,
             1,
             once,
-            instruments_of(self.context, counted=counted),
+            self.context,
             WarmupPlan(
                 shapes=shapes,
                 sizes=[max(map(positions, shape)) for shape in shapes],
@@ -377,6 +377,7 @@ class _TrainingJob:
                 compiled=not self.context.device.spec.can("dynamic_shapes"),
                 restarts=False,
             ),
+            counted=counted,
         )
 
     def _losses(

@@ -9,7 +9,7 @@ from workloads.base import (
     Result,
     Throughput,
 )
-from workloads.bench.measure import Instruments, Observation, measure
+from workloads.bench.measure import Observation, measure
 from workloads.engines import engine_function
 from workloads.registry import WorkloadSpec
 from workloads.settings import WorkloadParameters, setting
@@ -59,18 +59,11 @@ def run(request: Request, context: JobContext) -> Result:
         products.append(multiply(matrix))
         return lambda: Observation(items=1)
 
-    instruments = Instruments(
-        clock=context.clock,
-        cpu_clock=context.cpu_clock,
-        synchronize=context.device.synchronize,
-        collective=context.collective,
-        enter_phase=context.enter_phase,
-    )
-    measured = measure(run_batch, batches=1, settings=request.measure, instruments=instruments)
+    measured = measure(run_batch, 1, request.measure, context)
     return Result(
         samples=measured.samples,
         stop_reason=measured.stop_reason,
-        warmup_s=measured.warmup_s,
+        **measured.warmup,
         synthetic_data=True,
         metrics={"mean_entry": float(products[-1].mean())},
     )

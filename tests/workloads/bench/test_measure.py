@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from patience import patience
 
 from workloads.base import MeasureSettings, Sample
 from workloads.bench.collective import OneCard
-from workloads.bench.measure import Instruments, Measured, Observation, measure
+from workloads.bench.measure import Measured, Observation, measure
+from workloads.devices.base import Compilations
 from workloads.util.statistics import mean_interval
 
 
@@ -28,10 +30,11 @@ class Bench:
         self.ran: list[tuple[int, int]] = []
         self.phases: list[str] = []
         self.synchronized = 0
-        self.instruments = Instruments(
+        device = SimpleNamespace(synchronize=self.synchronize, compilations=Compilations)
+        self.context: Any = SimpleNamespace(
             clock=lambda: self.now,
             cpu_clock=lambda: self.cpu,
-            synchronize=self.synchronize,
+            device=device,
             collective=collective or OneCard(),
             enter_phase=self.phases.append,
         )
@@ -51,7 +54,7 @@ class Bench:
         return observe
 
     def measure(self, batches: int, settings: MeasureSettings) -> Measured:
-        return measure(self.run_batch, batches, settings, self.instruments)
+        return measure(self.run_batch, batches, settings, self.context)
 
 
 def rates(samples: list[Sample]) -> list[float]:
@@ -162,7 +165,7 @@ def test_counting_is_not_timed() -> None:
 
         return slow
 
-    done = measure(run, 1, MeasureSettings(warmup=0, max_repeats=3), bench.instruments)
+    done = measure(run, 1, MeasureSettings(warmup=0, max_repeats=3), bench.context)
     assert [s.wall_s for s in done.samples] == [1.0, 1.0]  # and 200 s of counting end it
 
 
@@ -253,15 +256,15 @@ def test_no_rank_begins_a_shared_batch_alone(
 
     def rank(number: int) -> None:
         bench = Bench(lambda repeat, batch: batch_s[number], meeting.of_rank(number))
-        gather, waits = bench.instruments.collective.gather, iter((waits_s[number],))
+        gather, waits = bench.context.collective.gather, iter((waits_s[number],))
 
         def waiting(value: Any) -> list[Any]:
             values: list[Any] = gather(value)
             bench.now += next(waits, 0.0)
             return values
 
-        bench.instruments.collective.gather = waiting
-        measure(bench.run_batch, batches[number], settings, bench.instruments, together=True)
+        bench.context.collective.gather = waiting
+        measure(bench.run_batch, batches[number], settings, bench.context, together=True)
         ran[number] = bench.ran
 
     threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(2)]

@@ -29,9 +29,7 @@ class Compiling(Bench):
         super().__init__(lambda repeat, batch: self.met(shapes[batch], work_s, compile_s))
         self.shapes = shapes
         self.known: set[str] = set()
-        self.instruments = replace(
-            self.instruments, compilations=lambda: Compilations(graphs=len(self.known))
-        )
+        self.context.device.compilations = lambda: Compilations(graphs=len(self.known))
 
     def met(self, shape: str, work_s: float, compile_s: float) -> float:
         first = shape not in self.known
@@ -45,7 +43,7 @@ class Compiling(Bench):
 
     def run(self, settings: MeasureSettings, passes: int = 1, compiled: bool = False) -> Measured:
         plan = WarmupPlan(shapes=self.shapes, passes=passes, compiled=compiled)
-        return measure(self.run_batch, len(self.shapes), settings, self.instruments, plan)
+        return measure(self.run_batch, len(self.shapes), settings, self.context, plan)
 
 
 def test_where_shapes_are_compiled_each_is_met_whatever_the_limit() -> None:
@@ -99,11 +97,10 @@ def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
             graphs += compiles_in(repeat)
             return bench.run_batch(repeat, batch)
 
-        counted = replace(
-            bench.instruments,
-            compilations=lambda: Compilations(graphs=graphs, named={"torch_graphs": graphs}),
+        bench.context.device.compilations = lambda: Compilations(
+            graphs=graphs, named={"torch_graphs": graphs}
         )
-        return measure(work, 1, settings, counted)
+        return measure(work, 1, settings, bench.context)
 
     once = run(lambda repeat: repeat == 4)
     assert [sample.warmup for sample in once.samples] == [True] * 5 + [False] * 4
@@ -128,11 +125,11 @@ def test_recompilations_of_torch_are_counted_while_timed() -> None:
         return bench.run_batch(repeat, batch)
 
     settings = MeasureSettings(min_repeats=4, max_repeats=4)
-    counted = replace(bench.instruments, compilations=torch_compilations)
-    done = measure(work, 1, settings, counted)
+    bench.context.device.compilations = torch_compilations
+    done = measure(work, 1, settings, bench.context)
     assert (done.warmth.timed_parts, done.warmth.timed_compilations) == (2, 0)
     compiled = torch.compile(lambda x: (x * 3).sum(), backend="eager", dynamic=False)
-    cold = measure(work, 1, replace(settings, warmup=0), counted)
+    cold = measure(work, 1, replace(settings, warmup=0), bench.context)
     assert (cold.warmth.timed_parts, cold.warmth.timed_compilations) == (1, 1)
     torch.compiler.reset()
 

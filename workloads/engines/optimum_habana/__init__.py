@@ -6,9 +6,8 @@ It replaces methods of transformers for the whole process, so it has one of its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from workloads.base import JobDescription, Refusal, WorkloadError, supported, unsupported
+from workloads.base import JobDescription, Refusal, supported, unsupported
 from workloads.devices.hpu import lacks_mode
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.settings import setting
@@ -31,31 +30,15 @@ def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
     if asked.precision != "int4":
         return
     from workloads.engines.optimum_habana import quantization
-    from workloads.models.catalog import find_model
-    from workloads.models.checkpoints import read_config
+    from workloads.models.catalog import known_config
 
     if asked.cards > 1:
-        yield Refusal(
-            setting="cards",
-            reason="checkpoints in 4 bits run on one Gaudi card",
-            unsupported=True,
-        )
-    try:
-        entry = find_model(asked.model)
-        directory = Path(entry.location)
-        config = read_config(directory) if directory.is_dir() else None
-    except (WorkloadError, OSError):
-        return  # the job itself will look
-    if entry.kind == "embedded":
-        config = {}
+        reason = "checkpoints in 4 bits run on one Gaudi card"
+        yield Refusal(setting="cards", reason=reason, unsupported=True)
+    config = known_config(asked.model)
     if config is not None and quantization.four_bit_method(config) is None:
-        named = ", ".join(quantization.FOUR_BIT)
-        yield Refusal(
-            setting="precision",
-            reason=f"int4 on Gaudi takes checkpoints that are quantised already ({named}); "
-            f"{asked.model} is not",
-            unsupported=True,
-        )
+        reason = quantization.NOT_FOUR_BIT.format(asked.model)
+        yield Refusal(setting="precision", reason=reason, unsupported=True)
 
 
 #: Values of techniques that the library's trainers have beside the defaults: every batch is padded
@@ -113,44 +96,26 @@ def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
     """The library's pipelines as they are: its classes, its schedulers, its way to run a U-Net."""
     from workloads.engines.images import facts_of
 
-    facts = facts_of(asked.model)
+    facts, parameters = facts_of(asked.model), asked.parameters
+    this = f"with the engine {SPEC.name} this version"
+    refused: dict[str, tuple[str, str]] = {}  # setting -> reason, hint
     if facts is not None and facts.class_name not in _PIPELINES:
-        yield Refusal(
-            setting="model",
-            reason=f"with the engine {SPEC.name} this version runs {' and '.join(_PIPELINES)}, "
-            f"not {facts.class_name}",
-            unsupported=True,
-        )
+        runs = " and ".join(_PIPELINES)
+        refused["model"] = f"{this} runs {runs}, not {facts.class_name}", ""
     if (asked.precision, asked.device) in SPEC.precisions and asked.precision in ("fp8", "int4"):
-        yield Refusal(
-            setting="precision",
-            reason=f"with the engine {SPEC.name} this version stores no part of a pipeline in "
-            f"{asked.precision}",
-            hint="write precision: bf16",
-            unsupported=True,
-        )
-    if asked.parameters.get("scheduler") not in _SCHEDULERS:
-        yield Refusal(
-            setting="scheduler",
-            reason=f"{SPEC.name} has no {asked.parameters['scheduler']} for Gaudi",
-            hint="write scheduler: ddim or euler",
-            unsupported=True,
-        )
-    if asked.parameters.get("hpu_mode") == "compile":
-        yield Refusal(
-            setting="hpu_mode",
-            reason=f"{SPEC.name} runs pipelines lazily or one operation after the other",
-            hint="leave hpu_mode out",
-            unsupported=True,
-        )
+        reason = f"{this} stores no part of a pipeline in {asked.precision}"
+        refused["precision"] = reason, "write precision: bf16"
+    if (scheduler := parameters.get("scheduler")) not in _SCHEDULERS:
+        reason = f"{SPEC.name} has no {scheduler} for Gaudi"
+        refused["scheduler"] = reason, "write scheduler: ddim or euler"
+    if parameters.get("hpu_mode") == "compile":
+        reason = f"{SPEC.name} runs pipelines lazily or one operation after the other"
+        refused["hpu_mode"] = reason, "leave hpu_mode out"
     for name in ("channels_last", "torch_compile"):
-        if asked.parameters.get(name):
-            yield Refusal(
-                setting=name,
-                reason=f"{SPEC.name} has no {name}: true",
-                hint=f"leave {name} out",
-                unsupported=True,
-            )
+        if parameters.get(name):
+            refused[name] = f"{SPEC.name} has no {name}: true", f"leave {name} out"
+    for name, (reason, hint) in refused.items():
+        yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
 SPEC = EngineSpec(

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
 from workloads.base import JobContext, Request, Result, Unsupported
@@ -35,17 +34,14 @@ from workloads.engines.loaded import Generated
 from workloads.engines.optimum_habana import SPEC, library, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
+    BUCKET,  # in such parts the cache is read, too
     Batch,
     SourceReader,
     end_token_ids_of,
     pad_token_id_of,
     reading,
 )
-from workloads.engines.transformers.generation import TransformersEngine
-from workloads.engines.transformers.static_shapes import (
-    BUCKET,  # in such parts the cache is read, too
-)
-from workloads.models import precision
+from workloads.engines.transformers.generation import Steps, TransformersEngine
 from workloads.models import precision as precisions
 from workloads.models.checkpoints import read_config
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
@@ -64,17 +60,13 @@ CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 ne
 _DECODERS = ("transformer", "gpt_neox", "model")
 
 
-class _Steps(StoppingCriteria):
-    """Called after every step, in the library's convention: it stops nothing."""
-
-    def __init__(self, on_first: Callable[[], None]) -> None:
-        self._on_first = on_first
-        self.steps = 0
+class GaudiSteps(Steps):
+    """The same in the library's convention; only the first step is waited for."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **given: Any) -> Any:
         self.steps += 1
         if self.steps == 1:
-            self._on_first()
+            self.on_step()
         if given.get("needs_tensor_output"):
             return torch.zeros(input_ids.shape[0], dtype=torch.int8, device=input_ids.device)
         return False
@@ -100,42 +92,22 @@ class OptimumHabanaEngine(TransformersEngine):
         return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
 
     def generate(
-        self,
-        prepared: Batch,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
+        self, prepared: Batch, *, on_step: Callable[[], None], **options: Any
     ) -> Callable[[], Generated]:
         self.model.generation_config = copy.deepcopy(self.original_config)
-        criteria = _Steps(on_step)
-        output = self.model.generate(
-            input_ids=prepared.input_ids,
-            attention_mask=prepared.attention_mask,
-            generation_config=self.gaudi_config(prepared, output_tokens, ignore_eos),
-            stopping_criteria=StoppingCriteriaList([criteria]),
-            lazy_mode=self.lazy,
-            hpu_graphs=self.lazy,
-            return_dict_in_generate=True,
-            output_logits=keep_logits,
-        )
+        fetch = TransformersEngine.generate(self, prepared, on_step=on_step, **options)
         self.device.mark_step()
         on_step()
-        batch, length = prepared.input_ids.shape
-
-        def fetch() -> Generated:
-            begins = self.new_from(length)
-            new = output.sequences[:, begins : begins + criteria.steps]
-            return Generated(
-                tokens=new.tolist(),
-                computed_tokens=batch * (length + criteria.steps - 1),
-                logits=[step.float().cpu() for step in output.logits or ()],
-            )
-
         return fetch
 
-    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"lazy_mode": self.lazy, "hpu_graphs": self.lazy}
+
+    def steps(self, on_step: Callable[[], None]) -> Steps:
+        return GaudiSteps(on_step)
+
+    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
         """A new ``GaudiGenerationConfig`` for every call.
 
         The key/value cache is read in buckets only where it is kept; a causal mask in place of
@@ -175,8 +147,8 @@ class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
     max_source_length: int
     positions: int | None
 
-    def gaudi_config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        config = OptimumHabanaEngine.gaudi_config(self, prepared, output_tokens, ignore_eos)
+    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        config = OptimumHabanaEngine.config(self, prepared, output_tokens, ignore_eos)
         config.decoder_start_token_id = begin_token_id(self.model.config)
         return config
 
@@ -184,6 +156,8 @@ class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
 def load(request: Request, device: Device) -> OptimumHabanaEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     version = library.prepare(device)
+    from optimum.habana.transformers.generation import GaudiGenerationConfig
+
     transformers_logging.set_verbosity_error()  # it explains its defaults at every call
     transformers_logging.disable_progress_bar()
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
@@ -198,7 +172,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     model = model.to(device.torch_device)
     end_token_ids = _end_token_ids(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
-    found_weights = precision.inspect(model, request.precision, device.name, ENGINE)
+    found_weights = precisions.inspect(model, request.precision, device.name, ENGINE)
     attention = str(request.parameters.get("attention", "sdpa"))
     details = {
         "attention": attention,
@@ -239,7 +213,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "kept_cache": kept,
         "sixteen_bits": sixteen_bits,
         "flash_attention": flash,
-        "original_config": _plain_generation_config(pad_token_id),
+        "original_config": GaudiGenerationConfig(pad_token_id=pad_token_id),
     }
     positions = context_length(model.config)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -335,12 +309,6 @@ def context_length(config: Any) -> int | None:
         if isinstance(found, int):
             return found
     return None
-
-
-def _plain_generation_config(pad_token_id: int) -> Any:
-    from optimum.habana.transformers.generation import GaudiGenerationConfig
-
-    return GaudiGenerationConfig(pad_token_id=pad_token_id)
 
 
 def run(request: Request, context: JobContext) -> Result:

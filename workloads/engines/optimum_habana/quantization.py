@@ -47,6 +47,12 @@ FOUR_BIT = {
 }
 
 
+NOT_FOUR_BIT = (
+    f"int4 on Gaudi takes checkpoints that are quantised already ({', '.join(FOUR_BIT)}); "
+    "{} is not"
+)
+
+
 def calibration_directory(model: str, cards: int, device_name: str) -> Path:
     """Directory of a calibration's files, for one model, number of cards and kind of card."""
     named = os.environ.get("NIGHTGRID_CALIBRATIONS")
@@ -139,10 +145,7 @@ def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
 
     method = four_bit_method(config)
     if method is None:
-        raise Unsupported(
-            f"int4 on Gaudi takes checkpoints that are quantised already ({', '.join(FOUR_BIT)}); "
-            f"{model} is not"
-        )
+        raise Unsupported(NOT_FOUR_BIT.format(model))
     package, install = FOUR_BIT[method]
     if importlib.util.find_spec(package) is None:
         raise Unsupported(

@@ -34,31 +34,34 @@ from workloads.engines.torch_models import (
     pad_token_id_of,
     reading,
 )
-from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
 from workloads.models.checkpoints import read_config
 from workloads.models.loading import (
+    ModelSource,
     check_attention,
     load_config,
     load_tokenizer,
     open_model,
 )
+from workloads.models.precision import ModelWeights
 from workloads.models.products import origin_of
 from workloads.models.rules import as_stored
-from workloads.registry import task_for
+from workloads.registry import TaskSpec, task_for
 from workloads.training import adapters
 from workloads.training.pairs import begin_token_id
 
 
-class _Steps(StoppingCriteria):
+class Steps(StoppingCriteria):
     """Called by ``generate`` after every step; stops nothing."""
 
     def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
+        self.on_step = on_step
+        self.steps = 0
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self._on_step()
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        self.steps += 1
+        self.on_step()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
@@ -75,33 +78,44 @@ class TransformersEngine(TorchModel):
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> Callable[[], Generated]:
-        def step() -> None:
-            self.device.mark_step()
-            on_step()
-
-        config = self.generation_config(output_tokens, ignore_eos)
-        config.return_dict_in_generate, config.output_logits = True, keep_logits
+        steps = self.steps(on_step)
         output = self.model.generate(
             input_ids=prepared.input_ids,
             attention_mask=prepared.attention_mask,
-            generation_config=config,
-            stopping_criteria=StoppingCriteriaList([_Steps(step)]),
+            generation_config=self.config(prepared, output_tokens, ignore_eos),
+            stopping_criteria=StoppingCriteriaList([steps]),
+            return_dict_in_generate=True,
+            output_logits=keep_logits,
+            **self.arguments,
         )
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            new = output.sequences[:, self.new_from(longest) :]
-            # The last token of each row is produced but never fed back.
-            computed = batch * (longest + max(int(new.shape[1]) - 1, 0))
+            begins = self.new_from(longest)
             return Generated(
-                tokens=new.tolist(),
-                computed_tokens=computed,
+                tokens=output.sequences[:, begins : begins + steps.steps].tolist(),
+                # The last token of each row is produced but never fed back.
+                computed_tokens=batch * (longest + steps.steps - 1),
                 logits=[step.float().cpu() for step in output.logits or ()],
             )
 
         return fetch
 
-    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments of ``generate``."""
+        return {}
+
+    def steps(self, on_step: Callable[[], None]) -> Steps:
+        """What is called after every step."""
+
+        def step() -> None:
+            self.device.mark_step()
+            on_step()
+
+        return Steps(step)
+
+    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
         """A new one for every call. Without end-of-sequence ids nothing ends a prompt early."""
         return GenerationConfig(
             max_new_tokens=output_tokens,
@@ -121,27 +135,44 @@ class Seq2SeqEngine(SourceReader, TransformersEngine):
     max_source_length: int
     positions: int | None
 
-    def generation_config(self, output_tokens: int, ignore_eos: bool) -> GenerationConfig:
-        config = TransformersEngine.generation_config(self, output_tokens, ignore_eos)
+    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+        config = TransformersEngine.config(self, prepared, output_tokens, ignore_eos)
         config.decoder_start_token_id = begin_token_id(self.model.config)
         return config
 
 
-def load(request: Request, device: Device) -> TransformersEngine:
-    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in transformers' own classes, in evaluation mode, on its card."""
+
+    model: Any
+    tokenizer: Any
+    source: ModelSource
+    task: TaskSpec
+    weights: ModelWeights
+    pad_token_id: int
+
+
+def load_model(request: Request, device: Device, attention: str) -> LoadedModel:
+    """Load ``request.model`` in ``request.precision``.
+
+    Raises:
+        DataMissing: the model is not there.
+        Unsupported: the precision or the attention cannot be had on this device.
+    """
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     arguments = precisions.loading_arguments(request.precision, device.name)
-    lacking = device.lacks(request.precision)
-    if lacking:
+    if lacking := device.lacks(request.precision):
         raise Unsupported(f"{request.precision}: {lacking}")
-    attention = str(request.parameters.get("attention", "sdpa"))
-    _check_attention(attention, device)
+    if attention in PACKAGES and not device.spec.can(attention):
+        raise Unsupported(f"{attention} has no {device.name} kernels; use sdpa")
+    make_ready(attention)
     source = open_model(request.model, protected=True)
     tokenizer = load_tokenizer(source)
     config = load_config(source)
     stored = precisions.quantized_already(config)
     if not stored:
-        precision.check_shapes(config, request.precision, device.name)
+        precisions.check_shapes(config, request.precision, device.name)
     if "quantization_config" in arguments or stored:
         arguments["device_map"] = {"": device.torch_device}
     if stored:  # the checkpoint says how
@@ -155,16 +186,30 @@ def load(request: Request, device: Device) -> TransformersEngine:
     model.eval()
     precisions.finish_loading(model, request.precision, device.name)
     check_attention(model, attention)
-    end_token_ids = end_token_ids_of(model, tokenizer)
-    pad_token_id = pad_token_id_of(model, tokenizer)
-    model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
-    found_weights = precision.inspect(model, request.precision, device.name)
+    weights = precisions.inspect(model, request.precision, device.name)
     if stored:
         method = read_config(Path(source.path))["quantization_config"]["quant_method"]
         how = origin_of(Path(source.path)).get("quantization") or f"{method} checkpoint"
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
-        found_weights = replace(found_weights, detail=f"quantised: {how}{rest}")
+        weights = replace(weights, detail=f"quantised: {how}{rest}")
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        task=task,
+        weights=weights,
+        pad_token_id=pad_token_id_of(model, tokenizer),
+    )
+
+
+def load(request: Request, device: Device) -> TransformersEngine:
+    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
+    attention = str(request.parameters.get("attention", "sdpa"))
+    loaded = load_model(request, device, attention)
+    model, source, weights = loaded.model, loaded.source, loaded.weights
+    end_token_ids = end_token_ids_of(model, loaded.tokenizer)
+    model.generation_config = GenerationConfig(pad_token_id=loaded.pad_token_id)
     details = {"attention": attention, "architecture": type(model).__name__}
     if source.remote_code:
         details["remote_code"] = "allowed"
@@ -172,24 +217,24 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
-        details["weight_bytes_per_card"] = str(precision.card_weight_bytes(model))
-    if told := origin_of(Path(source.path)).get("sparsity"):
-        details["sparsity"] = str(told)
+        details["weight_bytes_per_card"] = str(precisions.card_weight_bytes(model))
+    if sparsity := origin_of(Path(source.path)).get("sparsity"):
+        details["sparsity"] = str(sparsity)
     if request.settings.get("sparse_kernels"):
         details["sparse_kernels"] = use_kernels(model)
-        found_weights = replace(found_weights, weight_bytes=precision.card_weight_bytes(model))
+        weights = replace(weights, weight_bytes=precisions.card_weight_bytes(model))
     positions = getattr(model.config, "max_position_embeddings", None)
     common: dict[str, Any] = {
         "model": model,
-        "tokenizer": tokenizer,
+        "tokenizer": loaded.tokenizer,
         "source": source,
         "device": device,
-        "weights": found_weights,
+        "weights": weights,
         "end_token_ids": end_token_ids,
-        "pad_token_id": pad_token_id,
+        "pad_token_id": loaded.pad_token_id,
         "details": details,
     }
-    if task.encoder_decoder:
+    if loaded.task.encoder_decoder:
         return Seq2SeqEngine(**reading(request, positions), **common)
     return TransformersEngine(context_length=positions, **common)
 
@@ -205,12 +250,6 @@ def _split(model: Any, tensor: int) -> str:
     return split(model, layout, make_groups(layout))
 
 
-def _check_attention(attention: str, device: Device) -> None:
-    if attention in PACKAGES and not device.spec.can(attention):
-        raise Unsupported(f"{attention} has no {device.name} kernels; use sdpa")
-    make_ready(attention)
-
-
 #: Sizes that the kernels want to divide a matrix's rows and columns, in 16 bits.
 _ROWS, _COLUMNS = 32, 64
 
@@ -221,7 +260,6 @@ def use_kernels(model: Any) -> str:
     Raises:
         BadConfiguration: a layer has more than two values in a group of four, or none fits.
     """
-    import torch
     from torch.sparse import to_sparse_semi_structured
 
     layers = pruning.prunable_layers(model)
@@ -234,7 +272,7 @@ def use_kernels(model: Any) -> str:
     fitting = [
         layer
         for layer in layers.values()
-        if not (layer.out_features % _ROWS or layer.in_features % _COLUMNS)
+        if layer.out_features % _ROWS == 0 and layer.in_features % _COLUMNS == 0
     ]
     if not fitting:
         raise BadConfiguration(
