@@ -13,7 +13,7 @@ library's trainer. The plan asks the rules before anything starts, and the job a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from workloads.base import (
@@ -51,25 +51,21 @@ TRAINED_IN = ("fp32", "fp16", "bf16")
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and its model."""
     method = method_of(job.parameters)
-    found = [
+    return (
         *_precision(job, method),
-        *_quantization(job, method),
         *_adapter(job, method),
         *_saving(job, method),
         *_lengths(job),
-    ]
-    return (*found, *technique_refusals(job))
+        *technique_refusals(job),
+    )
 
 
 def _precision(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     precision = job.precision
     if quantized(precision):
-        base = (
-            "4-bit base is method qlora"
-            if precision == "int4"
-            else f"{precision} base is not built"
-        )
-        hint = "write precision: bf16 and method: qlora" if precision == "int4" else ""
+        base, hint = f"{precision} base is not built", ""
+        if precision == "int4":
+            base, hint = "4-bit base is method qlora", "write precision: bf16 and method: qlora"
         yield Refusal(
             setting="precision",
             reason=f"weights in {precision} have no gradients; an adapter over a {base}",
@@ -78,6 +74,8 @@ def _precision(job: JobDescription, method: MethodParameters) -> Iterator[Refusa
         )
     elif precision == "fp16" and method.method not in ADAPTER_METHODS:
         yield half_weights(f"method {method.method}")
+    if method.method == "qlora" and not (nf4 := support("int4", job.device)).supported:
+        yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
 
 
 def half_weights(who: str) -> Refusal:
@@ -90,28 +88,25 @@ def half_weights(who: str) -> Refusal:
     )
 
 
-def _quantization(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
-    if method.method == "qlora":
-        nf4 = support("int4", job.device)
-        if not nf4.supported:
-            yield Refusal(setting="method", reason=f"qlora: {nf4.reason}", unsupported=True)
-
-
-def _adapter(job: JobDescription, method: MethodParameters) -> Iterable[Refusal]:
-    found = []
+def _adapter(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
     if method.method not in ADAPTER_METHODS:
         for name in ("rank", "alpha", "targets", "save_adapter"):
             if getattr(method, name) is not None:
                 reason = f"method {method.method} has no adapter"
                 hint = f"leave {name} out, or choose one of {', '.join(ADAPTER_METHODS)}"
-                found.append(Refusal(setting=name, reason=reason, hint=hint))
-        return found
+                yield Refusal(setting=name, reason=reason, hint=hint)
+        return
     if method.method == "vera" and method.alpha is not None:
         reason = "vera scales by vectors that it learns and has no alpha"
-        found.append(Refusal(setting="alpha", reason=reason, hint="leave alpha out"))
-    if method.targets is not None:
-        found += _targets(job, method.targets)
-    return found
+        yield Refusal(setting="alpha", reason=reason, hint="leave alpha out")
+    there = rules.linear_names(job.model) if method.targets is not None else None
+    if method.targets is None or there is None:
+        return  # the job itself will look
+    try:
+        rules.choose(method.targets, there)
+    except BadConfiguration as error:
+        reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
+        yield Refusal(setting="targets", reason=reason, hint=hint)
 
 
 def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
@@ -151,17 +146,6 @@ def _lengths(job: JobDescription) -> Iterator[Refusal]:
         yield from too_long("max_target_length", target_length(given), positions)
     else:
         yield from too_long("max_length", int(given["max_length"]), positions)
-
-
-def _targets(job: JobDescription, wanted: str) -> Iterator[Refusal]:
-    there = rules.linear_names(job.model)
-    if there is None:
-        return  # the job itself will look
-    try:
-        rules.choose(wanted, there)
-    except BadConfiguration as error:
-        reason, _, hint = str(error).removeprefix("targets: ").partition("; ")
-        yield Refusal(setting="targets", reason=reason, hint=hint)
 
 
 TASKS = ("causal-lm", "seq2seq-lm")

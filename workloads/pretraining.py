@@ -33,8 +33,7 @@ _BYTES_PER_TOKEN = 16
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """All that speaks against a job, beside its engine and the kind of its model."""
-    found = [*_precision(job), *_model(job), *_chunks(job)]
-    return (*found, *technique_refusals(job))
+    return (*_precision(job), *_model(job), *_chunks(job), *technique_refusals(job))
 
 
 def _precision(job: JobDescription) -> Iterator[Refusal]:

@@ -346,11 +346,11 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     load = task_for(request.workload, source.entry).function("load")
     tokenizer = load_tokenizer(source)
     dataset = load_dataset(request.dataset, parameters.reading())
-    rest, held = split(dataset.examples, parameters.held_out, request.dataset)
+    rest, held_out = split(dataset.examples, parameters.held_out, request.dataset)
     texts: list[list[int]] = []
     if parameters.reads_texts:
         texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-    samples = encode_samples(held, len(held), tokenizer, source, parameters.length)
+    samples = encode_samples(held_out, len(held_out), tokenizer, source, parameters.length)
     dtype = precisions.compute_dtype(request.precision)
     in_dtype = {precisions.dtype_keyword(): dtype}
     plain = load(source, **in_dtype).to(device.torch_device).eval()

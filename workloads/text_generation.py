@@ -340,11 +340,6 @@ def bring_to_length(ids: Sequence[int], length: int) -> list[int]:
     return repeated[:length]
 
 
-def share_of_rank(total: int, rank: int, world_size: int) -> range:
-    """The positions of the prompts that a rank takes of each repeat."""
-    return range(rank, total, world_size)
-
-
 def _profile(
     engine: GenerationEngine,
     prompts: Sequence[Prompt],
@@ -377,7 +372,7 @@ def _prompts(
     total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
     prompts = []
-    for position in share_of_rank(total, layout.data_rank, layout.data_size):
+    for position in range(layout.data_rank, total, layout.data_size):
         index = position % len(examples)
         if index not in encoded:
             ids = engine.encode(examples[index].content, examples[index].earlier)

@@ -273,10 +273,10 @@ MOST_SIDE = 512
 
 def png_of(image: Any) -> bytes:
     """PIL's image as PNG, at most ``MOST_SIDE`` pixels wide and high."""
-    kept = image.convert("RGB")
-    kept.thumbnail((MOST_SIDE, MOST_SIDE))
+    picture = image.convert("RGB")
+    picture.thumbnail((MOST_SIDE, MOST_SIDE))
     file = io.BytesIO()
-    kept.save(file, "PNG", optimize=True)
+    picture.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 

@@ -7,18 +7,15 @@ LoRA, on two cards; and articles summed up by the library's classes and by stock
 from __future__ import annotations
 
 import json
-import multiprocessing
-import socket
-import sys
 from dataclasses import replace
 from typing import Any
 
 from finetuning_cases import parameters
 from generation_cases import Worker, request
+from rows_of import forked, gang, values_of
 
 from workloads import finetuning, text_generation
-from workloads.base import MeasureSettings, Request, Result
-from workloads.bench.collective import Rendezvous, joined
+from workloads.base import MeasureSettings, Request
 from workloads.devices import device_for
 from workloads.engines.optimum_habana import library
 
@@ -47,52 +44,9 @@ def summing_up(**given: Any) -> Request:
     return request(DATA, **(fields | {"ignore_eos": True} | SIZES | given))
 
 
-def told(result: Result) -> dict[str, Any]:
-    return {
-        "losses": [sample.loss for sample in result.samples],
-        "items": [sample.items for sample in result.samples],
-        "read": [sample.input_tokens for sample in result.samples],
-        "computed": [sample.computed_tokens for sample in result.samples],
-        "warmup": [sample.warmup for sample in result.samples],
-        "encoder_s": [sample.encoder_s for sample in result.samples],
-        "wall_s": [sample.wall_s for sample in result.samples],
-        "texts": [[item.index, item.output_tokens, item.output_text] for item in result.items],
-        "metrics": dict(result.metrics),
-        "details": dict(result.details),
-    }
-
-
-def stock(channel: Any) -> None:
+def stock() -> dict[str, Any]:
     """The same articles summed up by transformers' own classes, before the library patches them."""
-    channel.send(told(text_generation.run(summing_up(attention="eager"), Worker().context())))
-
-
-def rank(number: int, port: int, channel: Any) -> None:
-    """One of two cards that train together, with gradient checkpointing."""
-    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
-    device = device_for("hpu")
-    with joined(rendezvous=meet, rank=number, world_size=2, device=device) as collective:
-        context = Worker().context(rank=number, world_size=2, collective=collective)
-        result = finetuning.run(training(2, **CHECKPOINTED), replace(context, device=device))
-    channel.send(told(result))
-
-
-def forked(function: Any, *arguments: Any) -> Any:
-    """A channel on which a process forked from this one sends what it measured."""
-    fork = multiprocessing.get_context("fork")
-    mine, theirs = fork.Pipe()
-    fork.Process(target=function, args=(*arguments, theirs), daemon=True).start()
-    theirs.close()
-    return mine
-
-
-def gang() -> list[dict[str, Any]]:
-    """The results of each of two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    channels = [forked(rank, number, port) for number in range(2)]
-    return [channel.recv() for channel in channels]
+    return values_of(text_generation.run(summing_up(attention="eager"), Worker().context()))
 
 
 def main() -> None:
@@ -102,10 +56,10 @@ def main() -> None:
     done: dict[str, Any] = {"stock": forked(stock).recv()}
     device = device_for("hpu")
     library.prepare(device)
-    done["gang"] = gang()  # forked before this process has threads
+    done["gang"] = gang(finetuning.run, training(2, **CHECKPOINTED), Worker().context())
 
     def run(workload: Any, job: Request) -> dict[str, Any]:
-        return told(workload(job, replace(Worker().context(), device=device)))
+        return values_of(workload(job, replace(Worker().context(), device=device)))
 
     done["full"] = run(finetuning.run, training(4))
     done["checkpointed"] = run(finetuning.run, training(4, **CHECKPOINTED))
@@ -113,9 +67,7 @@ def main() -> None:
     bf16 = {"precision": "bf16"}
     done["written"] = run(text_generation.run, summing_up(engine="optimum-habana"))
     done["written in bf16"] = run(text_generation.run, summing_up(engine="optimum-habana", **bf16))
-    print("ROWS", json.dumps(done))
+    print("ROWS", json.dumps(done), flush=True)
 
 
-if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
+main()

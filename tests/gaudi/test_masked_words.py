@@ -26,10 +26,10 @@ def test_the_librarys_trainer_learns_what_our_loop_learns(rows: dict[str, Any]) 
     row, own = rows["fresh"], rows["own loop"]
     assert row["details"]["trainer"] == "GaudiTrainer"
     assert row["details"]["hpu_mode"] == rows["mode"] and row["details"]["new_weights"] == "all"
-    assert row["losses"][0] == pytest.approx(own["losses"][0], rel=1e-6)
-    assert row["losses"] == pytest.approx(own["losses"], rel=3e-3)
-    assert row["losses"][-1] < 0.95 * row["losses"][0]
-    assert row["items"] == [4] * 6 and row["read"] == [4 * 64] * 6
+    assert row["loss"][0] == pytest.approx(own["loss"][0], rel=1e-6)
+    assert row["loss"] == pytest.approx(own["loss"], rel=3e-3)
+    assert row["loss"][-1] < 0.95 * row["loss"][0]
+    assert row["items"] == [4] * 6 and row["input_tokens"] == [4 * 64] * 6
     assert row["warmup"] == [True] * 3 + [False] * 3
     assert (row["graphs"] > 0) is (rows["mode"] == "compile")
     found = row["metrics"]
@@ -38,7 +38,7 @@ def test_the_librarys_trainer_learns_what_our_loop_learns(rows: dict[str, Any]) 
 
 def test_autocast_is_mixed_precision(rows: dict[str, Any]) -> None:
     """ "bf16" of the published comparison: fp32 weights under bf16 autocast."""
-    exact, mixed = rows["fresh"]["losses"], rows["mixed"]["losses"]
+    exact, mixed = rows["fresh"]["loss"], rows["mixed"]["loss"]
     assert mixed == pytest.approx(exact, rel=1e-3) and mixed != exact
 
 
@@ -47,8 +47,8 @@ def test_two_cards_learn_as_one(rows: dict[str, Any]) -> None:
     if rows["mode"] != "lazy":
         pytest.skip("the gang is one of the lazy process")
     both = rows["gang"]
-    means = [sum(losses) / 2 for losses in zip(*(rank["losses"] for rank in both), strict=True)]
-    assert means == pytest.approx(rows["fresh"]["losses"], rel=1e-2)
+    means = [sum(losses) / 2 for losses in zip(*(rank["loss"] for rank in both), strict=True)]
+    assert means == pytest.approx(rows["fresh"]["loss"], rel=1e-2)
     assert [rank["items"] for rank in both] == [[2] * 6] * 2
     assert all(rank["details"]["data_parallel"] == "2" for rank in both)
 
@@ -59,4 +59,4 @@ def test_a_checkpoint_goes_on(rows: dict[str, Any]) -> None:
         pytest.skip("once is enough")
     row = rows["checkpoint"]
     assert "new_weights" not in row["details"]
-    assert row["losses"][0] != rows["fresh"]["losses"][0]
+    assert row["loss"][0] != rows["fresh"]["loss"][0]

@@ -24,7 +24,7 @@ def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -
         assert row["details"]["trainer"] == "GaudiSeq2SeqTrainer"
         assert row["details"]["architecture"] == "GaudiT5ForConditionalGeneration"
         assert row["warmup"] == [True] * 3 + [False] * 3 and row["items"] == [4] * 6
-        assert row["computed"] == [4 * (48 + 24)] * 6
+        assert row["computed_tokens"] == [4 * (48 + 24)] * 6
         found = row["metrics"]
         assert found["first_batch_loss_after"] < found["first_batch_loss_before"]
     assert rows["lora"]["details"]["adapter"] == "rank 8, alpha 16 on q, k, v"
@@ -32,7 +32,7 @@ def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -
 
 def test_gradient_checkpointing_learns_the_same(rows: dict[str, Any]) -> None:
     """By torch's own function; the library's copy of it dies in T5's backward pass."""
-    assert rows["checkpointed"]["losses"] == pytest.approx(rows["full"]["losses"], rel=1e-6)
+    assert rows["checkpointed"]["loss"] == pytest.approx(rows["full"]["loss"], rel=1e-6)
     assert "use_reentrant=False" in rows["checkpointed"]["details"]["gradient_checkpointing"]
 
 
@@ -40,11 +40,11 @@ def test_two_cards_learn_what_one_learns_from_the_same_batch(rows: dict[str, Any
     """With checkpointing, two pairs on each of two cards: the mean of their losses is that of four
     pairs on one card, at every step."""
     first, second = rows["gang"]
-    mean = [(a + b) / 2 for a, b in zip(first["losses"], second["losses"], strict=True)]
-    assert mean == pytest.approx(rows["full"]["losses"], rel=1e-5)
-    assert first["losses"] != second["losses"] and first["items"] == second["items"] == [2] * 6
-    assert [a + b for a, b in zip(first["read"], second["read"], strict=True)] == (
-        rows["full"]["read"]
+    mean = [(a + b) / 2 for a, b in zip(first["loss"], second["loss"], strict=True)]
+    assert mean == pytest.approx(rows["full"]["loss"], rel=1e-5)
+    assert first["loss"] != second["loss"] and first["items"] == second["items"] == [2] * 6
+    assert [a + b for a, b in zip(first["input_tokens"], second["input_tokens"], strict=True)] == (
+        rows["full"]["input_tokens"]
     )
     assert first["details"]["strategy"] == "ddp" and first["details"]["data_parallel"] == "2"
 
@@ -54,7 +54,7 @@ def test_summaries_are_those_of_stock_transformers(rows: dict[str, Any]) -> None
     written = rows["written"]
     assert written["texts"] == rows["stock"]["texts"] and len(written["texts"]) == 3
     assert written["details"]["static_shapes"] == "true"
-    assert written["computed"] == [2 * (128 + 12), 128 + 12]
+    assert written["computed_tokens"] == [2 * (128 + 12), 128 + 12]
     for row in (written, rows["written in bf16"]):
         for encoder_s, wall_s in zip(row["encoder_s"], row["wall_s"], strict=True):
             assert 0 < encoder_s < wall_s

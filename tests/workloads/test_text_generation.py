@@ -21,7 +21,7 @@ from workloads.engines.passes import BatchedPass, Prompt, count_output_tokens
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import TaskSpec
-from workloads.text_generation import bring_to_length, share_of_rank
+from workloads.text_generation import bring_to_length
 
 
 @pytest.fixture(scope="module")
@@ -270,15 +270,6 @@ def test_counting_equals_a_naive_count(ids: list[int], ends: frozenset[int]) -> 
 def test_a_prompt_is_cut_or_repeated_to_length(ids: list[int], length: int) -> None:
     """Position n of the result is position n, modulo its length, of the prompt."""
     assert bring_to_length(ids, length) == [ids[n % len(ids)] for n in range(length)]
-
-
-@examples(deadline=None)  # a loaded machine is no failure
-@given(total=st.integers(0, 50), world_size=st.integers(1, 8))
-def test_ranks_share_the_prompts_without_overlap(total: int, world_size: int) -> None:
-    """Prompt i goes to rank i mod world size; every prompt to exactly one."""
-    shares = [share_of_rank(total, rank, world_size) for rank in range(world_size)]
-    assert sorted(i for share in shares for i in share) == list(range(total))
-    assert all(i % world_size == rank for rank, share in enumerate(shares) for i in share)
 
 
 class ScriptedEngine:

@@ -6,7 +6,7 @@ import importlib.util
 import time
 from typing import Any
 
-from workloads.base import Request, Support, Unsupported, supported, unsupported
+from workloads.base import Request, Unsupported, supported, unsupported
 from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, Package
 from workloads.engines.images import (
@@ -25,29 +25,15 @@ _LINEAR = (
 )
 
 
-def _precisions() -> dict[tuple[str, str], Support]:
-    eight_bits = {
-        "int8": supported(
-            f"torchao int8 weight-only, one scale per output channel, {_LINEAR}", "torchao"
-        ),
-        "fp8": supported(f"torchao float8 (e4m3) weight-only, {_LINEAR}", "torchao"),
-    }
-    found = {
-        (precision, device): cell
-        for device in ("cpu", "cuda")
-        for precision, cell in eight_bits.items()
-    }
-    for device in ("cpu", "cuda", "hpu"):
-        found["int4", device] = unsupported(
-            "this version stores no part of a text-to-image pipeline in 4 bits"
-        )
-    for precision in eight_bits:
-        found[precision, "hpu"] = unsupported(
-            "torchao has no 8-bit kernels for Gaudi, and the Intel Neural Compressor is used for "
-            "language models only"
-        )
-    return found
-
+_NO_KERNELS = (
+    "torchao has no 8-bit kernels for Gaudi, and the Intel Neural Compressor is used for language "
+    "models only"
+)
+_EIGHT_BITS = {
+    "int8": f"torchao int8 weight-only, one scale per output channel, {_LINEAR}",
+    "fp8": f"torchao float8 (e4m3) weight-only, {_LINEAR}",
+}
+_NO_FOUR_BITS = unsupported("this version stores no part of a text-to-image pipeline in 4 bits")
 
 SPEC = EngineSpec(
     name="diffusers",
@@ -57,7 +43,15 @@ SPEC = EngineSpec(
     install="pip install diffusers",
     packages=(Package(name="diffusers", module="diffusers"),),
     own_process=False,
-    precisions=_precisions(),
+    precisions={
+        **{
+            (name, device): supported(means, "torchao")
+            for device in ("cpu", "cuda")
+            for name, means in _EIGHT_BITS.items()
+        },
+        **{(name, "hpu"): unsupported(_NO_KERNELS) for name in _EIGHT_BITS},
+        **{("int4", device): _NO_FOUR_BITS for device in ("cpu", "cuda", "hpu")},
+    },
 )
 
 
@@ -86,7 +80,7 @@ def load(request: Request, device: Device) -> ImagePipeline:
     scheduler = set_scheduler(pipeline, settings.get("scheduler"), diffusers)
     if precisions.quantized(request.precision):
         _quantize(denoiser, request.precision)
-    found = weights_of(pipeline, request.precision, device.name, request.engine)
+    weights = weights_of(pipeline, request.precision, device.name, request.engine)
     details = {
         "pipeline": type(pipeline).__name__,
         "denoiser": type(denoiser).__name__,
@@ -104,7 +98,7 @@ def load(request: Request, device: Device) -> ImagePipeline:
     return ImagePipeline(
         pipeline=pipeline,
         device=device,
-        weights=found,
+        weights=weights,
         random_weights=source.random_weights,
         details=details,
         clock=time.perf_counter,

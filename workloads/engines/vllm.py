@@ -79,17 +79,17 @@ def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     config = known_config(asked.model)
     if config is None:
         return
-    found = config.get("quantization_config") or {}
-    method, hint = str(found.get("quant_method", "")), ""
-    bits = bits_of(found) if method in PACKED else 0
+    described = config.get("quantization_config") or {}
+    method, hint = str(described.get("quant_method", "")), ""
+    bits = bits_of(described) if method in PACKED else 0
     own = f"int{bits}" if bits else method
     if bits and bits not in _BITS[method]:
         reason = f"vLLM takes {method} checkpoints in {_either(_BITS[method])} bits, not in {bits}"
-    elif bits == 8 and not found.get("sym", True):
+    elif bits == 8 and not described.get("sym", True):
         reason = "vLLM takes 8 bits that are symmetric (sym: true)"
     elif asked.precision.startswith("int") and asked.precision != own:
         wanted = int(asked.precision.removeprefix("int"))
-        able = ", ".join(name for name, each in _BITS.items() if wanted in each)
+        able = ", ".join(name for name, bits in _BITS.items() if wanted in bits)
         reason = f"vLLM takes {asked.precision} from checkpoints in {wanted} bits ({able})"
         hint = "name such a checkpoint"
     elif method and asked.precision not in (own, "fp8"):
@@ -136,7 +136,7 @@ SPEC = EngineSpec(
             "4-bit weights of the checkpoint (AWQ, GPTQ), products by vLLM's kernels for them; the "
             "rest, and the key/value cache, in bf16"
         ),
-        **{(each, "cpu"): unsupported(_NOT_ON_CPU) for each in ("fp8", "int8", "int4")},
+        **{(name, "cpu"): unsupported(_NOT_ON_CPU) for name in ("fp8", "int8", "int4")},
     },
 )
 
@@ -194,8 +194,12 @@ SPECS = (SPEC, GAUDI_SPEC)
 
 
 #: Quantisation that vLLM does itself while it loads plain weights, as it names it.
-_ONLINE = {"fp8": "fp8"}
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_ONLINE = "fp8"
+
+
+def _dtype(precision: str) -> str:
+    """The data type that vLLM computes in, as it names it."""
+    return {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +225,7 @@ class VllmEngine(SteppedEngine):
             raise Unsupported("vLLM gives no logits, so this engine cannot be verified by them")
         began: set[int] = set()
 
-        def told(indices: Collection[int]) -> None:
+        def on_texts(indices: Collection[int]) -> None:
             before = len(began)
             began.update(indices)
             if before < len(began) == len(prepared):
@@ -232,7 +236,7 @@ class VllmEngine(SteppedEngine):
             places=len(prepared),
             output_tokens=output_tokens,
             ends=() if ignore_eos else self.end_token_ids,
-            on_step=told,
+            on_step=on_texts,
         )
         on_step()
         read = sum(map(len, prepared))
@@ -264,7 +268,7 @@ class VllmEngine(SteppedEngine):
             for output in outputs:
                 tokens[running[output.request_id]] = list(output.outputs[0].token_ids)
             fresh = [running[output.request_id] for output in outputs]
-            return fresh, [running.pop(each.request_id) for each in outputs if each.finished]
+            return fresh, [running.pop(o.request_id) for o in outputs if o.finished]
 
         return Stepping(tokens=tokens, add=add, step=step)
 
@@ -288,12 +292,13 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
 
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
-    if request.precision in _ONLINE and not _quantised(source.path):
-        arguments["quantization"] = _ONLINE[request.precision]
+    quantised = read_config(Path(source.path)).get("quantization_config")
+    if request.precision == _ONLINE and not quantised:
+        arguments["quantization"] = _ONLINE
     llm = LLM(
         model=source.path,
         tokenizer=source.tokenizer_path,
-        dtype=DTYPES.get(request.precision, "bfloat16"),
+        dtype=_dtype(request.precision),
         trust_remote_code=source.remote_code,
         enable_prefix_caching=False,
         max_num_seqs=request.batch_size,
@@ -322,21 +327,17 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
     )
 
 
-def _quantised(path: str) -> bool:
-    return bool(read_config(Path(path)).get("quantization_config"))
-
-
 def _check(request: Request, real: str, stored: str) -> None:
     """The engine's own data type and format decide what a row may be called."""
-    wanted = DTYPES.get(request.precision, "bfloat16")
+    wanted = _dtype(request.precision)
     if real != wanted:
         raise Unsupported(
             f"{request.engine} computes in {real}, and the job asks for {wanted}: its row would "
             "bear a wrong name"
         )
     packed = precisions.quantized(request.precision)
-    known = _ONLINE.get(request.precision, "")
-    if bool(stored) != packed or known not in stored:
+    online = request.precision == _ONLINE
+    if bool(stored) != packed or (online and _ONLINE not in stored):
         raise BadConfiguration(
             f"the model was asked for in {request.precision}, and {request.engine} has its weights "
             f"{f'in {stored}' if stored else 'as they are in the checkpoint'}"
@@ -381,7 +382,7 @@ def _stored(model: Any) -> tuple[int, int]:
 def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
     """Load ``request.model`` in ``request.precision``; see ``vllm_engine.load``."""
     mode = GAUDI_SPEC.mode(device.name, request.settings)
-    with _warm_up_told() as took:
+    with _warm_up_timed() as took:
         engine = load(request, device, enforce_eager=mode == "eager")
     config = engine.llm.llm_engine.vllm_config
     return dataclasses.replace(
@@ -397,13 +398,13 @@ def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
 
 
 @contextlib.contextmanager
-def _warm_up_told() -> Iterator[list[float]]:
+def _warm_up_timed() -> Iterator[list[float]]:
     """Name the phase while the plugin compiles its buckets; the seconds it took, at the end."""
     worker: Any = importlib.import_module("vllm_gaudi.v1.worker.hpu_worker").HPUWorker
     warm_up = worker.compile_or_warm_up_model
     took: list[float] = []
 
-    def told(self: Any) -> Any:
+    def timed(self: Any) -> Any:
         base.report_phase("compile")
         began = time.perf_counter()
         try:
@@ -412,7 +413,7 @@ def _warm_up_told() -> Iterator[list[float]]:
             took.append(time.perf_counter() - began)
             base.report_phase("load")
 
-    worker.compile_or_warm_up_model = told
+    worker.compile_or_warm_up_model = timed
     try:
         yield took
     finally:
@@ -426,5 +427,5 @@ def _buckets() -> dict[str, str]:
     if manager is None:
         return {"buckets": "none"}
     parts = {"prompt": manager.prompt_buckets, "decode": manager.decode_buckets}
-    told = [f"{len(found)} {kind} up to {max(found)}" for kind, found in parts.items() if found]
-    return {"buckets": ", ".join(told) or "none: warm-up was left out"}
+    words = [f"{len(part)} {kind} up to {max(part)}" for kind, part in parts.items() if part]
+    return {"buckets": ", ".join(words) or "none: warm-up was left out"}

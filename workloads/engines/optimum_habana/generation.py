@@ -172,7 +172,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     model = model.to(device.torch_device)
     end_token_ids = _end_token_ids(model, tokenizer)
     pad_token_id = pad_token_id_of(model, tokenizer)
-    found_weights = precisions.inspect(model, request.precision, device.name, ENGINE)
+    weights = precisions.inspect(model, request.precision, device.name, ENGINE)
     attention = str(request.parameters.get("attention", "sdpa"))
     details = {
         "attention": attention,
@@ -190,10 +190,10 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     elif mode == "compile":
         details["compiled"] = _compile(model, hpu)
     # Allocated once: for bf16, and for classes that can do that.
-    kept = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
+    kept_cache = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
     flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
     details |= {
-        "kept_cache": str(kept).lower(),
+        "kept_cache": str(kept_cache).lower(),
         "bucket": str(BUCKET if static else 0),
         "fast_softmax": str(flash and sixteen_bits).lower(),
     }
@@ -204,13 +204,13 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "tokenizer": tokenizer,
         "source": source,
         "device": device,
-        "weights": found_weights,
+        "weights": weights,
         "end_token_ids": end_token_ids,
         "pad_token_id": pad_token_id,
         "details": details,
         "lazy": mode == "lazy",
         "static_shapes": static,
-        "kept_cache": kept,
+        "kept_cache": kept_cache,
         "sixteen_bits": sixteen_bits,
         "flash_attention": flash,
         "original_config": GaudiGenerationConfig(pad_token_id=pad_token_id),
@@ -305,9 +305,9 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def context_length(config: Any) -> int | None:
     """Positions that a model was made for, by its config; None where it does not say."""
     for name in ("max_position_embeddings", "seq_length"):
-        found = getattr(config, name, None)
-        if isinstance(found, int):
-            return found
+        positions = getattr(config, name, None)
+        if isinstance(positions, int):
+            return positions
     return None
 
 

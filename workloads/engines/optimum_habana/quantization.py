@@ -72,11 +72,11 @@ def compressor_settings(directory: Path, *, measure: bool, model_type: str = "")
     }
     if measure:
         return settings
-    kept = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
+    in_bf16 = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
     return {
         **settings,
         "scale_method": "maxabs_hw",
-        "blocklist": {"types": kept, "names": []},
+        "blocklist": {"types": in_bf16, "names": []},
     }
 
 
@@ -129,9 +129,9 @@ def _configuration(directory: Path, *, measure: bool, model_type: str = "") -> A
 
 def four_bit_method(config: Mapping[str, Any]) -> str | None:
     """Method by which a checkpoint of this config.json was quantised to 4 bits; None if not."""
-    found = config.get("quantization_config") or {}
-    method = str(found.get("quant_method", ""))
-    bits = found.get("bits", found.get("w_bit", 4))
+    described = config.get("quantization_config") or {}
+    method = str(described.get("quant_method", ""))
+    bits = described.get("bits", described.get("w_bit", 4))
     return method if method in FOUR_BIT and bits == 4 else None
 
 

@@ -2,7 +2,7 @@
 
 The trainer runs the loop: lazy mode with a graph for each part of a step, the bridge's fused AdamW
 and clipping, forward and backward pass overlapped; on several cards DDP, each card the whole model.
-It is told of each step's begin and end, where the card is waited for, and those steps are the row's
+Callbacks at each step's begin and end wait for the card, and those steps are the row's
 samples. Every batch is padded to the most tokens there may be: another shape would be another
 graph. A loss is the library's, a mean over each card's labelled tokens.
 
@@ -35,7 +35,6 @@ from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.optimum_habana import SPEC, generation, library
-from workloads.models import precision
 from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.products import origin_by
@@ -216,7 +215,7 @@ def _run(request: Request, context: JobContext) -> Result:
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
     mode = SPEC.mode(hpu.name, request.settings)
     generation.check_mode(mode, hpu)
-    from optimum.habana import GaudiConfig
+    import optimum.habana as gaudi
 
     context.enter_phase("load")
     context.resident(f"{request.residency_key}|trained", lambda: None)  # others' models make room
@@ -231,7 +230,7 @@ def _run(request: Request, context: JobContext) -> Result:
         model = task.function("make")(source, len(tokenizer), torch_dtype=dtype)
     else:
         model = generation.load_model(source, request, hpu)
-    found = precision.inspect(model, request.precision, hpu.name, generation.ENGINE)
+    weights = precisions.inspect(model, request.precision, hpu.name, generation.ENGINE)
     hpu.seed(0)  # adapters start from random numbers
     applied = methods.apply(model, method, request.precision, hpu.name)
     applied.model.to(hpu.torch_device)
@@ -255,7 +254,10 @@ def _run(request: Request, context: JobContext) -> Result:
     warmup = max(request.measure.warmup, SPEC.warmup_passes) if request.measure.warmup else 0
     rows = Rows(data, encoded.samples, warmup + method.steps)
     steps = Steps(context, request.measure, warmup, rows)
-    base_trainer, arguments = _classes(model)
+    if task.encoder_decoder:
+        base_trainer, arguments = gaudi.GaudiSeq2SeqTrainer, gaudi.GaudiSeq2SeqTrainingArguments
+    else:
+        base_trainer, arguments = gaudi.GaudiTrainer, gaudi.GaudiTrainingArguments
     checkpointed = bool(request.parameters.get("gradient_checkpointing"))
     most_norm = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
     schedule = request.parameters.get("learning_rate_schedule", "constant")
@@ -289,7 +291,7 @@ def _run(request: Request, context: JobContext) -> Result:
     ):
         trainer = Trainer(
             model=applied.model,
-            gaudi_config=GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
+            gaudi_config=gaudi.GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
             args=arguments(
                 output_dir=directory,
                 use_habana=True,
@@ -308,7 +310,7 @@ def _run(request: Request, context: JobContext) -> Result:
                 adjust_throughput=True,
                 # It would multiply the loss by the cards, and classes such as T5's do not divide
                 # by the labels of all cards in return.
-                average_tokens_across_devices=not encoder_decoder(model),
+                average_tokens_across_devices=not task.encoder_decoder,
                 dataloader_drop_last=True,
                 save_strategy="no",
                 logging_strategy="no",
@@ -359,8 +361,8 @@ def _run(request: Request, context: JobContext) -> Result:
         stop_reason=measured.stop_reason,
         load_s=load_s,
         **measured.warmup,
-        weight_bytes=found.weight_bytes,
-        parameter_count=found.parameter_count,
+        weight_bytes=weights.weight_bytes,
+        parameter_count=weights.parameter_count,
         trainable_parameter_count=sum(
             p.numel() for p in applied.model.parameters() if p.requires_grad
         ),
@@ -374,20 +376,6 @@ def _run(request: Request, context: JobContext) -> Result:
         metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},
         details=details,
     )
-
-
-def encoder_decoder(model: Any) -> bool:
-    """Tell if a model has an encoder and a decoder."""
-    return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def _classes(model: Any) -> tuple[Any, Any]:
-    """The library's trainer for a model, and the class of its arguments."""
-    import optimum.habana as library
-
-    if encoder_decoder(model):
-        return library.GaudiSeq2SeqTrainer, library.GaudiSeq2SeqTrainingArguments
-    return library.GaudiTrainer, library.GaudiTrainingArguments
 
 
 def _checkpoint_layers(model: Any) -> None:

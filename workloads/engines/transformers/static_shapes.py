@@ -40,7 +40,7 @@ _BY_MODE = {"hpu_mode": "compile"}
 class StaticShapesEngine(TransformersEngine):
     """A causal language model that was compiled for static shapes."""
 
-    kept: dict[tuple[int, int], Any] = field(default_factory=dict)  # the last shape's cache
+    caches: dict[tuple[int, int], Any] = field(default_factory=dict)  # the last shape's cache
 
     def padded_length(self, longest: int) -> int:
         return math.ceil(longest / BUCKET) * BUCKET
@@ -75,17 +75,17 @@ class StaticShapesEngine(TransformersEngine):
         ended = torch.zeros(rows, dtype=torch.bool, device=card)
         with room_for_graphs():  # once a batch: entered at each step it would be timed with it
             for step in range(output_tokens):
-                found = self.model(
+                scores = self.model(
                     **inputs,
                     past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
                     **self._at(at),
                 ).logits[:, -1]
-                token = found.argmax(-1, keepdim=True)
+                token = scores.argmax(-1, keepdim=True)
                 tokens.append(token)
                 if keep_logits:
-                    logits.append(found)
+                    logits.append(scores)
                 self.device.mark_step()
                 if step == 0:
                     on_step()
@@ -121,19 +121,19 @@ class StaticShapesEngine(TransformersEngine):
         return {} if counted else {"cache_position": at}
 
     def _layers(self) -> list[Any]:
-        (cache,) = self.kept.values()
+        (cache,) = self.caches.values()
         return list(cache.layers)
 
     def _cache(self, rows: int, total: int) -> Any:
         """An empty cache of this size; one that is there is used again as it is, since the mask
         covers what it held."""
-        if (rows, total) not in self.kept:
-            self.kept.clear()  # before the next one takes memory
-            self.kept[rows, total] = _static_cache(self.model, rows, total)
+        if (rows, total) not in self.caches:
+            self.caches.clear()  # before the next one takes memory
+            self.caches[rows, total] = _static_cache(self.model, rows, total)
         for layer in self._layers():
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length.zero_()
-        return self.kept[rows, total]
+        return self.caches[rows, total]
 
 
 def load(request: Request, device: Device) -> TransformersEngine:
