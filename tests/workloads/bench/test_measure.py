@@ -176,12 +176,6 @@ def test_perfectly_steady_work_stops_at_min_repeats() -> None:
     assert len({s.repeat for s in done.samples if not s.warmup}) == 3
 
 
-def test_one_repeat_is_no_interval() -> None:
-    """With min_repeats 1 it still takes two repeats to speak of confidence."""
-    done = Bench(lambda r, b: 0.5).measure(1, MeasureSettings(min_repeats=1, warmup=0))
-    assert (done.stop_reason, len(done.samples)) == ("confidence", 2)
-
-
 def test_a_warm_up_without_end_is_cut_by_its_own_limit() -> None:
     """The time limit of the timed part says nothing of warm-up; where ``warmup_limit_s`` cuts it,
     one batch is measured all the same, and the end of the warm-up is told."""
@@ -210,25 +204,29 @@ def test_no_batches_is_an_error() -> None:
         Bench(lambda r, b: 1.0).measure(0, MeasureSettings())
 
 
-class Meeting:
-    """A collective for ranks that are threads of one process."""
+def of_ranks(world_size: int, rank: Callable[[int, Any], Any]) -> list[Any]:
+    """What ``rank(number, collective)`` returns for each rank, each in a thread of its own."""
+    gate = threading.Barrier(world_size, timeout=patience(20))
+    values: list[Any] = [None] * world_size
+    done: dict[int, Any] = {}
 
-    def __init__(self, world_size: int) -> None:
-        self.gate = threading.Barrier(world_size, timeout=patience(20))
-        self.values: list[Any] = [None] * world_size
+    def run(number: int) -> None:
+        def gather(value: Any) -> list[Any]:
+            values[number] = value
+            gate.wait()
+            everything = list(values)
+            gate.wait()
+            return everything
 
-    def of_rank(self, rank: int) -> Any:
-        meeting = self
+        done[number] = rank(number, SimpleNamespace(gather=gather))
 
-        class Rank:
-            def gather(self, value: Any) -> list[Any]:
-                meeting.values[rank] = value
-                meeting.gate.wait()
-                everything = list(meeting.values)
-                meeting.gate.wait()
-                return everything
-
-        return Rank()
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience(30))
+    assert len(done) == world_size, "a rank hangs or failed"
+    return [done[number] for number in range(world_size)]
 
 
 @pytest.mark.parametrize(
@@ -251,28 +249,21 @@ def test_no_rank_begins_a_shared_batch_alone(
 ) -> None:
     """Ranks that compute together run the same batches, whatever each one's clock says of a limit:
     one that began alone would wait for the others until the collective gives up."""
-    meeting = Meeting(2)
-    ran: dict[int, list[tuple[int, int]]] = {}
 
-    def rank(number: int) -> None:
-        bench = Bench(lambda repeat, batch: batch_s[number], meeting.of_rank(number))
-        gather, waits = bench.context.collective.gather, iter((waits_s[number],))
+    def rank(number: int, collective: Any) -> list[tuple[int, int]]:
+        bench = Bench(lambda repeat, batch: batch_s[number], collective)
+        gather, waits = collective.gather, iter((waits_s[number],))
 
         def waiting(value: Any) -> list[Any]:
             values: list[Any] = gather(value)
             bench.now += next(waits, 0.0)
             return values
 
-        bench.context.collective.gather = waiting
+        collective.gather = waiting
         measure(bench.run_batch, batches[number], settings, bench.context, together=True)
-        ran[number] = bench.ran
+        return bench.ran
 
-    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience(30))
-    assert len(ran) == 2, "a rank hangs or failed"
+    ran = of_ranks(2, rank)
     shared = min(batches)
     alike = [[each for each in ran[n] if each[1] < shared] for n in range(2)]
     assert alike[0] == alike[1] != []
@@ -290,32 +281,24 @@ def test_all_ranks_of_a_gang_stop_together(
 ) -> None:
     """Ranks of different speed and share make the same repeats, for the same reason, and agree
     on which of them are complete; none waits for another that has gone."""
-    meeting = Meeting(len(speeds))
-    done: dict[int, Measured] = {}
 
-    def rank(number: int) -> None:
-        bench = Bench(
-            lambda repeat, batch: times[(7 * repeat + batch) % 40] * speeds[number],
-            meeting.of_rank(number),
-        )
-        done[number] = bench.measure(batches[number], settings)
+    def rank(number: int, collective: Any) -> Measured:
+        def duration(repeat: int, batch: int) -> float:
+            return times[(7 * repeat + batch) % 40] * speeds[number]
 
-    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(len(speeds))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience(30))
-    assert len(done) == len(speeds), "a rank hangs or failed"
-    assert len({m.stop_reason for m in done.values()}) == 1
-    verdicts = [{s.repeat: s.complete for s in m.samples if not s.warmup} for m in done.values()]
+        return Bench(duration, collective).measure(batches[number], settings)
+
+    done = of_ranks(len(speeds), rank)
+    assert len({m.stop_reason for m in done}) == 1
+    verdicts = [{s.repeat: s.complete for s in m.samples if not s.warmup} for m in done]
     for other in verdicts[1:]:
         for repeat in verdicts[0].keys() & other.keys():
             assert verdicts[0][repeat] == other[repeat]
     complete = [{r for r, whole in verdict.items() if whole} for verdict in verdicts]
     assert all(numbers == complete[0] for numbers in complete)
-    for measured in done.values():
+    for measured in done:
         timed = [s for s in measured.samples if not s.warmup]
-        last = max(s.repeat for other in done.values() for s in other.samples)
+        last = max(s.repeat for other in done for s in other.samples)
         earlier = sum(s.wall_s for s in timed if s.repeat < last)
         first = min(s.repeat for s in timed)
         assert earlier < settings.time_limit_s + 1e-9 or last == first

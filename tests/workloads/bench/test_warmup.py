@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from patience import patience
-from test_measure import Bench, Meeting, rates
+from test_measure import Bench, of_ranks, rates
 
 from workloads.base import MeasureSettings, Result, Sample
 from workloads.bench.collective import OneCard
@@ -199,19 +197,13 @@ def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
 
 def test_ranks_of_a_gang_begin_anew_together() -> None:
     """One rank is slow at first: all of them count those repeats as warm-up."""
-    meeting, done = Meeting(2), dict[int, Measured]()
 
-    def rank(number: int) -> None:
-        bench = Bench(
-            lambda repeat, batch: 9.0 if number and repeat < 3 else 1.0, meeting.of_rank(number)
-        )
-        done[number] = bench.measure(2, MeasureSettings(max_repeats=8))
+    def rank(number: int, collective: Any) -> Measured:
+        slow = 9.0 if number else 1.0
+        bench = Bench(lambda repeat, batch: slow if repeat < 3 else 1.0, collective)
+        return bench.measure(2, MeasureSettings(max_repeats=8))
 
-    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience(30))
+    done = of_ranks(2, rank)
     first = [min(s.repeat for s in done[n].samples if not s.warmup) for n in range(2)]
     assert first[0] == first[1] >= 3 and done[0].warmth.timed_parts == done[1].warmth.timed_parts
 
