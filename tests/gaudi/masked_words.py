@@ -21,7 +21,7 @@ from workloads import finetuning
 from workloads.base import MeasureSettings, Request
 from workloads.devices import device_for
 from workloads.devices.base import torch_compilations
-from workloads.engines.optimum_habana import library
+from workloads.engines.optimum_habana import prepare
 
 
 def job(mode: str, *, batch_size: int = 4, **given: Any) -> Request:
@@ -41,7 +41,7 @@ def main(mode: str) -> None:
 
     torch.set_num_threads(1)
     device = device_for("hpu")
-    library.prepare(device)
+    prepare(device)
     done: dict[str, Any] = {}
     if mode == "lazy":
         done["gang"] = gang(finetuning.run, job(mode, batch_size=2), Worker().context())

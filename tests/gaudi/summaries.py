@@ -17,7 +17,7 @@ from rows_of import forked, gang, values_of
 from workloads import finetuning, text_generation
 from workloads.base import MeasureSettings, Request
 from workloads.devices import device_for
-from workloads.engines.optimum_habana import library
+from workloads.engines.optimum_habana import prepare
 
 DATA = "cnn-dailymail-synthetic"
 SIZES = {"source_prefix": "summarize: ", "max_source_length": 48}
@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     done: dict[str, Any] = {"stock": forked(stock).recv()}
     device = device_for("hpu")
-    library.prepare(device)
+    prepare(device)
     done["gang"] = gang(finetuning.run, training(2, **CHECKPOINTED), Worker().context())
 
     def run(workload: Any, job: Request) -> dict[str, Any]:

@@ -5,12 +5,22 @@ It replaces methods of transformers for the whole process, so it has one of its 
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workloads.base import JobDescription, Refusal, supported, unsupported
 from workloads.devices.hpu import lacks_mode
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.settings import setting
+from workloads.util.processes import variables
+
+if TYPE_CHECKING:
+    from workloads.devices.base import Device
 
 
 class GaudiImageSettings(GaudiSettings):
@@ -181,3 +191,27 @@ SPEC = EngineSpec(
     calibrated_apart=True,  # inference mode and the compressor's settings stay in a process
     warmup_passes=3,  # a shape is compiled, captured and replayed
 )
+
+
+_version: list[str] = []
+
+
+def prepare(device: Device) -> str:
+    """Patch transformers for Gaudi, once in a process; the library's version.
+
+    Only a process that was started for this engine may call it: a stock transformers model beside
+    it would no longer be stock (``engines.process_kind`` keeps them apart). It takes ten seconds.
+    """
+    if not _version:
+        device.synchronize()  # the bridge comes before the library, which looks for it
+        # It runs ``pip list`` for the bridge's version when it is imported, and fails with an
+        # IndexError where PATH has no pip, or another environment's; and it prints by print.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        with variables({"PATH": path}), contextlib.redirect_stdout(io.StringIO()):
+            from optimum.habana.transformers.modeling_utils import adapt_transformers_to_gaudi
+
+            adapt_transformers_to_gaudi()
+        from optimum.habana.version import __version__
+
+        _version.append(str(__version__))
+    return _version[0]

@@ -31,7 +31,7 @@ from workloads.devices.base import Device
 from workloads.devices.monitor.gaudi import fp8_scales
 from workloads.engines.calibration import Fp8CalibrationParameters
 from workloads.engines.loaded import Generated
-from workloads.engines.optimum_habana import SPEC, library, quantization
+from workloads.engines.optimum_habana import SPEC, prepare, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
     BUCKET,  # in such parts the cache is read, too
@@ -155,7 +155,7 @@ class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
 
 def load(request: Request, device: Device) -> OptimumHabanaEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
-    version = library.prepare(device)
+    version = prepare(device)
     from optimum.habana.transformers.generation import GaudiGenerationConfig
 
     transformers_logging.set_verbosity_error()  # it explains its defaults at every call
@@ -315,7 +315,7 @@ def run(request: Request, context: JobContext) -> Result:
     """Measure; see ``workloads.base.Workload``."""
     parameters = Fp8CalibrationParameters.model_validate(dict(request.parameters))
     device = context.device
-    library.prepare(device)
+    prepare(device)
     precisions.require("fp8", device.name, ENGINE)
     context.enter_phase("load")
     began = context.clock()

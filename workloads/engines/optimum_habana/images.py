@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.images import ImagePipeline, denoiser_name, set_scheduler, weights_of
-from workloads.engines.optimum_habana import SPEC, library
+from workloads.engines.optimum_habana import SPEC, prepare
 from workloads.models import precision as precisions
 from workloads.models.loading import open_model
 from workloads.registry import task_for
@@ -36,7 +36,7 @@ def load(request: Request, device: Device) -> ImagePipeline:
         DataMissing: the pipeline is not there, or not complete.
         Unsupported: the library has no such pipeline, or the process another mode.
     """
-    version = library.prepare(device)
+    version = prepare(device)
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, SPEC.name)
     mode = SPEC.mode(device.name, request.settings)

@@ -34,7 +34,7 @@ from workloads.bench.measure import Measured
 from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
-from workloads.engines.optimum_habana import SPEC, generation, library
+from workloads.engines.optimum_habana import SPEC, generation, prepare
 from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.products import origin_by
@@ -211,7 +211,7 @@ def run(request: Request, context: JobContext) -> Result:
 
 def _run(request: Request, context: JobContext) -> Result:
     method = method_for(request.parameters, probe=request.probe)
-    version = library.prepare(context.device)
+    version = prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
     mode = SPEC.mode(hpu.name, request.settings)
     generation.check_mode(mode, hpu)

@@ -118,7 +118,7 @@ SPEC = EngineSpec(
             attentions=None,
         ),
         "encode": Ability(
-            function="workloads.engines.transformers.encoder:load", tasks=("masked-lm",)
+            function="workloads.engines.transformers.generation:load_encoder", tasks=("masked-lm",)
         ),
         "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),

@@ -1,4 +1,4 @@
-"""transformers' own ``generate``: static batches, left padding, one step for all prompts at once.
+"""transformers' own ``generate`` and encoders: static batches, one step for all prompts at once.
 
 A batch is padded on the left, so that every prompt ends where generation starts. It runs until
 each prompt has ended or the limit is reached; a prompt that ends early keeps its row busy with
@@ -28,6 +28,7 @@ from workloads.devices.base import Device
 from workloads.engines.loaded import Generated
 from workloads.engines.torch_models import (
     Batch,
+    LoadedEncoder,
     SourceReader,
     TorchModel,
     end_token_ids_of,
@@ -36,6 +37,7 @@ from workloads.engines.torch_models import (
 )
 from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
+from workloads.models.catalog import usable_positions
 from workloads.models.checkpoints import read_config
 from workloads.models.loading import (
     ModelSource,
@@ -237,6 +239,34 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if loaded.task.encoder_decoder:
         return Seq2SeqEngine(**reading(request, positions), **common)
     return TransformersEngine(context_length=positions, **common)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersEncoder(LoadedEncoder):
+    """A masked language model in transformers, in evaluation mode, on its card."""
+
+    model: Any
+
+    @torch.inference_mode()
+    def logits(self, prepared: Batch) -> torch.Tensor:
+        ids, mask = prepared.input_ids, prepared.attention_mask
+        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        return logits
+
+
+def load_encoder(request: Request, device: Device) -> TransformersEncoder:
+    """Load ``request.model`` in ``request.precision``; see ``load_model``."""
+    loaded = load_model(request, device, "sdpa")
+    return TransformersEncoder(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        source=loaded.source,
+        weights=loaded.weights,
+        pad_token_id=int(loaded.tokenizer.pad_token_id or 0),
+        positions=usable_positions(loaded.model.config.to_dict()),
+        card=device.torch_device,
+        details={"attention": "sdpa", "architecture": type(loaded.model).__name__},
+    )
 
 
 def _split(model: Any, tensor: int) -> str:
