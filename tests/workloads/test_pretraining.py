@@ -169,14 +169,12 @@ def test_the_masking_law(step: int, share: float) -> None:
     assert within(int(kept.sum()), total, 0.1 + 0.1 / VOCABULARY)
 
 
-def test_another_step_masks_others_and_the_same_step_the_same() -> None:
-    """Masks are dynamic, and a function of the step alone."""
+def test_masks_are_a_function_of_the_step() -> None:
+    """Another step masks others, and the same step the same."""
     chunks = chunks_of(8, 64)
     one, again, other = (masked(chunks, 0.15, MASK, VOCABULARY, step) for step in (3, 3, 4))
-    equal = [bool((a.ids == b.ids).all()) for a, b in zip(one, again, strict=True)]
-    assert all(equal)
-    differ = [bool((a.labels == b.labels).all()) for a, b in zip(one, other, strict=True)]
-    assert not any(differ)
+    assert all((a.ids == b.ids).all() for a, b in zip(one, again, strict=True))
+    assert not any((a.labels == b.labels).all() for a, b in zip(one, other, strict=True))
 
 
 def test_masks_are_those_of_the_librarys_collator(form: SampleFormat) -> None:
@@ -393,8 +391,7 @@ def refused(**changes: Any) -> list[tuple[str, str]]:
 def test_what_makes_sense_is_not_refused() -> None:
     """Also eight cards, ZeRO and both mixed precisions."""
     assert not refused()
-    assert not refused(cards=8, batch_size=32, autocast="bf16")
-    assert not refused(cards=8, batch_size=32, strategy="zero1")
+    assert not refused(cards=8, batch_size=32, autocast="bf16", strategy="zero1")
     assert not refused(cards=8, batch_size=32, autocast="fp16", device="cuda")
 
 
@@ -412,7 +409,6 @@ def test_less_text_than_a_batch_is_refused() -> None:
     """With both numbers, over all cards."""
     ((setting, reason),) = refused(batch_size=512, cards=8)
     assert setting == "dataset" and "makes 2896 chunks" in reason and "takes 4096" in reason
-    assert not refused(batch_size=256, cards=8)
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
@@ -435,14 +431,10 @@ def test_weights_that_cannot_learn_are_refused(precision: str) -> None:
     assert found == "precision"
 
 
-@pytest.mark.parametrize("model", ["tiny-chatglm3"])
-def test_other_kinds_of_models_are_refused(model: str) -> None:
-    """Also a BERT that was saved as a decoder."""
-    assert refused(model=model)[0][0] == "model"
-
-
-def test_a_decoder_of_the_bert_family_is_refused(tmp_path: Path) -> None:
-    """Trained on both sides it would see the answers; and no causal workload takes an encoder."""
+def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
+    """A decoder, also of the BERT family: trained on both sides it would see the answers; and no
+    causal workload takes an encoder."""
+    assert refused(model="tiny-chatglm3")[0][0] == "model"
     for name, config, workload, title in (
         (
             "decoder",

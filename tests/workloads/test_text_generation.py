@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
 from workloads.engines.loaded import Generated
-from workloads.engines.passes import BatchedPass, Prompt, count_output_tokens
+from workloads.engines.passes import BatchedPass, Prompt
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import TaskSpec
@@ -40,7 +40,6 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from workloads.models.loading import load_tokenizer, open_model
     from workloads.models.prompts import encode_prompt
 
     source = open_model(MODEL)
@@ -80,7 +79,7 @@ def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", range(1, 9))
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batched_greedy_output_equals_generate_on_each_prompt_alone(
     batch_size: int, worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
 ) -> None:
@@ -113,13 +112,9 @@ def test_padding_is_computed_but_not_counted(worker: Worker, dataset: str) -> No
     assert sample.input_tokens + sample.output_tokens < sample.computed_tokens
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_ignore_eos_generates_exactly_output_tokens(
-    batch_size: int, worker: Worker, dataset: str
-) -> None:
+def test_ignore_eos_generates_exactly_output_tokens(worker: Worker, dataset: str) -> None:
     """In fixed-length mode nothing ends early, and all tokens count."""
-    result = worker.run(dataset, batch_size=batch_size, ignore_eos=True, output_tokens=20)
+    result = worker.run(dataset, batch_size=3, ignore_eos=True, output_tokens=20)
     assert {item.output_tokens for item in result.items} == {20}
     assert all(len(sample.step_s) == 19 for sample in result.samples)
     assert sum(s.output_tokens for s in result.samples) == 20 * len(PROMPTS)
@@ -155,8 +150,6 @@ def test_a_checkpoints_own_generation_settings_do_not_count(
     worker: Worker, dataset: str, cache: Path, tmp_path: Path
 ) -> None:
     """Sampling and penalties that come with a model would make two models do unlike work."""
-    from workloads.models.loading import open_model
-
     copy = tmp_path / "model"
     shutil.copytree(open_model(MODEL).path, copy)
     settings = json.loads((copy / "generation_config.json").read_text())
@@ -251,18 +244,6 @@ def test_an_engine_without_the_model_s_window_writes_up_to_it(
 
 
 # ------------------------------------------------------------------ logic, without a model
-
-
-@examples(deadline=None)  # a loaded machine is no failure
-@given(ids=st.lists(st.integers(0, 5)), ends=st.frozensets(st.integers(0, 5)))
-def test_counting_equals_a_naive_count(ids: list[int], ends: frozenset[int]) -> None:
-    """Up to and including the first end token, or all where there is none."""
-    naive = 0
-    for token in ids:
-        naive += 1
-        if token in ends:
-            break
-    assert count_output_tokens(ids, ends) == naive
 
 
 @examples(deadline=None)  # a loaded machine is no failure

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.worker import orphans
@@ -116,6 +116,7 @@ def vouches(content: bytes | None) -> bool:
     return possible and started_ticks(pid) != ticks
 
 
+@settings(max_examples=40, deadline=None)  # of all kinds that are listed
 @given(name=names, content=broken_markers)
 @example(name="ng-2026-11-21-results", content=None)
 @example(name="ng-1-x", content=b"")
