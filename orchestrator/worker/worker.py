@@ -32,7 +32,8 @@ from orchestrator.core.outcome import (
     classify,
 )
 from orchestrator.core.plan import TOOK
-from orchestrator.core.readings import ProcessorReading, ProcessorUse, Turn, use_between
+from orchestrator.core.readings import ProcessorReading, Turn, use_between
+from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval, usable_cores
 from orchestrator.util.redaction import redact, redactor_of
 from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
@@ -59,118 +60,16 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.isolation import ProcessState
 
-# ---------------------------------------------------------------- taking the card
-
-_FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
-
-
-class CardHolder:
-    """The part of a worker that takes its card."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = config
-
-    def open_device(self) -> Device:
-        """The device of the card, once the card is free; nothing is imported for it before.
-
-        Raises:
-            BadConfiguration: the process lacks a variable that had to be set before its imports.
-            CardNotAcquired: another process does not leave the card.
-        """
-        self._verify_environment()
-        from workloads.devices import device_for
-
-        device = device_for(self.config.device)
-        self.wait_until_free(device)
-        return device
-
-    def take(self, device: Device) -> str:
-        """Take the card and let it compute something; its product name.
-
-        Raises:
-            CardNotAcquired: it is not there or held by another; there is no falling back.
-            CardFaulty: it is there, but computes something wrong.
-        """
-        name = self.acquire(device)
-        self._verify_card(device)
-        self._preflight(device)
-        return name
-
-    def wait_until_free(self, device: Device) -> None:
-        """Wait until the last process has left the card and its memory is free.
-
-        Raises:
-            CardNotAcquired: it is not free in time; the message names the process or the memory.
-        """
-        card = self.config.card
-        waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
-        while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
-            if waiting.is_over(now := time.monotonic()):
-                raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
-            time.sleep(_FREE_POLL_S)
-
-    def acquire(self, device: Device) -> str:
-        """Put something on the card, so that one which is not there, or not ours, shows now and
-        not in the first job; the card's product name."""
-        import torch
-
-        try:
-            device.synchronize()  # first: on Gaudi this is what makes torch know "hpu"
-            torch.zeros(1, device=device.torch_device)
-            return device.device_name()
-        except Exception as error:
-            known = device.classify(error)
-            if isinstance(known, CardNotAcquired):
-                raise known from error
-            raise CardNotAcquired(
-                f"{self.config.card} cannot be used: {one_line(str(error)) or repr(error)}"
-            ) from error
-
-    def _preflight(self, device: Device) -> None:
-        """Have a card that computes wrongly found out before the first job, in every process: what
-        broke the last one may have been the card."""
-        try:
-            device.preflight()
-        except CardFaulty as error:
-            raise CardFaulty(f"{self.config.card} is faulty: {error}") from error
-        except Exception as error:
-            known = device.classify(error)
-            raise CardFaulty(
-                f"{self.config.card} cannot compute: {one_line(str(known)) or repr(known)}"
-            ) from error
-        device.release_memory()
-
-    def _verify_card(self, device: Device) -> None:
-        """See that the card which was acquired is the one that was given: a library that changes a
-        variable when it is imported gets the process another, and its rows a wrong name."""
-        self._verify_environment()
-        if (why := device.mismatch(self.config.card.index)) is not None:
-            raise CardNotAcquired(f"this process has not got {self.config.card}: {why}")
-
-    def _verify_environment(self) -> None:
-        wrong = [
-            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
-            for name, wanted in sorted(self.config.environment.items())
-            if os.environ.get(name) != wanted
-        ]
-        if wrong:
-            raise BadConfiguration(
-                f"worker {self.config.worker_id} runs in a wrong environment: " + "; ".join(wrong)
-            )
-
-
-# ---------------------------------------------------------------- running attempts
-
 SEED = 0  # every job starts from it
+_FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 _ONE_CARD = OneCard()
-_NO_SLOT, _NO_LIMIT = contextlib.nullcontext(), contextlib.nullcontext()
 
 
-class CardWorker(CardHolder):
+class CardWorker:
     """Runs attempts on one card, one at a time. Only ``progress`` may be called meanwhile."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        super().__init__(config)
+        self.config = config
         self.device: Device | None = None
         self._info: WorkerInfo | None = None
         self._clean_state: ProcessState | None = None
@@ -194,7 +93,12 @@ class CardWorker(CardHolder):
             CardFaulty: it is there, but computes something wrong.
             ImportError: torch, transformers or the device's software is missing.
         """
-        self.device = self.open_device()
+        self._verify_environment()
+        from workloads.devices import device_for
+
+        self.device = device_for(self.config.device)
+        self.wait_until_free(self.device)
+        # Nothing that could take the card is imported before it is free.
         import torch
         import transformers  # noqa: F401 - paid for here, not in the first job
 
@@ -202,7 +106,8 @@ class CardWorker(CardHolder):
         from workloads.isolation import ProcessState
 
         torch.set_num_threads(self.config.threads)
-        device_name = self.take(self.device)
+        device_name = self.acquire(self.device)
+        self._verify_card(self.device)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -241,14 +146,18 @@ class CardWorker(CardHolder):
         try:
             if self.device is None:
                 raise BadConfiguration(f"worker {self.config.worker_id} was not started")
-            result = self._run(attempt, rank, rendezvous)
+            result = self._run(attempt, rank, rendezvous, self.device)
         except (Exception, SystemExit) as error:
-            failure = self._failure(error)
+            failure = self.failure(error)
         if failure is not None:
             # The exception is gone, and with its frames the last hold on the job's tensors.
-            self._forget_everything()
+            self._resident.drop()
+            # An error of a broken card here says nothing that the failure does not.
+            with contextlib.suppress(Exception):
+                self._release_memory()
         self._progress = None
         self._listener = None
+        timed = self._timed_from, self._timed_until
         outcome = RankOutcome(
             rank=rank,
             state=_state(failure),
@@ -259,8 +168,8 @@ class CardWorker(CardHolder):
             worker=self._info,
             jobs_before=self._jobs_before,
             model_was_resident=self._resident.was_used,
-            timed=self._timed(),
-            processor=self._processor(),
+            timed=(timed[0].at, timed[1].at) if timed[0] and timed[1] else None,
+            processor=use_between(timed[0], timed[1]) if timed[0] and timed[1] else None,
             turn=self._turn,
             passport=self._passport,
         )
@@ -273,12 +182,82 @@ class CardWorker(CardHolder):
 
     def failure(self, error: BaseException) -> Failure:
         """The record of an exception from ``start``; ``run`` makes its own."""
-        return self._failure(error)
+        return describe(
+            error,
+            device=self.device,
+            memory_bytes=self._limit.memory_bytes if self._limit else None,
+            node_name=self.config.node_name,
+        )
+
+    # ------------------------------------------------------------ taking the card
+
+    def wait_until_free(self, device: Device) -> None:
+        """Wait until the last process has left the card and its memory is free.
+
+        Raises:
+            CardNotAcquired: it is not free in time; the message names the process or the memory.
+        """
+        card = self.config.card
+        waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
+        while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
+            if waiting.is_over(now := time.monotonic()):
+                raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
+            time.sleep(_FREE_POLL_S)
+
+    def acquire(self, device: Device) -> str:
+        """Put something on the card, so that one which is not there, or not ours, shows now and
+        not in the first job; the card's product name."""
+        import torch
+
+        try:
+            device.synchronize()  # first: on Gaudi this is what makes torch know "hpu"
+            torch.zeros(1, device=device.torch_device)
+            return device.device_name()
+        except Exception as error:
+            known = device.classify(error)
+            if isinstance(known, CardNotAcquired):
+                raise known from error
+            raise CardNotAcquired(
+                f"{self.config.card} cannot be used: {one_line(str(error), 2000) or repr(error)}"
+            ) from error
+
+    def _verify_card(self, device: Device) -> None:
+        """See that the card which was acquired is the one that was given: a library that changes a
+        variable when it is imported gets the process another, and its rows a wrong name. Have one
+        that computes wrongly found out before the first job, in every process: what broke the last
+        one may have been the card."""
+        card = self.config.card
+        self._verify_environment()
+        if (why := device.mismatch(card.index)) is not None:
+            raise CardNotAcquired(f"this process has not got {card}: {why}")
+        try:
+            device.preflight()
+        except CardFaulty as error:
+            raise CardFaulty(f"{card} is faulty: {error}") from error
+        except Exception as error:
+            known = device.classify(error)
+            raise CardFaulty(
+                f"{card} cannot compute: {one_line(str(known), 2000) or repr(known)}"
+            ) from error
+        device.release_memory()
+
+    def _verify_environment(self) -> None:
+        wrong = [
+            f"{name} is {os.environ.get(name)!r} and should be {wanted!r}"
+            for name, wanted in sorted(self.config.environment.items())
+            if os.environ.get(name) != wanted
+        ]
+        if wrong:
+            raise BadConfiguration(
+                f"worker {self.config.worker_id} runs in a wrong environment: " + "; ".join(wrong)
+            )
 
     # ------------------------------------------------------------ parts of a run
 
-    def _run(self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None) -> Result:
-        assert self.device is not None and self._clean_state is not None
+    def _run(
+        self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None, device: Device
+    ) -> Result:
+        assert self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
         if attempt.job.process_kind != self.config.kind:
             raise BadConfiguration(
@@ -287,23 +266,23 @@ class CardWorker(CardHolder):
                 "--emulate, where each kind gets a process of its own"
             )
         self._clean_state.restore()
-        self.device.seed(SEED)
+        device.seed(SEED)
         self._resident.clean()
-        settings = self.device.configure()
+        settings = device.configure()
         request = request_of(attempt)
         threads = self._set_threads(request.parameters.get("threads"))
         with (
-            self._collective(attempt, rank, rendezvous) as collective,
+            self._collective(attempt, rank, rendezvous, device) as collective,
             self._slot(attempt, rank, collective, threads) as self._turn,
         ):
             self._enter(attempt.attempt_id, "start")
             if self.config.passport and not self._jobs_before:
-                self._take_passport(attempt)
+                self._passport = self._check_card(device, len(attempt.cards))
             from workloads import registry
 
             workload = registry.load(attempt.job.workload)
             context = JobContext(
-                device=self.device,
+                device=device,
                 rank=rank,
                 world_size=len(attempt.cards),
                 collective=collective,
@@ -312,21 +291,22 @@ class CardWorker(CardHolder):
                 clock=time.perf_counter,
                 cpu_clock=time.process_time,
             )
-            known = self.device.compilations()
-            with self._limit.in_force() if self._limit else _NO_LIMIT:
+            known = device.compilations()
+            with self._limit.in_force() if self._limit else contextlib.nullcontext():
                 result = workload(request, context)
-            compiled = self.device.compilations().since(known)
+            compiled = device.compilations().since(known)
         if not isinstance(result, Result):
             raise TypeError(
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
         self._enter(attempt.attempt_id, "finish")
         redact = redactor_of(os.environ).redact
+        limit = self._limit.memory_bytes if self._limit else device.memory_limit_bytes()
         details = {
             **settings,
-            **self.device.memory_details(),
-            **self._memory_limit(),
-            **({"compile_cache": told} if (told := compiled.temperature()) else {}),
+            **device.memory_details(),
+            **({} if limit is None else {"card_memory_bytes": str(limit)}),
+            **({"compile_cache": cache} if (cache := compiled.temperature()) else {}),
             **({TOOK: request.took} if request.took else {}),
             **result.details,
         }
@@ -337,53 +317,43 @@ class CardWorker(CardHolder):
             details={name: redact(text) for name, text in details.items()},
         )
 
-    def _set_threads(self, asked: int | None) -> int:
+    def _set_threads(self, requested: int | None) -> int:
         """Give torch the threads that the job asks for; without, it has this worker's share."""
         import torch
 
         assert self._info is not None
-        if asked is not None and asked != torch.get_num_threads():
-            torch.set_num_threads(asked)
+        if requested is not None and requested != torch.get_num_threads():
+            torch.set_num_threads(requested)
             _warm_thread_pools()
         threads = torch.get_num_threads()
         if threads != self._info.threads:
             self._info = dataclasses.replace(self._info, threads=threads)
         return threads
 
-    def _take_passport(self, attempt: Attempt) -> None:
+    def _check_card(self, device: Device, cards: int) -> dict[str, float]:
         """Check the card before its first job, in the job's CPU slot. A gang's ranks do it side by
         side and together, and a card that fails here fails in the job."""
         import torch
 
         from workloads.bench.card_check import EMULATED_PIECE_S, PIECE_S, check_card, check_link
 
-        assert self.device is not None
-        piece_s = EMULATED_PIECE_S if self.config.emulated else PIECE_S
-        self._passport = check_card(self.device, piece_s=piece_s)
-        size = len(attempt.cards)
-        if size > 1:
-            self._passport["link_bytes_per_s"] = check_link(size, self.device)
-        if self.device.spec.can("host_cores"):
-            self._passport["threads"] = torch.get_num_threads()
-        else:
-            with contextlib.suppress(Exception):  # a tool that is missing costs no job
-                reading = self.device.telemetry().get(self.config.card.index)
-                if reading is not None and reading.sm_clock_mhz is not None:
-                    self._passport["clock_mhz"] = reading.sm_clock_mhz
-
-    def _memory_limit(self) -> dict[str, str]:
-        """The memory of the card, or the limit of an emulated one, for the row."""
-        assert self.device is not None
-        limit = self._limit.memory_bytes if self._limit else self.device.memory_limit_bytes()
-        return {} if limit is None else {"card_memory_bytes": str(limit)}
+        figures = check_card(device, piece_s=EMULATED_PIECE_S if self.config.emulated else PIECE_S)
+        if cards > 1:
+            figures["link_bytes_per_s"] = check_link(cards, device)
+        if device.spec.can("host_cores"):
+            return figures | {"threads": torch.get_num_threads()}
+        with contextlib.suppress(Exception):  # a tool that is missing costs no job
+            reading = device.telemetry().get(self.config.card.index)
+            if reading is not None and reading.sm_clock_mhz is not None:
+                figures["clock_mhz"] = reading.sm_clock_mhz
+        return figures
 
     def _collective(
-        self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None
+        self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None, device: Device
     ) -> AbstractContextManager[Collective]:
         world_size = len(attempt.cards)
         if world_size == 1:
             return contextlib.nullcontext(_ONE_CARD)
-        assert self.device is not None
         if rendezvous is None or world_size != self.config.world_size:
             raise BadConfiguration(
                 f"attempt {attempt.attempt_id} has {world_size} cards; worker "
@@ -394,7 +364,7 @@ class CardWorker(CardHolder):
             rendezvous=rendezvous,
             rank=rank,
             world_size=world_size,
-            device=self.device,
+            device=device,
             listener=self._listener if rank == 0 else None,
         )
 
@@ -404,7 +374,7 @@ class CardWorker(CardHolder):
         """Give the job a CPU slot within the block, on a device that shares its host's cores."""
         assert self.device is not None
         if not self.device.spec.can("host_cores"):
-            return _NO_SLOT
+            return contextlib.nullcontext()
         self._enter(attempt.attempt_id, "queued")
         return cpu_slot(collective, rank, threads, self._cores)
 
@@ -415,22 +385,8 @@ class CardWorker(CardHolder):
             self._timed_until = processor_reading(self._timed_from)
         # One assignment of a frozen value: safe to read from another thread.
         self._progress = Progress(
-            worker_id=self.config.worker_id,
-            attempt_id=attempt_id,
-            phase=phase,
+            worker_id=self.config.worker_id, attempt_id=attempt_id, phase=phase
         )
-
-    def _timed(self) -> tuple[float, float] | None:
-        """Start and end of the timed part; None where it did not end."""
-        if self._timed_from is None or self._timed_until is None:
-            return None
-        return self._timed_from.at, self._timed_until.at
-
-    def _processor(self) -> ProcessorUse | None:
-        """Use of the processors in the timed part; None where it did not end."""
-        if self._timed_from is None or self._timed_until is None:
-            return None
-        return use_between(self._timed_from, self._timed_until)
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
         assert self.device is not None
@@ -443,22 +399,6 @@ class CardWorker(CardHolder):
             loaded = self._resident.load(key, loader)
         self.device.seed(SEED)  # so that having loaded makes no difference to the job
         return loaded
-
-    # ------------------------------------------------------------ when it goes wrong
-
-    def _failure(self, error: BaseException) -> Failure:
-        return describe(
-            error,
-            device=self.device,
-            memory_bytes=self._limit.memory_bytes if self._limit else None,
-            node_name=self.config.node_name,
-        )
-
-    def _forget_everything(self) -> None:
-        self._resident.drop()
-        # An error of releasing memory on a broken card says nothing that the failure does not.
-        with contextlib.suppress(Exception):
-            self._release_memory()
 
     def _release_memory(self) -> None:
         gc.collect()
@@ -562,7 +502,7 @@ def describe(
     known = _known(error, device, memory_bytes)
     failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
     # Redacted before it is cut: half of a key is not recognised any more.
-    message = one_line(redact(str(known), os.environ)) or redact(repr(error), os.environ)
+    message = one_line(redact(str(known), os.environ), 2000) or redact(repr(error), os.environ)
     trace = redact("".join(traceback.format_exception(error)), os.environ)
     tail = trace.rstrip().splitlines()[-TAIL_LINES:]
     _let_go(error)
@@ -574,18 +514,12 @@ def describe(
     )
 
 
-def one_line(text: str, limit: int = 2000) -> str:
-    """The text with its white space collapsed, cut to ``limit`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
 def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
     """The exception of a known class that stands for ``error``; itself when there is none."""
     if memory_bytes is not None and _memory_was_refused(error):
         return OutOfMemory(
             f"the emulated card's {memory_bytes:,} bytes are exhausted: "
-            f"{one_line(str(error)) or type(error).__name__}"
+            f"{one_line(str(error), 2000) or type(error).__name__}"
         )
     return device.classify(error) if device is not None else error
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from orchestrator.core.outcome import FailureClass
-from orchestrator.worker.worker import describe, one_line
+from orchestrator.worker.worker import describe
 from workloads.devices import device_for
 
 REFUSALS = [
@@ -77,9 +77,3 @@ def test_the_frames_of_an_error_and_of_its_causes_are_let_go() -> None:
         gc.collect()
         assert kept[0]() is None
     assert "KeyError: 'inner'" in failure.tail and "RuntimeError: outer" in failure.tail
-
-
-def test_messages_fit_on_a_line() -> None:
-    """White space is collapsed and what is too long is cut."""
-    assert one_line(" a\n  b\t c ") == "a b c"
-    assert len(one_line("x" * 3000)) == 2000 and one_line("x" * 3000).endswith("…")

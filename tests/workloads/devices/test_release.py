@@ -19,7 +19,7 @@ from orchestrator.core.topology import Card
 from orchestrator.on_ray import agent
 from orchestrator.worker import worker as acquisition
 from orchestrator.worker.protocol import WorkerConfig
-from orchestrator.worker.worker import CardHolder
+from orchestrator.worker.worker import CardWorker
 from workloads.base import CardNotAcquired
 from workloads.devices.cuda import CudaDevice
 from workloads.devices.hpu import HpuDevice
@@ -344,7 +344,7 @@ def test_without_nvml_a_gpu_is_known_by_the_tool(
 GPU = Card(node_id="n", index=0, accelerator=Accelerator.GPU)
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> CardHolder:
+def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> CardWorker:
     """A worker for a GPU, whose clock goes on by its own waits; ``then`` is done after each."""
     now = [0.0]
 
@@ -354,7 +354,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> Car
         then()
 
     monkeypatch.setattr(acquisition, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    return CardHolder(
+    return CardWorker(
         WorkerConfig(
             worker_id="w", card=GPU, node_name="gpu-1", emulated=False, idle_memory_bytes=5 * MIB
         )
