@@ -1,17 +1,15 @@
 """Processes that outlive the driver, agent or worker that they belong to, and their end.
 
-The processes of a killed driver are recognised in three ways, since each alone misses some:
-
-- by a mark in their environment: a driver marks its own before it starts anything, so all that
-  descends from it carries the mark, whatever session or parent it has moved to. A process that
-  changes its title may overwrite it (Ray's agents do);
-- by their logs: a process that writes a log in the private directory of a driver that has ended
-  belongs to it. Reading there proves nothing;
-- by descent from one of those, unless the child carries the mark of another driver.
+The processes of a killed driver are recognised by a mark in their environment: a driver marks its
+own before it starts anything, so all that descends from it carries the mark, whatever session or
+parent it has moved to. What descends from those belongs to them, too, unless it carries the mark of
+another driver. (Ray's agents write their title over their environment, unless ``SPT_NOENV`` is set,
+as it is in a cluster of ours.) The processes of such a cluster carry the name of its private
+directory as well.
 
 Only one driver at a time holds a run (``store/lock.py``), so all processes that carry the run's
-mark with another invocation are orphans. A process that has cleared its environment, lost its
-parent and logs elsewhere is beyond this.
+mark with another invocation are orphans. A process that has cleared its environment and lost its
+parent is beyond this.
 
 Run as a program (``guarded``), this module waits for the end of a driver that has a private Ray and
 ends what the driver leaves in its private directory: Ray's own agents look for their cluster for
@@ -44,6 +42,8 @@ from workloads.util.processes import (
 
 #: Holds an ``Owner`` as text.
 VARIABLE = "NIGHTGRID_OWNER"
+#: Holds the private directory of a process's Ray cluster.
+DIRECTORY_VARIABLE = "RAY_TMPDIR"
 _END_S = 10.0  # for processes that are killed to end
 _GUARD_S = 60.0  # for the guard of a killed driver
 _ORDERLY_END = b"done\n"
@@ -87,25 +87,6 @@ class Process:
                 if equals and key == name:
                     return value
         return None
-
-    def writes_in(self, directory: Path) -> bool:
-        """Return whether it has a file below ``directory`` open as a log is: to append, or only to
-        write. An editor opens files to read, and so does everybody who looks at a log."""
-        below = f"{directory}{os.sep}"
-        with contextlib.suppress(OSError):
-            for number in os.listdir(f"/proc/{self.pid}/fd"):
-                with contextlib.suppress(OSError):  # it was closed meanwhile
-                    file = os.readlink(f"/proc/{self.pid}/fd/{number}")
-                    if file.startswith(below) and _is_log(self.pid, number):
-                        return True
-        return False
-
-    def is_own(self) -> bool:
-        """Return whether the process belongs to this user."""
-        try:
-            return os.stat(f"/proc/{self.pid}").st_uid == os.geteuid()
-        except OSError:
-            return False
 
     def kill(self) -> None:
         """Kill this process, and no other that has its number meanwhile."""
@@ -168,15 +149,6 @@ def _pidfd(pid: int) -> int | None:
         raise
     except (AttributeError, OSError):
         return None
-
-
-def _is_log(pid: int, number: str) -> bool:
-    for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "flags":
-            flags = int(value, 8)
-            return bool(flags & os.O_APPEND) or flags & os.O_ACCMODE == os.O_WRONLY
-    return False
 
 
 # ---------------------------------------------------------------- trees of processes
@@ -258,7 +230,6 @@ class Orphan:
     """A process that an earlier driver has left running on this host."""
 
     process: Process
-    owner: Owner | None  # None: the driver had no run
     command: str
 
     @property
@@ -270,18 +241,12 @@ class Orphan:
 def orphans_of(owner: Owner) -> list[Orphan]:
     """The processes of this host that belong to ``owner``'s predecessors; none where the kernel
     does not show other processes."""
-    table = processes()
-    owners: dict[int, Owner | None] = {}
-    for pid, process in table.items():
+
+    def precedes(process: Process) -> bool:
         mark = Owner.of(process.variable(VARIABLE) or "")
-        if mark is not None and mark.precedes(owner):
-            owners[pid] = mark
-    for directory in abandoned_private_directories():
-        mark = Owner.of(directory.owner)
-        if mark is not None and mark.precedes(owner):
-            for process in _writers_in(directory.path, table):
-                owners.setdefault(process.pid, mark)
-    return _with_descendants(owners, table)
+        return mark is not None and mark.precedes(owner)
+
+    return _with_descendants(precedes)
 
 
 def end_orphans(owner: Owner) -> list[Orphan]:
@@ -293,20 +258,23 @@ def end_orphans(owner: Owner) -> list[Orphan]:
     return _end(lambda: orphans_of(owner))
 
 
-def end_users_of(directory: OwnedDirectory) -> list[Orphan]:
-    """Kill the processes that write logs in a private directory, and their descendants.
+def end_users_of(directory: OwnedDirectory) -> None:
+    """Kill the processes of the Ray cluster that has this private directory, and their descendants.
+    While its driver lives, that is this process: its own descendants have the variable, too.
 
     Raises:
         TimeoutError: something does not go.
     """
+    path = str(directory.path)
 
     def users() -> list[Orphan]:
-        table = processes()
-        owner = Owner.of(directory.owner)
-        writers = _writers_in(directory.path, table)
-        return _with_descendants({process.pid: owner for process in writers}, table)
+        users = _with_descendants(lambda process: process.variable(DIRECTORY_VARIABLE) == path)
+        if directory.is_abandoned:
+            return users
+        own = {process.pid for process in descendants(os.getpid(), processes())}
+        return [user for user in users if user.pid not in own]
 
-    return _end(users)
+    _end(users)
 
 
 def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
@@ -323,34 +291,27 @@ def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
     return list(ended.values())
 
 
-def _writers_in(directory: Path, table: Mapping[int, Process]) -> list[Process]:
-    place = directory.resolve()  # as the kernel names its files
-    return [process for process in table.values() if process.is_own() and process.writes_in(place)]
-
-
-def _with_descendants(
-    owners: Mapping[int, Owner | None], table: Mapping[int, Process]
-) -> list[Orphan]:
-    """Add the descendants of these processes. This process and its ancestors are left out, and so
-    are children with the mark of another driver, with all that descends from them."""
+def _with_descendants(belongs: Callable[[Process], bool]) -> list[Orphan]:
+    """The processes of this host that belong to somebody, and their descendants. This process and
+    its ancestors are left out, and so are children with the mark of another driver, with all that
+    descends from them."""
+    table = processes()
     own, pid = set[int](), os.getpid()
     while pid > 0 and pid not in own:
         own.add(pid)
         pid = table[pid].parent if pid in table else 0
-    marks = set(owners.values())
+    orphans = {pid: process for pid, process in table.items() if belongs(process)}
+    marks = {process.variable(VARIABLE) for process in orphans.values()} | {None}
 
     def is_somebody_elses(process: Process) -> bool:
-        mark = process.variable(VARIABLE)
-        return process.pid in own or (mark is not None and Owner.of(mark) not in marks)
+        return process.pid in own or process.variable(VARIABLE) not in marks
 
-    everyone = dict(owners)
-    for root, owner in owners.items():
-        if root not in own:
-            for child in descendants(root, table, leave_out=is_somebody_elses):
-                everyone.setdefault(child.pid, owner)
+    for root in set(orphans) - own:
+        for child in descendants(root, table, leave_out=is_somebody_elses):
+            orphans[child.pid] = child
     return [
-        Orphan(process=table[pid], owner=owner, command=table[pid].command)
-        for pid, owner in everyone.items()
+        Orphan(process=process, command=process.command)
+        for pid, process in orphans.items()
         if pid not in own
     ]
 

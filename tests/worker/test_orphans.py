@@ -1,4 +1,4 @@
-"""The processes of a killed driver are found by more than its environment, and nobody else is hit.
+"""The processes of a killed driver are found, and nobody else is hit.
 
 All processes here are real; none is Ray's (``ray/test_ray_executor.py`` has those).
 """
@@ -28,13 +28,6 @@ from workloads.util.processes import MARKER, ProcessIdentity, make_owned_directo
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Writes over its own environment, as setproctitle does with long titles.
-FORGET = """
-import ctypes
-words = open('/proc/self/stat', 'rb').read().rpartition(b')')[2].split()
-start, end = int(words[47]), int(words[48])
-ctypes.memset(start, 0, end - start)
-"""
 SAY = "\nimport os\nos.write(1, b'%d\\n' % os.getpid())\n"
 SLEEP = SAY + "import time\ntime.sleep(600)\n"
 
@@ -46,14 +39,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a program and returns its process id, once it says so; ends it afterwards."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, *arguments: str, mark: str = "", cwd: Path = tmp_path) -> int:
-        kept = {k: v for k, v in os.environ.items() if k != VARIABLE}
+    def start(code: str, **variables: str) -> int:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            env=kept | ({VARIABLE: mark} if mark else {}) | {"PYTHONPATH": str(ROOT)},
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=cwd,
+            cwd=tmp_path,
             start_new_session=True,
         )
         started.append(process)
@@ -89,11 +81,6 @@ def of_a_killed_driver(base: Path, owner: str) -> Path:
     return path
 
 
-def logs_in(directory: Path, name: str = "agent.log") -> str:
-    """Code that opens a log there, as Ray and our workers do."""
-    return f"import os\nos.open({str(directory / name)!r}, os.O_WRONLY|os.O_APPEND|os.O_CREAT)\n"
-
-
 def lives(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -102,68 +89,47 @@ def lives(pid: int) -> bool:
     return state != b"Z"
 
 
-def test_a_process_that_wrote_over_its_environment_is_found(start: Start, base: Path) -> None:
-    """By its log, and its child by descent; the mark is in the environment of neither."""
+#: Starts a child with these variables instead of its own mark, and says which it is.
+PARENT = """
+import os, subprocess, sys, time
+environment = {k: v for k, v in os.environ.items() if k != "NIGHTGRID_OWNER"}
+child = subprocess.Popen([sys.executable, "-c", %r], env=environment | %r, start_new_session=True)
+time.sleep(600)
+"""
+
+
+def test_marks_and_descent_tell_orphans_from_others(start: Start, base: Path) -> None:
+    """A child without a mark goes with its parent, one with another driver's does not; nor does a
+    process of the driver that asks, or of another run."""
     run = f"run{os.getpid()}"
-    directory = of_a_killed_driver(base, f"{run}.a")
-    child = (
-        "import subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-c', {FORGET + SLEEP!r}])\n"
-        "import time\ntime.sleep(600)\n"
-    )
-    agent = start(logs_in(directory) + FORGET + SLEEP, mark=f"{run}.a")
-    grandchild = start(logs_in(directory, "parent.log") + FORGET + child, mark=f"{run}.a")
-    for pid in (agent, grandchild):
-        assert VARIABLE.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
-    now = Owner(run_id=run, invocation_id="b")
-    found = {each.pid for each in orphans_of(now)}
-    assert {agent, grandchild} <= found and len(found) == 3  # and the grandchild's parent
-    assert {each.owner for each in orphans_of(now)} == {Owner(run_id=run, invocation_id="a")}
+    before, now = (Owner(run_id=run, invocation_id=name) for name in "ab")
+    mark = {VARIABLE: str(before)}
+    orphan = start(SLEEP, **mark)
+    child = start(PARENT % (SLEEP, {}), **mark)
+    others = start(PARENT % (SLEEP, {VARIABLE: "other.x"}), **mark)
+    bystanders = [others, start(SLEEP, **{VARIABLE: str(now)}), start(SLEEP)]
+    pids = {found.pid for found in orphans_of(now)}
+    assert {orphan, child} <= pids and len(pids) == 4  # and two parents
+    assert not pids & set(bystanders)
     assert orphans_of(Owner(run_id="another", invocation_id="b")) == []
-    assert {each.pid for each in end_orphans(now)} == found
-    assert not any(map(lives, found)) and directory.exists()
-    remove_abandoned()
-    assert not directory.exists()
-
-
-def test_nobody_is_hit_who_only_looks(start: Start, base: Path, tmp_path: Path) -> None:
-    """An editor with a file of the results open, to write; who reads a log of the private
-    directory; a shell that stands in it; a child of ours that belongs to another driver."""
-    run = f"run{os.getpid()}"
-    directory = of_a_killed_driver(base, f"{run}.a")
-    log = directory / "raylet.out"
-    log.write_text("…")
-    results = tmp_path / "ng-2026-11-21-results"
-    results.mkdir()
-    edit = f"import os\nos.open({str(results / 'notes')!r}, os.O_RDWR | os.O_CREAT)\n"
-    swap = f"import os\nos.open({str(directory / '.raylet.out.swp')!r}, os.O_RDWR | os.O_CREAT)\n"
-    read = f"file = open({str(log)!r})\n"
-    bystanders = [
-        start(edit + SLEEP),
-        start(logs_in(results) + SLEEP),
-        start(swap + SLEEP),
-        start(read + SLEEP, str(log)),
-        start(SLEEP, cwd=directory),
-        start(logs_in(of_this_test(base)) + SLEEP),  # its driver lives
-    ]
-    other = (
-        "import os, subprocess, sys\n"
-        f"os.environ[{VARIABLE!r}] = 'other.x'\n"
-        f"subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
-        "import time\ntime.sleep(600)\n"
-    )
-    others_child = start(logs_in(directory) + other)
-    remove_abandoned()
-    end_orphans(Owner(run_id=run, invocation_id="b"))
+    assert {found.pid for found in end_orphans(now)} == pids
     try:
-        assert all(map(lives, [*bystanders, others_child]))
+        assert not any(map(lives, pids)) and all(map(lives, bystanders))
     finally:
-        os.kill(others_child, 9)
-    assert not directory.exists()  # and the one whose log it was is gone, or it would have stayed
+        os.kill(others, 9)
 
 
-def of_this_test(base: Path) -> Path:
-    return make_owned_directory("ng-", base, "run.mine").path
+def test_the_cluster_of_a_killed_driver_goes_with_its_directory(start: Start, base: Path) -> None:
+    """Not that of one that lives, whatever its directory is called, nor who only looks there."""
+    directory = of_a_killed_driver(base, "")
+    agent = start(SLEEP, RAY_TMPDIR=str(directory))
+    bystanders = [
+        start(SLEEP, RAY_TMPDIR=str(make_owned_directory("ng-", base).path)),
+        start(f"import os\nos.chdir({str(directory)!r})\nfile = open('log', 'a')\n" + SLEEP),
+    ]
+    remove_abandoned()
+    assert not lives(agent) and not directory.exists()
+    assert all(map(lives, bystanders)) and len(list(base.iterdir())) == 1
 
 
 _DRIVER = """
@@ -177,7 +143,7 @@ with guarded(directory):
     with open(directory.path / "agent.log", "ab") as log:
         agent = subprocess.Popen(
             [sys.executable, "-c", "import os; os.setsid(); import time; time.sleep(600)"],
-            stdout=log, stderr=log,
+            stdout=log, stderr=log, env=os.environ | {"RAY_TMPDIR": str(directory.path)},
         )
     print(agent.pid, flush=True)
     if sys.argv[2] == "killed":
