@@ -10,7 +10,6 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -64,7 +63,6 @@ class Board:
     _first_at: float | None = None  # when its first attempt began
     _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
-    _every_node: tuple[Node, ...] = ()
     _seats: dict[Card, _Seat] = field(default_factory=dict)
     _workers: dict[str, Card] = field(default_factory=dict)
     _seats_of: dict[str, list[_Seat]] = field(default_factory=dict)  # by attempt
@@ -114,8 +112,8 @@ class Board:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every node that joined, those that left again included: one object until another does."""
-        return self._every_node
+        """Every node that joined, those that left again included."""
+        return tuple(self._nodes.values())
 
     def node_name(self, node_id: str) -> str:
         """The name people know the node by."""
@@ -130,7 +128,6 @@ class Board:
         """Take note of something that happened."""
         if isinstance(event, NodeJoined):
             self._nodes[event.node.node_id] = event.node
-            self._every_node = tuple(self._nodes.values())
             for card in event.node.cards:
                 self._seats.setdefault(card, _Seat(card=card))
         elif isinstance(event, NodeLeft):
@@ -166,16 +163,12 @@ class Board:
             self._seats_of[attempt_id] = seats
             for seat in seats:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
-        elif isinstance(command, RecordRow):
-            self._recorded(command)
-        elif isinstance(command, RunFinished):
-            self._finished = True
-
-    def _recorded(self, command: RecordRow) -> None:
-        if command.final:
+        elif isinstance(command, RecordRow) and command.final:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
             self._jobs_run += command.attempt is not None
+        elif isinstance(command, RunFinished):
+            self._finished = True
 
     def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
         """Take note of the row that an attempt left."""
@@ -212,10 +205,22 @@ class Board:
 
         ``at`` is the time of day; None where the events are counted by it.
         """
-        read = telemetry or {}
+        telemetry = telemetry or {}
         at = now if at is None else at
         for seat in self._seats.values():
-            self._hear(seat, now, progress)
+            heard = progress.get(seat.worker_id)
+            if heard is None or not seat.attempt_id or heard.attempt_id != seat.attempt_id:
+                continue
+            if heard.phase != seat.phase:
+                # It counts from when it is first heard of: clocks of other hosts may be wrong.
+                seat.phase, seat.since = heard.phase, now
+        seats = sorted(
+            self._seats.values(), key=lambda seat: (self.node_name(seat.card.node_id), seat.card)
+        )
+        self._waited = self._waited or bool(self.waiting)
+        first_at = None if self._waited else self._first_at
+        left = self._left(now)
+        ranged = left is not None and left.high_s > left.low_s
         return RunStatus(
             run=self.run,
             at=at,
@@ -226,13 +231,16 @@ class Board:
             attempts=self._attempts,
             emulated=any(node.emulated for node in self._nodes.values()),
             cards=tuple(
-                self._card_status(seat, now, read.get(seat.card, CardTelemetry()))
-                for seat in sorted(
-                    self._seats.values(),
-                    key=lambda seat: (self.node_name(seat.card.node_id), seat.card),
-                )
+                self._card_status(seat, now, telemetry.get(seat.card, CardTelemetry()))
+                for seat in seats
             ),
-            **self._times(now),
+            eta_s=left.middle_s if left else None,
+            eta_low_s=left.low_s if left and ranged else None,
+            eta_high_s=left.high_s if left and ranged else None,
+            start=self.start,
+            first_attempt_s=None if first_at is None else first_at - self.started_at,
+            promised_low_s=self.plan.duration.low_s,
+            promised_high_s=self.plan.duration.high_s,
             stopping=self._stopping,
             paused=self.paused,
             trouble=self.trouble,
@@ -258,14 +266,6 @@ class Board:
             seat = self._seats[card]
             seat.phase, seat.since, seat.job, seat.attempt_id = phase, at, job, attempt_id
 
-    def _hear(self, seat: _Seat, now: float, progress: Mapping[str, Progress]) -> None:
-        """A phase counts from when it is first heard of: clocks of other hosts may be wrong."""
-        heard = progress.get(seat.worker_id)
-        if heard is None or not seat.attempt_id or heard.attempt_id != seat.attempt_id:
-            return
-        if heard.phase != seat.phase:
-            seat.phase, seat.since = heard.phase, now
-
     def _card_status(self, seat: _Seat, now: float, read: CardTelemetry) -> CardStatus:
         return CardStatus(
             card=self.card_name(seat.card),
@@ -280,24 +280,6 @@ class Board:
             memory_used_bytes=read.memory_used_bytes,
         )
 
-    def _times(self, now: float) -> dict[str, Any]:
-        """Fields of the status that tell of durations."""
-        self._waited = self._waited or bool(self.waiting)
-        first_s = (
-            None if self._first_at is None or self._waited else self._first_at - self.started_at
-        )
-        left = self._left(now)
-        ranged = left is not None and left.high_s > left.low_s
-        return {
-            "eta_s": left.middle_s if left else None,
-            "eta_low_s": left.low_s if left and ranged else None,
-            "eta_high_s": left.high_s if left and ranged else None,
-            "start": self.start,
-            "first_attempt_s": first_s,
-            "promised_low_s": self.plan.duration.low_s,
-            "promised_high_s": self.plan.duration.high_s,
-        }
-
     def _left(self, now: float) -> Span | None:
         """Time left: what was planned less what is over, until a twentieth of the work is done.
         From then on the time since the first attempt gives the scale, as a range until a fifth is
@@ -310,12 +292,9 @@ class Board:
         if self._first_at is not None and self._card_s_done >= 0.05 * self._card_s_to_do:
             middle_s = (now - self._first_at) * left / self._card_s_done
             factor = 1.0 if self._card_s_done >= 0.2 * self._card_s_to_do else 2.0
-            return Span(low_s=middle_s / factor, middle_s=middle_s, high_s=middle_s * factor)
+            return Span(middle_s / factor, middle_s, middle_s * factor)
         planned, over_s = self.plan.duration, now - self.started_at
         if over_s >= planned.high_s:
             return None
-        return Span(
-            low_s=max(0.0, planned.low_s - over_s),
-            middle_s=max(0.0, planned.middle_s - over_s, planned.low_s - over_s),
-            high_s=planned.high_s - over_s,
-        )
+        low_s = max(0.0, planned.low_s - over_s)
+        return Span(low_s, max(low_s, planned.middle_s - over_s), planned.high_s - over_s)

@@ -56,14 +56,15 @@ class InProcessExecutor:
         self._busy: dict[str, str] = {}  # worker id -> attempt id
         self._stopping: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._asked: list[Callable[[], None]] = []  # and not begun
+        self._tasks: list[Callable[[], None]] = []  # and not begun
         at = time.monotonic()
         self._events: deque[Event] = deque(NodeJoined(at=at, node=node) for node in nodes)
         self._changed = threading.Condition()  # guards everything above
-        self._thread = threading.Thread(target=self._work_off, name="cards", daemon=True)
+        arguments = (tuple(preload),)
+        self._thread = threading.Thread(
+            target=self._work_off, args=arguments, name="cards", daemon=True
+        )
         self._thread.start()
-        if preload:
-            self._work.put(lambda: _import(preload))
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         """Queue one command.
@@ -87,9 +88,9 @@ class InProcessExecutor:
         """
         with self._changed:
             if timeout_s > 0:
-                for task in self._asked:
+                for task in self._tasks:
                     self._work.put(task)
-                self._asked.clear()
+                self._tasks.clear()
             if not self._events:
                 self._changed.wait(timeout_s)
             happened = list(self._events)
@@ -99,7 +100,7 @@ class InProcessExecutor:
     def progress(self) -> Mapping[str, Progress]:
         """The busy worker, if any."""
         with self._changed:
-            workers = [self._workers[each] for each in self._busy if each in self._workers]
+            workers = [self._workers[busy] for busy in self._busy if busy in self._workers]
         heard = [worker.progress() for worker in workers]
         return {progress.worker_id: progress for progress in heard if progress is not None}
 
@@ -114,15 +115,11 @@ class InProcessExecutor:
         """Drop what is queued and forget every worker. An attempt that still runs cannot be
         killed without its process: it is left to itself, and ends with the program."""
         with self._changed:
-            self._asked.clear()
+            self._tasks.clear()
             while not self._work.empty():
                 self._work.get_nowait()
             self._work.put(None)
         self._thread.join(_CLOSE_PATIENCE_S)
-        with self._changed:
-            self._workers.clear()
-            self._cards.clear()
-            self._ready.clear()
 
     # ------------------------------------------------------------ commands (lock held)
 
@@ -149,7 +146,7 @@ class InProcessExecutor:
         )
         self._workers[command.worker_id] = worker
         self._cards[command.card] = command.worker_id
-        self._asked.append(lambda: self._do_start(command.worker_id, worker))
+        self._tasks.append(lambda: self._do_start(command.worker_id, worker))
 
     def _run(self, command: RunAttempt) -> None:
         if len(command.worker_ids) != 1:
@@ -159,11 +156,11 @@ class InProcessExecutor:
             raise ProtocolViolation(f"worker {worker_id} is not ready")
         if worker_id in self._busy:
             raise ProtocolViolation(f"worker {worker_id} runs {self._busy[worker_id]}")
-        held = next(card for card, holder in self._cards.items() if holder == worker_id)
-        if command.attempt.cards != (held,):
-            raise ProtocolViolation(f"worker {worker_id} holds {held}, not the attempt's cards")
+        card = next(card for card, holder in self._cards.items() if holder == worker_id)
+        if command.attempt.cards != (card,):
+            raise ProtocolViolation(f"worker {worker_id} holds {card}, not the attempt's cards")
         self._busy[worker_id] = command.attempt.attempt_id
-        self._asked.append(lambda: self._do_run(command))
+        self._tasks.append(lambda: self._do_run(command))
 
     def _stop(self, command: StopWorker) -> None:
         if command.worker_id not in self._workers:
@@ -172,11 +169,14 @@ class InProcessExecutor:
             raise ProtocolViolation(f"worker {command.worker_id} was stopped before")
         self._stopping.add(command.worker_id)
         self._ready.discard(command.worker_id)
-        self._asked.append(lambda: self._do_stop(command.worker_id))
+        self._tasks.append(lambda: self._do_stop(command.worker_id))
 
     # ------------------------------------------------------------ the thread
 
-    def _work_off(self) -> None:
+    def _work_off(self, preload: Sequence[str]) -> None:
+        for name in preload:
+            with contextlib.suppress(Exception):  # one that is broken is the first job's to report
+                importlib.import_module(name)
         while (task := self._work.get()) is not None:
             task()
 
@@ -217,15 +217,8 @@ class InProcessExecutor:
     def _forget(self, worker_id: str) -> None:
         del self._workers[worker_id]
         self._ready.discard(worker_id)
-        self._cards = {card: held for card, held in self._cards.items() if held != worker_id}
+        self._cards = {card: own for card, own in self._cards.items() if own != worker_id}
 
     def _report(self, event: Event) -> None:
         self._events.append(event)
         self._changed.notify_all()
-
-
-def _import(modules: Sequence[str]) -> None:
-    """Import modules; one that is broken is the first job's to report."""
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)

@@ -13,17 +13,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from orchestrator.core.card_check import FIGURES, CardCheck, slow_cards
 from orchestrator.core.errors import ClusterError, StoreError
 from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
-    Command,
     Event,
     Executor,
     RecordRow,
@@ -41,20 +39,20 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
-from orchestrator.driver.rows import Delayed, DelayedCommands, RowStore, RowWriter
+from orchestrator.driver.rows import Delayed, RowWriter
 from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
 from orchestrator.driver.watchdog import Watchdog
+from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.store import files as run_files
 from orchestrator.store.card_checks import card_checks_table, earlier_card_checks, read_card_checks
 from orchestrator.store.store import Store
 from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line
 
-# Passports of a run's cards: collected from attempts, written, and slow cards named at once.
-
 
 class PassportBook:
-    """The passports of one run, those of its earlier drivers included."""
+    """The checks of one run's cards, those of its earlier drivers included: collected from
+    attempts and written."""
 
     def __init__(self, store: Store, wall: Callable[[], float]) -> None:
         self._store, self._wall = store, wall
@@ -65,30 +63,27 @@ class PassportBook:
 
     def saw(self, record: RecordRow) -> tuple[str, ...]:
         """Take note of an attempt that has ended; the slow cards that are new."""
-        taken = _passports(record, self._store.run, self._wall())
-        if not taken:
+        checks = list(self._checks(record))
+        if not checks:
             return ()
-        self._now += taken
+        self._now += checks
         # Rows matter, this does not: on a full disk they are written with the next one.
         with contextlib.suppress(OSError, StoreError):
             self._store.write_file(run_files.CARD_CHECKS, card_checks_table(self._now))
         known, self.slow = self.slow, tuple(map(str, slow_cards(self._now, self._before)))
-        return tuple(each for each in self.slow if each not in known)
+        return tuple(slow for slow in self.slow if slow not in known)
 
-
-def _passports(record: RecordRow, run: str, at: float) -> list[CardCheck]:
-    if record.attempt is None or record.outcome is None:
-        return []
-    found = []
-    for rank in record.outcome.ranks:
-        if not rank.passport or rank.worker is None:
-            continue
-        card = record.attempt.cards[rank.rank]
-        threads = rank.passport.get("threads")
-        found.append(
-            CardCheck(
-                run=run,
-                taken_at=at,
+    def _checks(self, record: RecordRow) -> Iterator[CardCheck]:
+        if record.attempt is None or record.outcome is None:
+            return
+        for rank in record.outcome.ranks:
+            if not rank.passport or rank.worker is None:
+                continue
+            card = record.attempt.cards[rank.rank]
+            threads = rank.passport.get("threads")
+            yield CardCheck(
+                run=self._store.run,
+                taken_at=self._wall(),
                 node=rank.worker.node_name,
                 card_index=card.index,
                 accelerator=str(card.accelerator),
@@ -97,20 +92,11 @@ def _passports(record: RecordRow, run: str, at: float) -> list[CardCheck]:
                 threads=None if threads is None else int(threads),
                 **{name: rank.passport.get(name) for name in FIGURES},
             )
-        )
-    return found
 
 
 STATUS_INTERVAL_S = 1.0
 WRITING_LOOK_S = 0.01  # between two looks at a file of rows that is being written
 WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
-
-
-class Decider(Protocol):
-    """``Schedule`` as the loop sees it."""
-
-    def handle(self, event: Event) -> list[Command]:
-        """Return the commands that answer an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +111,9 @@ class DriveResult:
 class Driver:
     """One run of the loop; see ``drive``."""
 
-    schedule: Decider
+    schedule: Schedule
     executor: Executor
-    store: RowStore
+    store: Store
     to_measurement: Callable[[RecordRow], Measurement]
     board: Board
     view: View
@@ -276,49 +262,49 @@ class Driver:
                 for command in self.schedule.handle(event):
                     if isinstance(command, RecordRow):
                         self._rows.take(command)
-                        self._name_slow_cards(command)
+                        for slow in self.passports.saw(command) if self.passports else ():
+                            self.view.line(f"SLOW card {slow}")
                         if command.attempt is not None:
                             ended.add(command.attempt.attempt_id)
                     elif isinstance(command, Wake):
                         heapq.heappush(self._wakes, command.at)
                     else:
                         others.append(command)
+            if self.passports is not None:
+                self.board.slow_cards = self.passports.slow
             # Skip attempts whose node was lost in this batch; they already have a row.
             events = self._carry_out(
-                each
-                for each in others
-                if not (isinstance(each, RunAttempt) and each.attempt.attempt_id in ended)
+                [
+                    command
+                    for command in others
+                    if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended)
+                ]
             )
-
-    def _name_slow_cards(self, command: RecordRow) -> None:
-        if self.passports is None:
-            return
-        for slow in self.passports.saw(command):
-            self.view.line(f"SLOW card {slow}")
-        self.board.slow_cards = self.passports.slow
 
     # ------------------------------------------------------------ commands out
 
-    def _carry_out(self, commands: Iterable[Delayed]) -> list[Event]:
-        commands, happened = list(commands), []
+    def _carry_out(self, commands: Sequence[Delayed]) -> list[Event]:
+        """Carry commands out, and return what comes of it at once. While a disk is full, those that
+        start something are delayed."""
         if self._rows.delayed is None:
-            self._rows.begin([each for each in commands if isinstance(each, RunAttempt)])
+            self._rows.begin([one for one in commands if isinstance(one, RunAttempt)])
+        happened: list[Event] = []
         for command in commands:
-            happened += self._carry_out_one(command)
+            if isinstance(command, RunFinished):
+                self._rows.write()
+            if self._rows.delayed is not None:
+                events, at_once = self._rows.delayed.take(command, self.clock())
+                happened += events
+                if not at_once:
+                    continue
+            elif self.watchdog is not None:
+                self.watchdog.did(command)
+            self.board.did(command, self.clock())
+            if isinstance(command, RunFinished):
+                self._finished = command
+            else:
+                happened += self._perform(command)
         return happened
-
-    def _carry_out_one(self, command: Delayed) -> list[Event]:
-        if isinstance(command, RunFinished):
-            self._rows.write()
-        if self._rows.delayed is not None:
-            return self._delay(self._rows.delayed, command)
-        self.board.did(command, self.clock())
-        if isinstance(command, RunFinished):
-            self._finished = command
-            return []
-        if self.watchdog is not None:
-            self.watchdog.did(command)
-        return self._perform(command)
 
     def _perform(self, command: StartWorker | StopWorker | RunAttempt) -> list[Event]:
         try:
@@ -333,16 +319,8 @@ class Driver:
 
     # ------------------------------------------------------------ a full disk
 
-    def _delay(self, delayed: DelayedCommands, command: Delayed) -> list[Event]:
-        """Delay a command that starts something until there is room; perform one that stops
-        something."""
-        happened, at_once = delayed.take(command, self.clock())
-        if at_once and not isinstance(command, RunFinished):
-            self.board.did(command, self.clock())
-            happened += self._perform(command)
-        return happened
-
     def _look_for_room(self) -> None:
+        """Carry out what waited for room once there is some, or the end that waits no more."""
         commands = self._rows.look_for_room()
         if self._rows.delayed is None:
             self._late += self._carry_out(commands)

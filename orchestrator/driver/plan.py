@@ -32,6 +32,7 @@ from orchestrator.store.history import past_rows
 from orchestrator.store.identity import ids_at
 from orchestrator.store.reader import runs
 from orchestrator.store.store import Store
+from orchestrator.util.format import plural
 from orchestrator.util.host import usable_cores
 from orchestrator.worker.environment import with_own_packages
 from workloads.devices import all_devices, device_class, host_device
@@ -75,7 +76,8 @@ def plan_grid(
         nodes_for = lambda accelerators: nodes  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for)
     options = with_results_of(grid, options)
-    history = earlier_rows(options.results, options.name or grid.name)
+    run = options.name or grid.name
+    history = history_of(Store.open(options.results, run))
     plan = make_plan(
         grid,
         nodes_for(grid.accelerators()),
@@ -84,7 +86,7 @@ def plan_grid(
         force=options.force,
         startup=startup_of(options),
         saving_of=cache(lambda thing: saving_of(*thing)),
-        run_ids=ids_at(options.results / (options.name or grid.name)),
+        run_ids=ids_at(options.results / run),
     )
     return plan, history
 
@@ -137,15 +139,6 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
     return own + assumed_servers([kind for kind in accelerators if kind not in own_kinds])
 
 
-def earlier_rows(results: Path, run: str) -> list[PastRow]:
-    """The rows of a run, oldest first; none if there is no such run yet. Reads only.
-
-    Raises:
-        StoreError: the rows cannot be read, or the name cannot be that of a run.
-    """
-    return history_of(Store.open(results, run))
-
-
 def grid_of(
     source: Grid | str | os.PathLike[str], options: RunOptions, *, nodes_for: NodesFor | None = None
 ) -> Grid:
@@ -194,7 +187,12 @@ def plan_run(
     if options.supervisor is not None and options.restarted and (retry_failed or force):
         # Jobs that the drivers before this one measured again, as the user asked, are not
         # measured once more.
-        this_time = _attempts_since(store, options.supervisor.began)
+        began = options.supervisor.began
+        this_time = {
+            (row.job_id, row.attempt_number)
+            for row in store.measurements()
+            if (row.recorded_at or 0.0) >= began
+        }
         counting = [
             row
             for row in history
@@ -212,15 +210,6 @@ def plan_run(
         saving_of=cache(lambda thing: saving_of(*thing)),
         run_ids=ids_at(store.path),
     )
-
-
-def _attempts_since(store: Store, moment: float) -> set[tuple[str, int]]:
-    """Job and number of each attempt whose row was recorded since then."""
-    return {
-        (row.job_id, row.attempt_number)
-        for row in store.measurements()
-        if (row.recorded_at or 0.0) >= moment
-    }
 
 
 def history_of(store: Store) -> list[PastRow]:
@@ -278,15 +267,14 @@ def no_cards_text(accelerators: Sequence[Accelerator]) -> str:
 
 
 def _node(kind: Accelerator, cards: tuple[int, ...]) -> Node:
-    name = socket.gethostname()
-    known = kind.spec.server_cards or 0
+    host = kind.spec.host
     return Node(
         node_id=f"{kind.lower()}-1",
-        name=name,
+        name=socket.gethostname(),
         accelerator=kind,
         card_indices=cards,
-        server_cards=max(known, max(cards) + 1) if not kind.spec.host else 1,
-        device_name=kind.value if kind.spec.host else "",
+        server_cards=1 if host else max(kind.spec.server_cards or 0, max(cards) + 1),
+        device_name=kind.value if host else "",
     )
 
 
@@ -310,7 +298,7 @@ class GridChange:
         if not self.new and not self.gone:
             return
         yield (
-            f"grid changed since this run began: {_jobs(self.equal)} as before, "
+            f"grid changed since this run began: {plural(self.equal, 'job')} as before, "
             f"{len(self.new)} new, {len(self.gone)} gone"
         )
         yield from _experiments("new", self.new)
@@ -353,7 +341,7 @@ def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collectio
         return
     message = (
         f"run {run!r} was made by another grid, {change.name_before!r}, and has none of the "
-        f"{_jobs(len(grid.jobs()))} of {grid.name!r}"
+        f"{plural(len(grid.jobs()), 'job')} of {grid.name!r}"
     )
     hint = (
         f"give this grid a run of its own (--run with another name); to extend run {run!r}, add "
@@ -363,14 +351,10 @@ def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collectio
 
 
 def _experiments(what: str, jobs: Collection[Job]) -> Iterator[str]:
-    counts = Counter(job.experiment for job in jobs)
-    named = [f"{_jobs(count)} of {name}" for name, count in counts.most_common(MOST_NAMED)]
-    if len(counts) > MOST_NAMED:
-        rest = sum(counts.values()) - sum(n for _, n in counts.most_common(MOST_NAMED))
-        named.append(f"{_jobs(rest)} of {len(counts) - MOST_NAMED} more experiments")
+    counts = Counter(job.experiment for job in jobs).most_common()
+    named = [f"{plural(count, 'job')} of {name}" for name, count in counts[:MOST_NAMED]]
+    if rest := counts[MOST_NAMED:]:
+        total = plural(sum(count for _, count in rest), "job")
+        named.append(f"{total} of {len(rest)} more experiments")
     if named:
         yield f"  {what}: {', '.join(named)}"
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"

@@ -20,6 +20,7 @@ from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.scheduler.queues import replicated_cells
 from orchestrator.store.history import cards_of_succeeded
 from orchestrator.store.store import Store
+from orchestrator.util.format import plural
 from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner, end_orphans
 
@@ -45,16 +46,11 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     except TimeoutError as error:
         raise ClusterError(f"{error}; end them, then start the run again") from error
     if ended:
-        some = ", ".join(f"{each.pid} {each.command[:40]}" for each in ended[:3])
+        some = ", ".join(f"{process.pid} {process.command[:40]}" for process in ended[:3])
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended its orphan processes here: {some}{more}")
     for note in store.notes:
         say(note)
-    _tell_interrupted(store, say)
-
-
-def _tell_interrupted(store: Store, say: Callable[[str], None]) -> None:
-    """Say what a dead driver had running."""
     for attempt_id in store.interrupted:
         say(f"attempt {attempt_id} was running then: LOST, its job is tried again")
 
@@ -77,11 +73,11 @@ def cards_before(plan: Plan, store: Store) -> dict[str, set[tuple[str, int]]]:
     if not cells or not store.exists:
         return {}
     cell_of = {p.job.job_id: p.job.cell_id for p in plan.jobs if p.job.cell_id in cells}
-    found: dict[str, set[tuple[str, int]]] = {}
+    cards: dict[str, set[tuple[str, int]]] = {}
     for job_id, node, index in cards_of_succeeded(store.tables_path):
         if job_id in cell_of:
-            found.setdefault(cell_of[job_id], set()).add((node, index))
-    return found
+            cards.setdefault(cell_of[job_id], set()).add((node, index))
+    return cards
 
 
 def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
@@ -125,7 +121,7 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
     ]
     if rows:
         store.append(*rows)
-        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        count = plural(len(rows), "row")
         say(f"recovered {count} from outcomes that nodes kept for a driver that died")
 
 
@@ -155,7 +151,7 @@ def recovered_records(
         yield RecordRow(
             job=attempt.job,
             state=outcome.state,
-            reason=outcome.failure.message if outcome.failure is not None else "",
+            reason=outcome.message,
             final=outcome.state is State.SUCCEEDED and attempt.purpose == "measure",
             attempt=attempt,
             outcome=outcome,

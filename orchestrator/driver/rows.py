@@ -23,7 +23,6 @@ from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
 
 from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
 from orchestrator.core.events import (
@@ -42,6 +41,7 @@ from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcom
 from orchestrator.driver.board import Board
 from orchestrator.driver.stop_signal import Patience
 from orchestrator.store.files import trace_of
+from orchestrator.store.store import Store
 from orchestrator.util import output
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, row_line, unrun_lines
@@ -58,25 +58,6 @@ _NO_ROOM = "not started: no room was left for its results"
 Row = tuple[RecordRow, Measurement]
 #: Commands that wait while there is no room.
 Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
-
-
-class RowStore(Protocol):
-    """``Store`` as the loop sees it."""
-
-    def begin(self, *rows: Measurement) -> object:
-        """Write down that attempts start, by the rows that they get should this process die."""
-
-    def append(self, *measurements: Measurement) -> object:
-        """Write rows; they are durable on return. Raises StoreFull, StoreLocked or StoreError."""
-
-    def to_parquet(self) -> object:
-        """Put the rows that were appended where any reader finds them."""
-
-    def make_reserve(self) -> object:
-        """See that there is room for more than a row; raises StoreFull if not."""
-
-    def write_file(self, name: str, content: bytes) -> object:
-        """Write a file beside the rows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,34 +80,25 @@ class DelayedCommands:
                 self.commands.remove(command)
 
     def take(self, command: Delayed, at: float) -> tuple[list[Event], bool]:
-        """Delay a command, unless it stops a worker: the events that come of it, and whether it is
-        to be carried out now."""
-        if isinstance(command, StopWorker):
-            return self._stop(command, at)
-        self.commands.append(command)
-        return [], False
+        """Delay a command, unless it stops a worker: the events of what was to be started on that
+        and is not, and whether the command is to be carried out now."""
+        if not isinstance(command, StopWorker):
+            self.commands.append(command)
+            return [], False
+        happened: list[Event] = []
+        exists = True  # the worker
+        for other in list(self.commands):
+            if isinstance(other, RunAttempt) and command.worker_id in other.worker_ids:
+                happened += self._drop(other, at)
+            elif isinstance(other, StartWorker) and other.worker_id == command.worker_id:
+                exists = False
+                happened += self._drop(other, at)
+        return happened, exists
 
     def give_up_starts(self, at: float) -> list[Event]:
         """The run is to end: the events of what was to be started and now is not."""
-        return [
-            event
-            for command in list(self.commands)
-            if isinstance(command, RunAttempt | StartWorker)
-            for event in self._drop(command, at)
-        ]
-
-    def _stop(self, stop: StopWorker, at: float) -> tuple[list[Event], bool]:
-        """A worker is to be stopped: the events of what was to be started on it and is not, and
-        whether there is a worker to stop."""
-        happened: list[Event] = []
-        exists = True
-        for command in list(self.commands):
-            if isinstance(command, RunAttempt) and stop.worker_id in command.worker_ids:
-                happened += self._drop(command, at)
-            elif isinstance(command, StartWorker) and command.worker_id == stop.worker_id:
-                exists = False
-                happened += self._drop(command, at)
-        return happened, exists
+        starts = [c for c in self.commands if isinstance(c, RunAttempt | StartWorker)]
+        return [event for command in starts for event in self._drop(command, at)]
 
     def _drop(self, command: RunAttempt | StartWorker, at: float) -> list[Event]:
         self.commands.remove(command)
@@ -199,7 +171,7 @@ class RowWriter:
         delayed: while there is no room for rows, the commands that wait behind them.
     """
 
-    store: RowStore
+    store: Store
     to_measurement: Callable[[RecordRow], Measurement]
     board: Board
     view: View
@@ -251,7 +223,7 @@ class RowWriter:
             return
         now = self.wall()
         try:
-            self.store.begin(*(journal_row(each, now, self.to_measurement) for each in commands))
+            self.store.begin(*(journal_row(one, now, self.to_measurement) for one in commands))
         except StoreLocked:
             raise  # another driver has the run, and perhaps these cards
         except StoreFull as full:  # else a successor might give the same number to another attempt
@@ -275,27 +247,22 @@ class RowWriter:
             self._finish_writing()
         if self.thread is None:
             self.write()
+            if self._parquet_due():
+                self._make_parquet()
         elif self._parquet_due():
             self._writing = self.thread.submit(self._make_parquet)
-            return
         elif self._pending and self.delayed is None:
             self._in_batch = min(len(self._pending), MOST_TOGETHER)
             rows = [measurement for _, measurement in islice(self._pending, self._in_batch)]
             self._writing = self.thread.submit(self.store.append, *rows)
-            return
-        if self.thread is None and self._parquet_due():
-            self._make_parquet()
 
     def _finish_writing(self) -> None:
         """Wait for the thread, and count the rows of its batch as safe."""
-        writing, count = self._writing, self._in_batch
-        if writing is None:
-            return
-        if not count:
-            self._writing = None
-            writing.result()
-        else:
+        if self._writing is not None and self._in_batch:
             self._write_batch()
+        elif self._writing is not None:  # a Parquet file
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _write_batch(self) -> None:
         """Make the next rows safe: those that are being written, if any are. Where they find no
@@ -306,9 +273,9 @@ class RowWriter:
         rows = list(islice(self._pending, count))
 
         def attempt() -> None:
-            begun, self._writing, self._in_batch = self._writing, None, 0
-            if begun is not None:
-                begun.result()
+            writing, self._writing, self._in_batch = self._writing, None, 0
+            if writing is not None:
+                writing.result()
             else:
                 self.store.append(*(measurement for _, measurement in rows))
 
@@ -370,11 +337,10 @@ class RowWriter:
             self._parquet_wanted = True
             cause = error.__cause__ or error
             number = getattr(cause, "errno", None)  # names of files differ with each try
-            key = f"{type(cause).__name__} {number if number is not None else error}"
+            key = f"{type(cause).__name__} {error if number is None else number}"
             if key not in self._parquet_troubles:
                 self._parquet_troubles.add(key)
-                text = str(error) or repr(error)
-                _LOG.warning("rows are safe, but not in Parquet yet: %s", text)
+                _LOG.warning("rows are safe, but not in Parquet yet: %s", str(error) or repr(error))
 
     # ------------------------------------------------------------ a full disk
 
@@ -404,7 +370,7 @@ class RowWriter:
         except StoreFull:
             hopeless = self.patience.stop.requests or now - delayed.since >= self.patience.limit_s
             if delayed.finished and hopeless:
-                return [each for each in delayed.commands if isinstance(each, RunFinished)]
+                return [one for one in delayed.commands if isinstance(one, RunFinished)]
             return []
         self.delayed, self.board.paused = None, ""
         paused = now - delayed.since

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,8 @@ from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner
 from workloads.models import encryption, loading
 from workloads.models.hub import split
+
+Say = Callable[[str], None]
 
 
 class CleanView:
@@ -156,19 +159,17 @@ def drive(
             seed=seed,
             passports=options.passports,
             succeeded_before=options.supervisor is not None and options.supervisor.succeeded,
+            follow_clock=not options.budget,
         )
         if deadline is not None:
             until, stop_s = deadline.work_until, deadline.stop_s
-            settings = replace(
-                settings, work_until=until, stop_s=stop_s, follow_clock=not options.budget
-            )
+            settings = replace(settings, work_until=until, stop_s=stop_s)
+        set_aside = store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
         schedule = Schedule(
             plan.jobs,
             settings,
             estimator_for(history, plan.nodes),
-            attempts_before=attempts_before(
-                history, store.attempts_set_aside(planned.job.job_id for planned in plan.jobs)
-            ),
+            attempts_before=attempts_before(history, set_aside),
             cards_before=cards_before(plan, store),
         )
         return Driver(
@@ -207,12 +208,10 @@ NODES_PATIENCE_S = 180.0
 
 def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     """Count the cards of each kind."""
-    found: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for node in nodes:
-        found[node.accelerator.value] = found.get(node.accelerator.value, 0) + len(
-            node.card_indices
-        )
-    return found
+        counts[node.accelerator.value] += len(node.card_indices)
+    return dict(counts)
 
 
 def with_its_nodes(
@@ -234,7 +233,7 @@ def with_its_nodes(
         expected = options.supervisor.cards
     elif options.resume:
         expected = dict.fromkeys(kinds_of(run), 1)
-    deadline, told = time.monotonic() + NODES_PATIENCE_S, False
+    deadline, waiting = time.monotonic() + NODES_PATIENCE_S, False
     while True:
         there = cards_by_kind(session.nodes)
         missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
@@ -246,14 +245,12 @@ def with_its_nodes(
                 raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
             say(f"going on without {what} cards that the cluster had before")
             return session
-        if not told:
+        if not waiting:
             say(f"waiting for the cluster's nodes: {what} cards are not back yet")
-            told = True
+            waiting = True
         time.sleep(1.0)
         session = replace(session, nodes=session.look())
 
-
-Say = Callable[[str], None]
 
 _ELSEWHERE = "give the `results:` of its grid as --results DIR, or name the grid file"
 
@@ -316,7 +313,7 @@ def run_grid(
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)
         plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created
-        with store, owner_of(store).marks_this_process(), _begun(session, plan, store):
+        with store, owner_of(store).marks_this_process():
             options.report(drives=True)
             if not options.restarted:
                 remove_stop_requests(store.path)  # those for drivers that have ended
@@ -324,13 +321,15 @@ def run_grid(
             if (now := history_of(store)) != history:
                 # Another driver may just have finished the run, or left attempts without rows.
                 history, plan = now, plan_run(options, grid, session, store, now)
-            deadline = _deadline(options, plan)
+            deadline = None
+            if options.ends_at is not None:
+                deadline = Deadline.of(options.ends_at, now=time.time(), jobs=len(plan.jobs))
             _announce(session, plan, store, history, deadline, say)
             for line in change.lines() if change is not None else ():
                 say(line)
             clear_up(store, say)
             mirror = _mirror(options, store, say)
-            logs = [RowLog(store, *each) for each in trackers]
+            logs = [RowLog(store, *tracker) for tracker in trackers]
             store.write_file(run_files.GRID, grid.text)
             if grid.commits:
                 store.write_file(run_files.REVISIONS, json.dumps(grid.commits, indent=1))
@@ -348,8 +347,8 @@ def run_grid(
                     )
                     hurry = deadline is not None or not result.finished
                 finally:
-                    for told in close_all(logs, hurry=hurry):
-                        say(told)
+                    for line in close_all(logs, hurry=hurry):
+                        say(line)
             remove_stop_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
@@ -378,26 +377,13 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
 # ---------------------------------------------------------------- before
 
 
-def _begun(session: Session, plan: Plan, store: Store) -> contextlib.AbstractContextManager[None]:
-    """Begin what takes longest at once, beside all else that comes before the first job."""
-    if not any(planned.action is Action.RUN for planned in plan.jobs):
-        return contextlib.nullcontext()
-    return session.begun(store.path / run_files.LOGS, plan.host_packages)
-
-
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
     """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
     known = {job.model for job in grid.jobs()} if named else set()
     models = sorted(known | {split(model)[0] for model in known})
+    hint = f"the models are: {', '.join(models)}"
     problems = [
-        Problem(
-            file=grid.file,
-            line=None,
-            column=None,
-            path="",
-            message=f"--remote-code {name}: no job has this model",
-            hint=f"the models are: {', '.join(models)}",
-        )
+        Problem(file=grid.file, message=f"--remote-code {name}: no job has this model", hint=hint)
         for name in named
         if name not in models
     ]
@@ -422,12 +408,6 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
         supervised=link is not None,
     )
     return sessions.cluster_session(options.address, kinds, place)
-
-
-def _deadline(options: RunOptions, plan: Plan) -> Deadline | None:
-    if options.ends_at is None:
-        return None
-    return Deadline.of(options.ends_at, now=time.time(), jobs=len(plan.jobs))
 
 
 def _announce(

@@ -29,7 +29,7 @@ from orchestrator.on_ray.run_queue import QueueOptions, RunQueue
 from orchestrator.worker.environment import threads_of_nodes, with_own_packages
 from orchestrator.worker.memory_limit import share_of_host
 from orchestrator.worker.orphans import Owner
-from orchestrator.worker.spawn import PRELOAD, OwnSpawner, shared_spawner
+from orchestrator.worker.spawn import PRELOAD, shared_spawner
 
 LabelOf = Callable[[Job], str]
 #: Opens an executor for a run of this name, which may log in this directory; workers that are
@@ -37,15 +37,6 @@ LabelOf = Callable[[Job], str]
 OpenExecutor = Callable[
     [str, Path, Sequence[str], LabelOf], contextlib.AbstractContextManager[Executor]
 ]
-#: Begins what an executor takes longest to have, for a run that may log in this directory and
-#: whose workers have these modules.
-Begin = Callable[[Path, Sequence[str]], contextlib.AbstractContextManager[None]]
-
-
-def _nothing_to_begin(
-    log_dir: Path, modules: Sequence[str]
-) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +46,6 @@ class Session:
     description: str
     nodes: tuple[Node, ...]
     executor: OpenExecutor
-    begun: Begin = _nothing_to_begin  # to be entered before the executor is, if one will be
     publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
@@ -131,53 +121,36 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
 def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
     """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
 
-    servers: list[OwnSpawner | None] = []  # that which was begun
-
-    @contextlib.contextmanager
-    def begun(log_dir: Path, modules: Sequence[str]) -> Iterator[None]:
-        with _server_of(nodes, (*PRELOAD, *modules), log_dir) as server:
-            servers.append(server)
-            try:
-                yield
-            finally:
-                servers.remove(server)
-
     @contextlib.contextmanager
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> Iterator[Executor]:
-        with contextlib.nullcontext() if servers else begun(log_dir, modules):
-            server = servers[-1]
-            with emulate(nodes), contextlib.ExitStack() as stack:
-                if server is not None:
-                    stack.callback(server.release)  # it ends while Ray does
-                opening = RayExecutor(
-                    run=run,
-                    log_dir=log_dir,
-                    preload=(*PRELOAD, *modules),
-                    shared=server.shared if server is not None else None,
-                    label=label,
-                )
-                yield stack.enter_context(contextlib.closing(opening))
+        preload = (*PRELOAD, *modules)
+        threads = threads_of_nodes(nodes)  # None: none of them computes on this host
+        with contextlib.ExitStack() as stack:
+            spawner = None
+            if threads is not None:  # it imports while Ray starts
+                shared = shared_spawner(preload, threads=threads, log_dir=log_dir)
+                spawner = stack.enter_context(shared)
+            stack.enter_context(emulate(nodes))
+            if spawner is not None:
+                stack.callback(spawner.release)  # it ends while Ray does
+            opening = RayExecutor(
+                run=run,
+                log_dir=log_dir,
+                preload=preload,
+                shared=spawner.shared if spawner is not None else None,
+                label=label,
+            )
+            yield stack.enter_context(contextlib.closing(opening))
 
     return Session(
         description=description,
         nodes=nodes,
         executor=executor,
-        begun=begun,
-        publish=_publisher(),
+        publish=Publisher().publish,
         kept_outcomes=lambda run_id: kept_outcomes((), run_id),
     )
-
-
-def _server_of(
-    nodes: Sequence[Node], preload: Sequence[str], log_dir: Path
-) -> contextlib.AbstractContextManager[OwnSpawner | None]:
-    """A spawner for those nodes that compute on this host."""
-    threads = threads_of_nodes(nodes)
-    if threads is None:
-        return contextlib.nullcontext()
-    return shared_spawner(preload, threads=threads, log_dir=log_dir)
 
 
 @contextlib.contextmanager
@@ -217,14 +190,9 @@ def cluster_session(
             description=f"the Ray cluster at {cluster.address}",
             nodes=tuple(cluster.nodes()),
             executor=executor,
-            publish=_publisher(),
+            publish=Publisher().publish,
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
             asked=with_packages,
             kept_outcomes=lambda run_id: kept_outcomes(cluster.nodes(), run_id),
         )
-
-
-def _publisher() -> Callable[[RunStatus], object]:
-    """Records figures for Ray's exporter, once this process has joined a cluster."""
-    return Publisher().publish

@@ -11,7 +11,7 @@ wrong, and this one's may be set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator.core.events import Command, RunAttempt, WorkerOverdue
 from orchestrator.core.status import CardStatus
@@ -34,15 +34,6 @@ MEASURE_FACTOR = 3.0
 LONGEST_PAUSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Activity:
-    """A worker's activity at the last look, and when it was first seen."""
-
-    attempt_id: str
-    phase: str
-    since: float
-
-
 @dataclass(slots=True)
 class Watchdog:
     """Looks at the cards now and then; ``overdue`` names each hung worker once."""
@@ -51,7 +42,8 @@ class Watchdog:
     longest_pause_s: float = LONGEST_PAUSE_S
     #: Worker -> time that its job may take beyond the limits, by phase.
     _allowances_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    _activities: dict[str, _Activity] = field(default_factory=dict)
+    #: Worker -> its attempt and phase at the last look, and since when these are seen.
+    _activities: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
     _looked_at: float | None = None
 
@@ -71,21 +63,26 @@ class Watchdog:
         events = []
         present = [card for card in cards if card.worker_id]
         for card in present:
-            activity = self._activities.get(card.worker_id)
-            if activity is None or (activity.attempt_id, activity.phase) != (
-                card.attempt_id,
-                card.phase,
-            ):
-                activity = _Activity(card.attempt_id, card.phase, now)
-                self._activities[card.worker_id] = activity
-            limit_s, age_s = self._limit_s(card), now - activity.since
-            if limit_s is None or age_s <= limit_s or card.worker_id in self._reported:
+            activity = (card.attempt_id, card.phase)
+            known, since = self._activities.get(card.worker_id, (None, now))
+            if known != activity:
+                since = now
+                self._activities[card.worker_id] = (activity, since)
+            limit_s, age_s = self.limits.get(card.phase), now - since  # None: idle or free
+            if limit_s is None or card.worker_id in self._reported:
+                continue
+            limit_s += self._allowances_s.get(card.worker_id, {}).get(card.phase, 0.0)
+            if age_s <= limit_s:
                 continue
             self._reported.add(card.worker_id)
             what = "did not come up" if card.phase == "starting" else f"hung in {card.phase}"
             reason = f"{what}: no progress for {age_s:.0f} s, the limit is {limit_s:.0f} s"
             events.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
-        self._forget_all_but({card.worker_id for card in present})
+        worker_ids = {card.worker_id for card in present}
+        for known_workers in (self._allowances_s, self._activities):
+            for worker_id in known_workers.keys() - worker_ids:
+                del known_workers[worker_id]
+        self._reported &= worker_ids
         return events
 
     def _pass_over_pause(self, now: float) -> None:
@@ -95,18 +92,5 @@ class Watchdog:
         if self._looked_at is not None:
             left_out_s = max(0.0, now - self._looked_at - self.longest_pause_s)
         self._looked_at = now
-        if left_out_s:
-            for worker_id, activity in self._activities.items():
-                self._activities[worker_id] = replace(activity, since=activity.since + left_out_s)
-
-    def _limit_s(self, card: CardStatus) -> float | None:
-        limit_s = self.limits.get(card.phase)  # None: idle or free
-        if limit_s is None:
-            return None
-        return limit_s + self._allowances_s.get(card.worker_id, {}).get(card.phase, 0.0)
-
-    def _forget_all_but(self, worker_ids: set[str]) -> None:
-        for known in (self._allowances_s, self._activities):
-            for worker_id in known.keys() - worker_ids:
-                del known[worker_id]
-        self._reported &= worker_ids
+        for worker_id, (activity, since) in self._activities.items():
+            self._activities[worker_id] = (activity, since + left_out_s)

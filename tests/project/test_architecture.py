@@ -329,7 +329,7 @@ TIME_OF_DAY = {
     },
     "orchestrator/cli/run.py": {"_report_in_any_case": "a deadline is a time of day"},
     "orchestrator/cli/plan.py": {
-        "_until": "how far a deadline is away, for people",
+        "run_plan": "how far a deadline is away, for people",
         "run_simulate": "how far a deadline is away, for people",
     },
     "orchestrator/cli/runs.py": {
@@ -375,7 +375,7 @@ TIME_OF_DAY = {
         "drive": "when a card was checked",
         "drive.to_measurement": "when a row was recorded",
         "_session": "when a run came to a cluster's queue, which runs on several hosts share",
-        "_deadline": "how much of the time until a deadline is the reserve",
+        "run_grid": "how much of the time until a deadline is the reserve",
     },
     "orchestrator/driver/options.py": {
         "RunOptions.under_way_s": "how long ago the command was typed, before there was a driver",
