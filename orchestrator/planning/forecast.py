@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import NOTHING, Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node
 from orchestrator.scheduler.deadline import anchors
-from orchestrator.scheduler.estimator import Estimate, Estimator
+from orchestrator.scheduler.estimator import PRIOR_START_S, Estimate, Estimator
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import SimulationSettings, simulate
 from orchestrator.scheduler.state import Estimates
@@ -31,7 +31,7 @@ from orchestrator.scheduler.state import Estimates
 START_FACTOR = 3.0
 #: Time that the first job in a process takes longer than in a worker that is up: libraries are
 #: imported and used for the first time (2 to 16 s in the runs that are kept).
-FIRST_USE = Span(low_s=0.0, middle_s=4.0, high_s=20.0)
+FIRST_USE = Span(0.0, 4.0, 20.0)
 
 PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
 
@@ -62,16 +62,11 @@ class Startup:
         if self.earlier_s:
             known = sorted(self.earlier_s)
             middle = known[len(known) // 2]
-            return Span(
-                low_s=min(known[0], middle / START_FACTOR),
-                middle_s=middle,
-                high_s=max(known[-1], middle * START_FACTOR),
-            )
+            low, high = min(known[0], middle / START_FACTOR), max(known[-1], middle * START_FACTOR)
+            return Span(low, middle, high)
         if self.kind == PRIVATE:  # its head and nodes, torch's import, and a process a card
-            return Span(low_s=5.0 + 0.5 * cards, middle_s=12.0 + cards, high_s=40.0 + 3.0 * cards)
-        if self.kind == IN_PROCESS:
-            return Span(low_s=1.0, middle_s=6.0, high_s=25.0)
-        return Span(low_s=3.0, middle_s=12.0, high_s=60.0)
+            return Span(5.0 + 0.5 * cards, 12.0 + cards, 40.0 + 3.0 * cards)
+        return Span(1.0, 6.0, 25.0) if self.kind == IN_PROCESS else Span(3.0, 12.0, 60.0)
 
 
 def duration(
@@ -84,13 +79,12 @@ def duration(
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
-
-    def slowed(span: Span, *, known: bool) -> Span:
-        return span.times(1.0, 1.0 if known else startup.slowdown, startup.slowdown)
-
-    start = slowed(startup.span(_cards(nodes)), known=bool(startup.earlier_s))
-    here = any(node.emulated or node.accelerator.spec.host for node in nodes)
-    return start + (slowed(working, known=estimator.knows_rows) if here else working)
+    slowdown = startup.slowdown
+    start = startup.span(_cards(nodes))
+    start = start.times(1.0, 1.0 if startup.earlier_s else slowdown, slowdown)
+    if any(node.emulated or node.accelerator.spec.host for node in nodes):
+        working = working.times(1.0, 1.0 if estimator.knows_rows else slowdown, slowdown)
+    return start + working
 
 
 def work(
@@ -190,3 +184,52 @@ def forecast(plan: Plan, estimates: Estimates, seconds: float) -> Forecast | Non
         reached=len(firsts & measured),
         ends_after_s=result.makespan_s,
     )
+
+
+# Replicates from 2 on, each in a process that has run no other replicate.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateCost:
+    """Additional work of the replicates from 2 on."""
+
+    jobs: int
+    card_seconds: float  # starts of processes included
+    fresh_processes: int
+
+
+def with_fresh_processes(planned: Iterable[PlannedJob]) -> list[PlannedJob]:
+    """The plan with the start of each fresh process in the estimate of the job that is its first
+    in the plan: one more for each model of each replicate from 2 on, and none for a job that gets
+    processes of its own anyway."""
+    known: set[tuple[str, int] | None] = {None}
+    result = []
+    for item in planned:
+        block = _block(item)
+        if block not in known:
+            known.add(block)
+            item = replace(item, estimate_s=item.estimate_s + PRIOR_START_S)
+        result.append(item)
+    return result
+
+
+def cost_of_replicates(plan: Plan) -> ReplicateCost | None:
+    """The cost of what the plan runs again; None where it runs everything once."""
+    again = [p for p in plan.jobs if p.action is Action.RUN and p.job.replicate > 1]
+    if not again:
+        return None
+    alone = sum(item.job.cards for item in again if item.job.alone)
+    return ReplicateCost(
+        jobs=len(again),
+        card_seconds=sum(item.estimate_s * item.job.cards for item in again),
+        fresh_processes=alone + len({_block(item) for item in again if not item.job.alone}),
+    )
+
+
+def _block(item: PlannedJob) -> tuple[str, int] | None:
+    """The residency key and number of a replicate that shares its process with others of its
+    number; None for a first replicate, and for a job with processes of its own."""
+    job = item.job
+    if item.action is not Action.RUN or job.replicate == 1 or job.alone:
+        return None
+    return job.residency_key, job.replicate

@@ -24,7 +24,7 @@ from orchestrator.grid.dependencies import Thing, measured_again, with_implied, 
 from orchestrator.grid.diagnostics import card_problems
 from orchestrator.grid.rules import Rules
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
-from orchestrator.planning.forecast import Startup, duration
+from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from workloads.engines import ENGINES
 from workloads.models.precision import support
 from workloads.models.products import Saving
@@ -84,10 +84,7 @@ def make_plan(
         saving_of,
         run_ids,
     )
-    if any(job.replicate > 1 for job in grid.jobs()):
-        from orchestrator.planning.replicates import with_fresh_processes
-
-        planned = with_fresh_processes(planned)
+    planned = with_fresh_processes(planned)
     if jobs and planner.nowhere >= len(jobs):
         wanted = ", ".join(map(str, grid.accelerators()))
         have = ", ".join(dict.fromkeys(str(node.accelerator) for node in nodes)) or "none"
@@ -256,12 +253,9 @@ class _Planner:
             software = software_of(self.nodes, job.accelerator)
             lacks = software.lacks(spec, mode)
             everywhere = lacks and len(lacks) == len(software.nodes)
-            told = dict.fromkeys(lacks.values())
-            self._lacking[key] = (
-                f"engine {job.engine} on {', '.join(lacks)}: {'; '.join(told)}"
-                if everywhere
-                else ""
-            )
+            reasons = "; ".join(dict.fromkeys(lacks.values()))
+            names = ", ".join(lacks)
+            self._lacking[key] = f"engine {job.engine} on {names}: {reasons}" if everywhere else ""
         return self._lacking[key]
 
 

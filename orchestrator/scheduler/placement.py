@@ -220,9 +220,7 @@ class Placement:
 
     def _place_on_several_servers(self, now: float) -> Iterator[Command]:
         """Start gangs that are wider than a server, or drain servers for them."""
-        for width in self.pending.widths():
-            if not self.pool.spans(width):
-                continue
+        for width in filter(self.pool.spans, self.pending.widths()):
             while (yield from self._place_on_servers(width, now)):
                 pass
             if any(map(_has_room, self.pool.dirty.values())):
@@ -384,15 +382,16 @@ class Placement:
     def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
         """Return whether the model's own workers leave it work for the time another takes to start
         and load."""
-        setup = start_s + bucket.load_s
-        waiting = bucket.queue.work_s
+        setup, waiting = start_s + bucket.load_s, bucket.queue.work_s
         if not bucket.workers or waiting > len(bucket.workers) * setup:
             return True
-        spare = sum(
-            max(0.0, setup - _rest_s(worker, now, self.leases.start_s) - load)
-            for worker in bucket.workers.values()
-            for load in [0.0 if worker.key == bucket.key else bucket.load_s]
-        )
+        spare = 0.0
+        for worker in bucket.workers.values():
+            load_s = 0.0 if worker.key == bucket.key else bucket.load_s
+            rest_s = worker.slot.free_in(now)
+            if worker.state is WorkerState.STARTING:
+                rest_s = abs(worker.started_at + self.leases.start_s - now)
+            spare += max(0.0, setup - rest_s - load_s)
         return waiting > spare
 
     def _gangs_wait(self) -> bool:
@@ -459,13 +458,6 @@ def _window_s(slots: SlotSet, now: float) -> float:
         (slot.reservation.start_by - now for slot in slots if slot.reservation is not None),
         default=inf,
     )
-
-
-def _rest_s(worker: Worker, now: float, start_s: float) -> float:
-    """Seconds until a worker should be free."""
-    if worker.state is WorkerState.STARTING:
-        return abs(worker.started_at + start_s - now)
-    return worker.slot.free_in(now)
 
 
 def _may_serve(worker: Worker, bucket: Bucket) -> bool:

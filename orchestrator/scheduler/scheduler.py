@@ -38,7 +38,7 @@ from orchestrator.core.events import (
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
 from orchestrator.core.plan import Action, PlannedJob
-from orchestrator.core.topology import Card
+from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
@@ -165,29 +165,35 @@ class Schedule:
         """Follow what has happened."""
         if not self._started:
             yield from self._begin()
-        if isinstance(event, AttemptEnded):
-            yield from self._attempt_ended(event.outcome)
-        elif isinstance(event, WorkerReady):
-            yield from self._worker_ready(event.worker_id)
-        elif isinstance(event, WorkerStopped):
-            yield from self._worker_stopped(event.worker_id, event.failure)
-        elif isinstance(event, WorkerOverdue):
-            yield from self._worker_overdue(event.worker_id, event.reason)
-        elif isinstance(event, NodeJoined):
-            yield from self._node_joined(event)
-        elif isinstance(event, NodeLeft):
-            yield from self._node_left(event.node_id, event.reason)
-        elif isinstance(event, CardsInUse):
-            for pool in self.pools.values():
-                pool.others_hold(event.nodes)
-        elif isinstance(event, ClusterSilent):
-            for pool in self.pools.values():
-                pool.nodes_are_known(not event.silent)
-        elif isinstance(event, StopRequested):
-            again = self._ledger.stopping != ""
-            yield from self._stops.stop_run(
-                event.reason, abort=again or not self.settings.finish_running
-            )
+        match event:
+            case AttemptEnded(outcome=outcome):
+                yield from self._attempt_ended(outcome)
+            case WorkerReady(worker_id=worker_id):
+                for pool, worker in self._worker_of(worker_id):
+                    self._verdicts.worker_is_up()
+                    yield from pool.leases.ready(worker, self._ledger.now)
+            case WorkerStopped(worker_id=worker_id, failure=failure):
+                yield from self._worker_stopped(worker_id, failure)
+            case WorkerOverdue(
+                worker_id=worker_id, reason=reason
+            ):  # its card is free when it ended
+                for pool, worker in self._worker_of(worker_id):
+                    if worker.state is not WorkerState.STOPPING:
+                        worker.overdue = reason
+                        yield from pool.leases.stop(worker, reason)
+            case NodeJoined(node=node):
+                yield from self._node_joined(node)
+            case NodeLeft(node_id=node_id, reason=reason):
+                yield from self._node_left(node_id, reason)
+            case CardsInUse(nodes=nodes):
+                for pool in self.pools.values():
+                    pool.others_hold(nodes)
+            case ClusterSilent(silent=silent):
+                for pool in self.pools.values():
+                    pool.nodes_are_known(not silent)
+            case StopRequested(reason=reason):
+                abort = self._ledger.stopping != "" or not self.settings.finish_running
+                yield from self._stops.stop_run(reason, abort=abort)
 
     def _go_on(self, event: Event) -> Iterator[Command]:
         """Do what the time asks for, give out the work, and end what has no hope."""
@@ -241,15 +247,14 @@ class Schedule:
             return
         self._deadline.move(self.settings.work_until - ahead_s)
 
-    def _node_joined(self, event: NodeJoined) -> Iterator[Command]:
-        pool = self.pools.get(event.node.accelerator)
+    def _node_joined(self, node: Node) -> Iterator[Command]:
+        pool = self.pools.get(node.accelerator)
         if pool is None:
             return
-        node = event.node
         self._verdicts.node_gone(node)  # if it was here before
         for cell_cards, before in self._cards_before:
             cell_cards.update(card for card in node.cards if (node.name, card.index) in before)
-        for lease in (yield from pool.join(event.node)):
+        for lease in (yield from pool.join(node)):
             yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Others may join at the same time; deciding after them spreads the work over all.
         yield Wake(at=self._ledger.now)
@@ -267,11 +272,6 @@ class Schedule:
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
                 yield pool, worker
-
-    def _worker_ready(self, worker_id: str) -> Iterator[Command]:
-        for pool, worker in self._worker_of(worker_id):
-            self._verdicts.worker_is_up()
-            yield from pool.leases.ready(worker, self._ledger.now)
 
     def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
         for pool, worker in self._worker_of(worker_id):
@@ -297,13 +297,6 @@ class Schedule:
             yield from pool.leases.gone(worker, self._ledger.now)
             if worker.abandoned:
                 pool.unlock(worker.slot)
-
-    def _worker_overdue(self, worker_id: str, reason: str) -> Iterator[Command]:
-        """A worker hangs: it is stopped, and its card is used again when it has ended."""
-        for pool, worker in self._worker_of(worker_id):
-            if worker.state is not WorkerState.STOPPING:
-                worker.overdue = reason
-                yield from pool.leases.stop(worker, reason)
 
     def _attempt_ended(self, outcome: Outcome) -> Iterator[Command]:
         for pool in self.pools.values():
@@ -333,13 +326,10 @@ class Schedule:
     # ------------------------------------------------------------ time, and the end
 
     def _assign(self) -> Iterator[Command]:
-        if self._ledger.stopping:
-            return
-        for pool in self.pools.values():
-            look = yield from pool.placement.assign(self._ledger.now)
-            if look is not None and (
-                self._next_look is None or self._next_look <= self._ledger.now
-            ):
+        now = self._ledger.now
+        for pool in self.pools.values() if not self._ledger.stopping else ():
+            look = yield from pool.placement.assign(now)
+            if look is not None and (self._next_look is None or self._next_look <= now):
                 self._next_look = look
                 yield Wake(at=look)
 
@@ -358,9 +348,8 @@ class Schedule:
         for kind, pool in self.pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
                 yield Wake(at=pool.hopeless_at[width])
-            for width, at in pool.hopeless_at.items():
-                if self._ledger.now < at or not pool.waiting(width):
-                    continue
+            due = [width for width, at in pool.hopeless_at.items() if at <= self._ledger.now]
+            for width in filter(pool.waiting, due):
                 reason = (
                     f"no {width} {kind} cards that it could run on are left "
                     f"({len(pool.cards.servers)} nodes, {pool.cards.usable_cards} usable cards)"

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.core.deadline import Deadline
-    from orchestrator.planning.forecast import Forecast
-    from orchestrator.planning.replicates import ReplicateCost
+    from orchestrator.planning.forecast import Forecast, ReplicateCost
 
 SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
@@ -199,7 +198,7 @@ def summary_lines(plan: Plan) -> Iterator[str]:
 def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
     if all(item.job.replicate == 1 for item in plan.jobs):
         return None
-    from orchestrator.planning.replicates import cost_of_replicates
+    from orchestrator.planning.forecast import cost_of_replicates
 
     return cost_of_replicates(plan)
 

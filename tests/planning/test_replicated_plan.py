@@ -13,8 +13,8 @@ from orchestrator.core.plan import Plan
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, parse_grid
 from orchestrator.grid.vocabulary import Vocabulary
+from orchestrator.planning.forecast import cost_of_replicates
 from orchestrator.planning.planner import card_seconds, make_plan
-from orchestrator.planning.replicates import cost_of_replicates
 from orchestrator.scheduler.estimator import PRIOR_START_S
 from orchestrator.watch.plan_text import plan_json, print_plan, summary_lines
 

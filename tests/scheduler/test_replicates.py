@@ -19,7 +19,7 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
-from orchestrator.planning.replicates import cost_of_replicates
+from orchestrator.planning.forecast import cost_of_replicates
 from orchestrator.scheduler.deadline import anchors
 from orchestrator.scheduler.invariants import Invariants, InvariantViolated
 from orchestrator.scheduler.scheduler import ScheduleSettings
