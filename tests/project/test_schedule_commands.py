@@ -21,6 +21,9 @@ SOURCES = {
 }
 
 
+_YIELD = (ast.Yield, ast.YieldFrom)
+
+
 def functions(source: str) -> list[ast.FunctionDef]:
     return [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
 
@@ -45,6 +48,7 @@ def forgotten(source: str) -> list[str]:
     found = []
     for function in functions(source):
         parents = {c: n for n in ast.walk(function) for c in ast.iter_child_nodes(n)}
+        generator = any(isinstance(node, _YIELD) for node in parents)
         for call, parent in parents.items():
             match call:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
@@ -53,7 +57,7 @@ def forgotten(source: str) -> list[str]:
                     gives = name in GIVING
                 case _:
                     continue
-            read = isinstance(parent, ast.Yield | ast.YieldFrom)
+            read = isinstance(parent, _YIELD if generator else (*_YIELD, ast.Return))
             if gives and not read and (gives_commands(function) or isinstance(parent, ast.Expr)):
                 found.append(f"{function.name}: {ast.unparse(call)}")
     return found
