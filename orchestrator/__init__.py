@@ -16,26 +16,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.api import Grid, run
-    from orchestrator.run_rows import Run, load
+    from orchestrator.api import Grid, Run, load, run
 
 __version__ = "0.1.0"
 __all__ = ["Grid", "Run", "load", "run"]
 
-#: Imported when asked for: the command line must not pay for what a notebook needs.
-_HOMES = {
-    "Grid": "orchestrator.api",
-    "Run": "orchestrator.run_rows",
-    "load": "orchestrator.run_rows",
-    "run": "orchestrator.api",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    """Names of the API, imported when asked for: the command line must not pay for them."""
+    if name not in __all__:
         raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module("orchestrator.api"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

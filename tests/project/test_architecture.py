@@ -35,7 +35,7 @@ LAYERS = {
         ("report", "trackers"),
         ("watch", "watching"),
         ("driver", "doctor"),
-        ("cli", "commands", "api", "run_rows", "__main__"),
+        ("cli", "commands", "api", "__main__"),
     ),
     "workloads": (
         ("util",),
