@@ -34,10 +34,16 @@ from orchestrator.worker.worker import CardWorker
 from workloads.devices.monitor.host import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
+_NO_GANGS = "a gang is several processes; this executor has one"
 
 
 class ProtocolViolation(Exception):
     """The executor was asked for something that a correct schedule never asks."""
+
+
+def _must(holds: bool, violation: str) -> None:
+    if not holds:
+        raise ProtocolViolation(violation)
 
 
 class InProcessExecutor:
@@ -124,15 +130,12 @@ class InProcessExecutor:
     # ------------------------------------------------------------ commands (lock held)
 
     def _start(self, command: StartWorker) -> None:
-        node = self._nodes.get(command.card.node_id)
+        node, holder = self._nodes.get(command.card.node_id), self._cards.get(command.card)
         if node is None or command.card not in node.cards:
             raise ProtocolViolation(f"there is no card {command.card}")
-        if command.worker_id in self._workers:
-            raise ProtocolViolation(f"worker {command.worker_id} was started before")
-        if command.card in self._cards:
-            raise ProtocolViolation(f"{command.card} is held by {self._cards[command.card]}")
-        if command.world_size != 1:
-            raise ProtocolViolation("a gang is several processes; this executor has one")
+        _must(command.worker_id not in self._workers, f"{command.worker_id} was started before")
+        _must(holder is None, f"{command.card} is held by {holder}")
+        _must(command.world_size == 1, _NO_GANGS)
         worker = CardWorker(
             WorkerConfig(
                 worker_id=command.worker_id,
@@ -149,27 +152,24 @@ class InProcessExecutor:
         self._tasks.append(lambda: self._do_start(command.worker_id, worker))
 
     def _run(self, command: RunAttempt) -> None:
-        if len(command.worker_ids) != 1:
-            raise ProtocolViolation("a gang is several processes; this executor has one")
+        _must(len(command.worker_ids) == 1, _NO_GANGS)
         (worker_id,) = command.worker_ids
-        if worker_id not in self._ready:
-            raise ProtocolViolation(f"worker {worker_id} is not ready")
-        if worker_id in self._busy:
-            raise ProtocolViolation(f"worker {worker_id} runs {self._busy[worker_id]}")
+        busy = self._busy.get(worker_id)
+        _must(worker_id in self._ready, f"worker {worker_id} is not ready")
+        _must(busy is None, f"worker {worker_id} runs {busy}")
         card = next(card for card, holder in self._cards.items() if holder == worker_id)
-        if command.attempt.cards != (card,):
-            raise ProtocolViolation(f"worker {worker_id} holds {card}, not the attempt's cards")
+        own = command.attempt.cards == (card,)
+        _must(own, f"worker {worker_id} holds {card}, not the attempt's cards")
         self._busy[worker_id] = command.attempt.attempt_id
         self._tasks.append(lambda: self._do_run(command))
 
     def _stop(self, command: StopWorker) -> None:
-        if command.worker_id not in self._workers:
-            raise ProtocolViolation(f"there is no worker {command.worker_id}")
-        if command.worker_id in self._stopping:
-            raise ProtocolViolation(f"worker {command.worker_id} was stopped before")
-        self._stopping.add(command.worker_id)
-        self._ready.discard(command.worker_id)
-        self._tasks.append(lambda: self._do_stop(command.worker_id))
+        worker_id = command.worker_id
+        _must(worker_id in self._workers, f"there is no worker {worker_id}")
+        _must(worker_id not in self._stopping, f"worker {worker_id} was stopped before")
+        self._stopping.add(worker_id)
+        self._ready.discard(worker_id)
+        self._tasks.append(lambda: self._do_stop(worker_id))
 
     # ------------------------------------------------------------ the thread
 

@@ -131,15 +131,11 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
     if any(getattr(options, name) for name in _PLACE):
         return options
     content = _content_of(run)
-    places = {name: content[name] for name in _PLACE if name in content}
-    known: dict[str, Any] = {n: value for n, value in places.items() if _is_place(n, value)}
-    return replace(options, **known)
-
-
-def _is_place(name: str, value: object) -> bool:
-    """Return whether a value from a run's directory can be that option."""
-    if name == "in_process":
-        return isinstance(value, bool)
-    if name == "card_memory_bytes":
-        return value is None or (type(value) is int and 0 < value < 2**50)
-    return value is None or isinstance(value, str)
+    size = content.get("card_memory_bytes")
+    places: dict[str, Any] = {"in_process": content.get("in_process") is True}
+    if type(size) is int and 0 < size < 2**50:
+        places["card_memory_bytes"] = size
+    for name in ("emulate", "address"):
+        if isinstance(content.get(name), str):
+            places[name] = content[name]
+    return replace(options, **places)

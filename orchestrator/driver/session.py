@@ -78,14 +78,12 @@ def in_process_session(
     spec = ",".join(f"1x1:{kind}" for kind in accelerators or (default_accelerator(),))
     nodes = with_memory(parse_emulation(spec, accelerators), card_memory_bytes)
 
-    @contextlib.contextmanager
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
-    ) -> Iterator[Executor]:
+    ) -> contextlib.closing[InProcessExecutor]:
         # Only where memory is scarce on purpose: it takes seconds that small things do not need.
-        imported = (*PRELOAD, *modules) if card_memory_bytes is not None else ()
-        with contextlib.closing(InProcessExecutor(nodes, preload=imported)) as opened:
-            yield opened
+        preload = (*PRELOAD, *modules) if card_memory_bytes is not None else ()
+        return contextlib.closing(InProcessExecutor(nodes, preload=preload))
 
     yield Session(description="this process, one job at a time", nodes=nodes, executor=executor)
 
@@ -164,10 +162,9 @@ def cluster_session(
         ClusterError: there is none, or it cannot be joined.
     """
 
-    @contextlib.contextmanager
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
-    ) -> Iterator[Executor]:
+    ) -> contextlib.closing[RayExecutor]:
         owner = Owner.of_this_process()
         queue = RunQueue(
             run=run,
@@ -175,15 +172,12 @@ def cluster_session(
             kinds=tuple(kind.value for kind in accelerators or Accelerator),
             options=place,
         )
-        opening = RayExecutor(
-            run=run,
-            accelerators=accelerators,
-            preload=(*PRELOAD, *modules),
-            queue=queue,
-            label=label,
+        preload = (*PRELOAD, *modules)
+        return contextlib.closing(
+            RayExecutor(
+                run=run, accelerators=accelerators, preload=preload, queue=queue, label=label
+            )
         )
-        with contextlib.closing(opening) as opened:
-            yield opened
 
     with connect(address) as cluster:
         yield Session(

@@ -56,9 +56,8 @@ class StopSignal:
                 force.daemon = True
                 force.start()
 
-        before = {
-            number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, handler) for number in numbers}
         try:
             yield self
         finally:

@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -136,7 +137,10 @@ class DriverEnd:
         if self.reported:
             return f"the driver was refused (exit code {self.returncode})"
         if self.returncode < 0:
-            return f"the driver was killed by {_signal_name(-self.returncode)}"
+            name = f"signal {-self.returncode}"
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-self.returncode).name
+            return f"the driver was killed by {name}"
         return (
             f"the driver ended with {self.returncode} without a word, as Ray ends a process whose "
             "cluster is gone"
@@ -201,23 +205,12 @@ def decide(
         return GiveUp(code, "the deadline is too near for another one")
     if len(ends) > MOST:
         return GiveUp(code, f"{MOST} drivers were started again, the most that a run gets")
-    fruitless = 0
-    for end in reversed(ends):
-        if end.wrote_rows:
-            break
-        fruitless += 1
-    began = any(end.drove for end in ends)
-    if fruitless >= (FRUITLESS if began else FRUITLESS_AT_START):
+    fruitless = sum(1 for _ in takewhile(lambda end: not end.wrote_rows, reversed(ends)))
+    limit = FRUITLESS if any(end.drove for end in ends) else FRUITLESS_AT_START
+    if fruitless >= limit:
         return GiveUp(code, f"{fruitless} drivers in a row ended so without writing one row")
     pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
     return Restart(pause_s=min(pause_s, LONGEST_PAUSE_S))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 # ---------------------------------------------------------------- the supervisor
@@ -318,9 +311,8 @@ class Supervisor:
         """Time at which a file of rows last came or went, as the file system counts; 0 if there is
         none."""
         with contextlib.suppress(OSError, KeyError):
-            return os.stat(
-                Path(self._facts["results"], self._facts["run"], run_files.ROWS)
-            ).st_mtime_ns
+            rows = Path(self._facts["results"], self._facts["run"], run_files.ROWS)
+            return rows.stat().st_mtime_ns
         return 0
 
     # ------------------------------------------------------------ signals
@@ -332,7 +324,7 @@ class Supervisor:
             signal.SIGINT: self._stop,
             signal.SIGTERM: self._stop,
             signal.SIGTSTP: self._suspend,
-            signal.SIGCONT: self._continue,
+            signal.SIGCONT: lambda *_: self._pass_on(signal.SIGCONT),
         }
         before = {number: signal.signal(number, act) for number, act in handlers.items()}
         try:
@@ -354,9 +346,6 @@ class Supervisor:
         self._pass_on(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _continue(self, _number: int, _frame: FrameType | None) -> None:
-        self._pass_on(signal.SIGCONT)
-
     def _pass_on(self, number: int) -> None:
         driver = self._driver
         if driver is not None:
@@ -367,8 +356,7 @@ class Supervisor:
     def _is_news(self) -> bool:
         """Return whether the last driver's death is the first since rows were written: the user is
         notified once of a head that is away, not of each driver that does not find it."""
-        before = self._ends[-2:-1]
-        return not before or before[0].wrote_rows or self._ends[-1].wrote_rows
+        return len(self._ends) < 2 or any(end.wrote_rows for end in self._ends[-2:])
 
     def _report(self, ending: str, reason: str, code: int) -> None:
         """Have the page written and the hooks notified, by a process of its own."""
