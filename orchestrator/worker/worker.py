@@ -201,7 +201,7 @@ class CardWorker:
         waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
         while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
             if waiting.is_over(now := time.monotonic()):
-                raise CardNotAcquired(f"{card} is not free {waiting.told(now)}: {reason}")
+                raise CardNotAcquired(f"{card} is not free {waiting.duration(now)}: {reason}")
             time.sleep(_FREE_POLL_S)
 
     def acquire(self, device: Device) -> str:

@@ -19,7 +19,7 @@ from workloads.devices.monitor import gaudi, nvidia
 from workloads.devices.monitor.nvidia import QUERY
 
 GPU, HPU, CPU = map(Accelerator, ("GPU", "HPU", "CPU"))
-NVIDIA_CSV = ", ".join(QUERY) + "\n" + "".join(f"{n}, 71.3, 34, 0, 4, 81559\n" for n in range(2))
+NVIDIA_CSV = QUERY + "\n" + "".join(f"{n}, 71.3, 34, 0, 4, 81559\n" for n in range(2))
 GRID = (
     "name: own\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
     "  - {name: e, accelerator: GPU}\n"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from workloads.base import BadConfiguration, Support, WorkloadError
 from workloads.registry import Declared
@@ -309,16 +309,7 @@ def device_for(name: str) -> Device:
     return device_class(name)()
 
 
-def environment_for(
-    name: str,
-    card_index: int,
-    *,
-    threads: int | None = None,
-    kind: str = "",
-    cards: int = 1,
-    gang: tuple[int, ...] = (),
-    compiled: str | None = None,
-) -> dict[str, str]:
+def environment_for(name: str, card_index: int, **process: Any) -> dict[str, str]:
     """Variables to set before torch is imported, so that the process sees only its own card.
 
     ``card_index`` counts as the driver does on its node (on Gaudi: the module id); the other
@@ -327,16 +318,8 @@ def environment_for(
     Raises:
         BadConfiguration: there is no such device.
     """
-    spec = device_spec(name)
-    process = CardProcess(
-        card_index=card_index,
-        threads=threads,
-        kind=kind,
-        cards=cards,
-        gang=gang,
-        compiled=compiled,
-    )
-    common = {"TOKENIZERS_PARALLELISM": "false"}
-    if threads is not None:
-        common["OMP_NUM_THREADS"] = str(threads)
-    return {**common, **spec.shown(process), **spec.variables(process)}
+    spec, card_process = device_spec(name), CardProcess(card_index=card_index, **process)
+    variables = {"TOKENIZERS_PARALLELISM": "false"}
+    if card_process.threads is not None:
+        variables["OMP_NUM_THREADS"] = str(card_process.threads)
+    return {**variables, **spec.shown(card_process), **spec.variables(card_process)}

@@ -10,9 +10,11 @@ bfloat16. The key-value cache is what each token of each sequence adds while gen
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,10 @@ from typing import Any
 
 from workloads.base import BadConfiguration
 from workloads.models import hub
-from workloads.models.catalog import TINY, find_model
+from workloads.models.catalog import EMBEDDED, find_model
 from workloads.models.chatglm3 import layout
 from workloads.models.checkpoints import kind_of, read_config
+from workloads.models.loading import open_model
 from workloads.models.prompts import Prompt, example_prompt
 from workloads.models.rules import ATTENTION_TARGETS
 
@@ -124,7 +127,7 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
         tensors=_tensors(model),
         memory=_memory(model, linears),
         adapters=lora_sizes(linears, lora_rank),
-        prompt=example_prompt(name, native, directory),
+        prompt=example_prompt(native, directory),
     )
 
 
@@ -133,20 +136,12 @@ def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
     path = Path(name).expanduser()
     if path.name == "config.json" and os.path.isfile(path):
         path = path.parent
-    if name != TINY and os.path.isfile(path / "config.json"):
-        return read_config(path), path
-    entry = find_model(name)
-    if entry.name == TINY:
-        from workloads.models.embedded import tiny_chatglm3
-
-        return tiny_chatglm3.config(), None
-    if entry.kind == "hub" and entry.location == entry.name:
-        return hub.fetch_config(name), None
-    if entry.kind == "embedded":
-        from workloads.models.loading import open_model
-
+    if name in EMBEDDED:
         path = Path(open_model(name).path)
-    else:
+    elif not os.path.isfile(path / "config.json"):
+        entry = find_model(name)
+        if entry.kind == "hub" and entry.location == name:
+            return hub.fetch_config(name), None
         path = Path(entry.location)
     return read_config(path), path
 
@@ -194,45 +189,30 @@ def linear_layers(model: Any) -> list[Linear]:
 def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
     """Trainable parameters of LoRA on the attention inputs (the default), on query and value
     alone, and on every linear layer."""
-    last = {linear.name.rsplit(".", 1)[-1] for linear in linears}
-    default: tuple[str, ...] = next(
-        (names for names in ATTENTION_TARGETS if set(names) <= last), ()
-    )
+    sizes: Counter[str] = Counter()  # inputs and outputs of all layers of a last name
+    for linear in linears:
+        sizes[linear.name.rsplit(".", 1)[-1]] += linear.inputs + linear.outputs
+    default = next((names for names in ATTENTION_TARGETS if set(names) <= set(sizes)), ())
     choices: list[tuple[str, ...]] = [default] if default else []
     if len(default) == 3:
         choices.append((default[0], default[2]))
-    choices.append(tuple(sorted(last)))
+    choices.append(tuple(sorted(sizes)))
     return tuple(
-        Adapter(
-            targets=names,
-            rank=rank,
-            parameters=sum(
-                rank * (linear.inputs + linear.outputs)
-                for linear in linears
-                if linear.name.rsplit(".", 1)[-1] in names
-            ),
-        )
+        Adapter(targets=names, rank=rank, parameters=rank * sum(sizes[name] for name in names))
         for names in choices
     )
 
 
 def _tensors(model: Any) -> tuple[Tensor, ...]:
     """Parameters in the model's order, equal ones of different layers together."""
-    groups: dict[tuple[str, tuple[int, ...]], int] = {}
-    for name, parameter in model.named_parameters():
-        key = (_LAYER_NUMBER.sub("*", name), tuple(parameter.shape))
-        groups[key] = groups.get(key, 0) + 1
+    groups = Counter(
+        (_LAYER_NUMBER.sub("*", name), tuple(parameter.shape))
+        for name, parameter in model.named_parameters()
+    )
     return tuple(
-        Tensor(name=name, shape=shape, count=count, parameters=count * _product(shape))
+        Tensor(name=name, shape=shape, count=count, parameters=count * math.prod(shape))
         for (name, shape), count in groups.items()
     )
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
 
 
 def _memory(model: Any, linears: list[Linear]) -> tuple[Memory, ...]:

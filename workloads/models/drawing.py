@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import Protocol
+from typing import Literal
 
 from workloads.models.describe import Architecture, Description, Tensor
 
@@ -160,9 +160,49 @@ def _box(block: Block) -> list[str]:
     return [f"┌{'─' * _WIDTH}┐", _framed(text, right, "│"), f"└{'─' * _WIDTH}┘"]
 
 
-# A model's stack of blocks drawn once, onto an SVG file or a slide.
-#
-# A canvas has pixels, with the origin at the top left, and knows five kinds of marks.
+# A model's stack of blocks drawn once, for an SVG file or a slide: marks at pixels, with the origin
+# at the top left.
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line of text: its baseline is at ``at``, ``align`` says of which of its ends."""
+
+    at: Point
+    text: str
+    align: Literal["left", "middle", "right"] = "left"
+    bold: bool = False
+    pale: bool = False
+    size: float = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle with round corners, from its left upper corner; without colour dashed, empty."""
+
+    at: Point
+    size: Point
+    colour: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A line through points, with a head at its end."""
+
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """A circle with a plus, about ``at``."""
+
+    at: Point
+    radius: float
+
+
+Mark = Text | Box | Arrow | Plus
 
 _COLOURS = {
     "Embedding": "#d7e8fb",
@@ -171,155 +211,65 @@ _COLOURS = {
     "Output layer": "#e6dcf5",
 }
 _PLAIN = "#eceff1"
-_STROKE = "#607d8b"
 _LEFT, _BOX_WIDTH, _LINE = 90.0, 460.0, 18.0
 _MIDDLE, _RIGHT = _LEFT + _BOX_WIDTH / 2, _LEFT + _BOX_WIDTH
 _RESIDUAL = 56.0  # from the left, of the line around a branch
 WIDTH = _BOX_WIDTH + 160
 
-Point = tuple[float, float]
 
-
-class Canvas(Protocol):
-    """Something to draw on."""
-
-    def text(
-        self, at: Point, text: str, *, align: str = "left", bold: bool = False, pale: bool = False
-    ) -> None:
-        """Write a line of text: its baseline is at ``at``, ``align`` says of which of its ends."""
-
-    def heading(self, at: Point, text: str) -> None:
-        """Write a larger line of text."""
-
-    def box(self, at: Point, size: Point, colour: str) -> None:
-        """Draw a filled rectangle with round corners, from its left upper corner."""
-
-    def frame(self, at: Point, size: Point) -> None:
-        """Draw a dashed rectangle with nothing inside."""
-
-    def arrow(self, points: list[Point]) -> None:
-        """Draw a line through points, with a head at its end."""
-
-    def sum(self, at: Point, radius: float) -> None:
-        """Draw a circle with a plus, about ``at``."""
-
-
-def draw(picture: Picture, title: str, canvas: Canvas) -> float:
-    """Draw a picture from the top of a canvas that is ``WIDTH`` wide; its height."""
-    pen = _Pen(canvas)
-    canvas.heading((20, pen.y), title)
-    pen.y += 30
-    canvas.text((_MIDDLE, pen.y), "token ids", align="middle")
-    pen.y += 6
+def draw(picture: Picture, title: str) -> tuple[list[Mark], float]:
+    """The marks of a picture that is ``WIDTH`` wide, and its height."""
+    marks: list[Mark] = [
+        Text((20, 24), title, bold=True, size=16),
+        Text((_MIDDLE, 54), "token ids", align="middle"),
+    ]
+    y = 60.0
     for block in picture.above:
-        pen.down()
-        pen.block(block)
-    pen.down()
-    top = pen.y
-    pen.y += 30
-    each = f"decoder layer × {picture.layers}: {picture.layer_parameters:,} parameters each"
-    canvas.text((_RIGHT + 20, pen.y - 8), each, align="right", bold=True)
+        y = _block(marks, y, block)
+    marks.append(_down(y))
+    top = y = y + 22
+    caption = f"decoder layer × {picture.layers}: {picture.layer_parameters:,} parameters each"
+    y += 30
+    marks.append(Text((_RIGHT + 20, y - 8), caption, align="right", bold=True))
     for branch in picture.branches:
-        pen.branch(branch, picture.residual)
-    pen.y += 12
-    canvas.frame((30, top), (_BOX_WIDTH + 100, pen.y - top))
-    for block in picture.below:
-        pen.down()
-        pen.block(block)
-    pen.down()
-    canvas.text((_MIDDLE, pen.y + 16), "logits", align="middle")
-    return pen.y + 36
-
-
-class _Pen:
-    """A canvas, and how far down the drawing reaches."""
-
-    def __init__(self, canvas: Canvas) -> None:
-        self.canvas = canvas
-        self.y = 24.0
-
-    def down(self, length: float = 22) -> None:
-        self.canvas.arrow([(_MIDDLE, self.y), (_MIDDLE, self.y + length)])
-        self.y += length
-
-    def block(self, block: Block) -> None:
-        height = 16 + _LINE * (1 + len(block.lines))
-        colour = _COLOURS.get(block.title, _PLAIN)
-        self.canvas.box((_LEFT, self.y), (_BOX_WIDTH, height), colour)
-        self.canvas.text((_LEFT + 14, self.y + 22), block.title, bold=True)
-        if block.parameters:
-            right = (_RIGHT - 14, self.y + 22)
-            self.canvas.text(right, f"{block.parameters:,}", align="right")
-        for number, line in enumerate(block.lines, start=1):
-            self.canvas.text((_LEFT + 14, self.y + 22 + _LINE * number), line, pale=True)
-        self.y += height
-
-    def branch(self, branch: tuple[Block, ...], residual: bool) -> None:
-        begin = self.y
+        begin = y
         for block in branch:
-            self.down(26)
-            self.block(block)
-        if not residual:
-            return
-        self.down(20)
-        self.y += 9
-        around = [(_MIDDLE, begin + 6), (_RESIDUAL, begin + 6), (_RESIDUAL, self.y)]
-        self.canvas.arrow([*around, (_MIDDLE - 10, self.y)])
-        self.canvas.sum((_MIDDLE, self.y), 9)
-        self.y += 9
+            y = _block(marks, y, block, 26)
+        if picture.residual:
+            marks.append(_down(y, 20))
+            y += 29
+            around = ((_MIDDLE, begin + 6), (_RESIDUAL, begin + 6), (_RESIDUAL, y))
+            marks += [Arrow((*around, (_MIDDLE - 10, y))), Plus((_MIDDLE, y), 9)]
+            y += 9
+    y += 12
+    marks.append(Box((30, top), (_BOX_WIDTH + 100, y - top)))
+    for block in picture.below:
+        y = _block(marks, y, block)
+    marks += [_down(y), Text((_MIDDLE, y + 38), "logits", align="middle")]
+    return marks, y + 58
 
 
-# ---------------------------------------------------------------- SVG
+def _down(y: float, length: float = 22) -> Arrow:
+    return Arrow(((_MIDDLE, y), (_MIDDLE, y + length)))
 
-_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
 
-
-class Svg:
-    """Elements of an SVG document."""
-
-    def __init__(self) -> None:
-        self.elements: list[str] = []
-
-    def text(
-        self, at: Point, text: str, *, align: str = "left", bold: bool = False, pale: bool = False
-    ) -> None:
-        style = f' text-anchor="{_ANCHORS[align]}"' if align != "left" else ""
-        style += ' font-weight="600"' if bold else ""
-        style += ' fill="#455a64"' if pale else ""
-        self.elements.append(f'<text x="{at[0]:g}" y="{at[1]:g}"{style}>{escape(text)}</text>')
-
-    def heading(self, at: Point, text: str) -> None:
-        style = 'font-size="16" font-weight="600"'
-        self.elements.append(f'<text x="{at[0]:g}" y="{at[1]:g}" {style}>{escape(text)}</text>')
-
-    def box(self, at: Point, size: Point, colour: str) -> None:
-        self._rectangle(at, size, f'rx="6" fill="{colour}" stroke="{_STROKE}"')
-
-    def frame(self, at: Point, size: Point) -> None:
-        style = 'rx="10" fill="none" stroke="#37474f" stroke-width="2" stroke-dasharray="6 4"'
-        self._rectangle(at, size, style)
-
-    def _rectangle(self, at: Point, size: Point, style: str) -> None:
-        self.elements.append(
-            f'<rect x="{at[0]:g}" y="{at[1]:g}" width="{size[0]:g}" height="{size[1]:g}" {style}/>'
-        )
-
-    def arrow(self, points: list[Point]) -> None:
-        path = " ".join(f"{x:g},{y:g}" for x, y in points)
-        self.elements.append(f'<polyline points="{path}" marker-end="url(#arrow)"/>')
-
-    def sum(self, at: Point, radius: float) -> None:
-        x, y = at
-        self.elements.append(
-            f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="#fff" stroke="{_STROKE}"/>'
-        )
-        self.text((x, y + 5), "+", align="middle")
+def _block(marks: list[Mark], y: float, block: Block, length: float = 22) -> float:
+    """Draw an arrow of this length and a block below it; where the block ends."""
+    marks.append(_down(y, length))
+    y += length
+    height = 16 + _LINE * (1 + len(block.lines))
+    marks.append(Box((_LEFT, y), (_BOX_WIDTH, height), _COLOURS.get(block.title, _PLAIN)))
+    marks.append(Text((_LEFT + 14, y + 22), block.title, bold=True))
+    if block.parameters:
+        marks.append(Text((_RIGHT - 14, y + 22), f"{block.parameters:,}", align="right"))
+    for number, line in enumerate(block.lines, start=1):
+        marks.append(Text((_LEFT + 14, y + 22 + _LINE * number), line, pale=True))
+    return y + height
 
 
 def draw_svg(picture: Picture, title: str) -> str:
     """The picture as an SVG document of its own."""
-    svg = Svg()
-    height = draw(picture, title, svg)
+    marks, height = draw(picture, title)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '
@@ -329,8 +279,29 @@ def draw_svg(picture: Picture, title: str) -> str:
             'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#607d8b"/></marker>'
             "<style>polyline{fill:none;stroke:#607d8b;stroke-width:1.5}</style></defs>",
             f'<rect width="{WIDTH:g}" height="{height:g}" fill="#ffffff"/>',
-            *svg.elements,
+            *map(_svg, marks),
             "</svg>",
             "",
         ]
     )
+
+
+def _svg(mark: Mark) -> str:
+    if isinstance(mark, Arrow):
+        path = " ".join(f"{x:g},{y:g}" for x, y in mark.points)
+        return f'<polyline points="{path}" marker-end="url(#arrow)"/>'
+    x, y = mark.at
+    if isinstance(mark, Box):
+        style = 'rx="10" fill="none" stroke="#37474f" stroke-width="2" stroke-dasharray="6 4"'
+        if mark.colour:
+            style = f'rx="6" fill="{mark.colour}" stroke="#607d8b"'
+        width, height = mark.size
+        return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" {style}/>'
+    if isinstance(mark, Plus):
+        circle = f'<circle cx="{x:g}" cy="{y:g}" r="{mark.radius:g}" fill="#fff" stroke="#607d8b"/>'
+        return circle + _svg(Text((x, y + 5), "+", align="middle"))
+    anchor = {"left": "", "middle": ' text-anchor="middle"', "right": ' text-anchor="end"'}
+    style = anchor[mark.align] + (' font-weight="600"' if mark.bold else "")
+    style += ' fill="#455a64"' if mark.pale else ""
+    style += f' font-size="{mark.size:g}"' if mark.size != 13 else ""
+    return f'<text x="{x:g}" y="{y:g}"{style}>{escape(mark.text)}</text>'

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
-from workloads.base import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration
 from workloads.data.shapes import Role, Turn
-from workloads.models.catalog import TINY
 from workloads.models.chatglm3 import layout as chatglm3_layout
+from workloads.models.chatglm3.conversion import tokenizer_directory
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
-from workloads.models.checkpoints import kind_of
 
 if TYPE_CHECKING:
     from workloads.models.loading import ModelSource
@@ -61,8 +60,14 @@ def encode_prompt(
     if layout == "chatglm3":
         return encode_messages(tokenizer, [Message(role=t.role, content=t.text) for t in turns])
     if layout == "chat-template":
-        return _from_template(tokenizer, turns)
-    return _plain(tokenizer, "\n\n".join(turn.text for turn in turns), source)
+        return _ids(tokenizer, _rendered(tokenizer, turns, add_generation_prompt=True))
+    ids = _ids(tokenizer, "\n\n".join(turn.text for turn in turns))
+    if tokenizer.bos_token_id is not None:
+        ids = [tokenizer.bos_token_id, *ids]
+    if not ids:
+        name = source.entry.name if source is not None else "the model"
+        raise BadConfiguration(f"an empty prompt gives no token at all for {name}")
+    return ids
 
 
 def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -93,10 +98,15 @@ def encode_answer(
     if layout == "chatglm3":
         ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
     elif layout == "chat-template":
-        return _answer_from_template(tokenizer, (*earlier, Turn(role="user", text=text)), answer)
+        turns = (*earlier, Turn(role="user", text=text))
+        return _ids(tokenizer, _answer_from_template(tokenizer, turns, answer))
     else:
-        ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+        ids = _ids(tokenizer, answer)
     return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _encode_as_text(tokenizer: Any, text: str) -> list[int]:
@@ -109,11 +119,6 @@ def _id(tokenizer: Any, token: str) -> int:
     if number is None or number == tokenizer.unk_token_id:
         raise BadConfiguration(f"the tokenizer has no {token}, which ChatGLM3's layout needs")
     return int(number)
-
-
-def _from_template(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
-    rendered = _rendered(tokenizer, turns, add_generation_prompt=True)
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
@@ -131,31 +136,20 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
         ) from error
 
 
-def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> list[int]:
-    """Ids that the template puts after the prompt: the answer and how a turn ends."""
+def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:
+    """What the template puts after the prompt: the answer and how a turn ends."""
     prompt = _rendered(tokenizer, turns, add_generation_prompt=True)
     answered = (*turns, Turn(role="assistant", text=answer))
     whole = _rendered(tokenizer, answered, add_generation_prompt=False)
     if not whole.startswith(prompt):  # a template that writes a prompt otherwise once answered
-        whole = prompt + answer + (tokenizer.eos_token or "")
-    return list(tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"])
-
-
-def _plain(tokenizer: Any, text: str, source: ModelSource | None) -> list[int]:
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    start = tokenizer.bos_token_id
-    ids = ids if start is None else [start, *ids]
-    if not ids:
-        name = source.entry.name if source is not None else "the model"
-        raise BadConfiguration(f"an empty prompt gives no token at all for {name}")
-    return ids
+        return answer + (tokenizer.eos_token or "")
+    return whole[len(prompt) :]
 
 
 # A model's prompt layout in words, and an example with its ids, where a tokenizer is at hand.
 
-CHATGLM3_LAYOUT = "[gMASK] <sop> then per turn: <|role|> metadata ⏎ content, then <|assistant|>"
 LAYOUTS = {
-    "chatglm3": CHATGLM3_LAYOUT,
+    "chatglm3": "[gMASK] <sop> then per turn: <|role|> metadata ⏎ content, then <|assistant|>",
     "chat-template": "the tokenizer's chat template",
     "plain": "beginning-of-sequence token, then the text",
 }
@@ -183,16 +177,22 @@ class Prompt:
     note: str = ""
 
 
-def example_prompt(name: str, config: Mapping[str, Any], directory: Path | None) -> Prompt:
+def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
     """The prompt layout of a model, with an example.
 
     Args:
-        name: the model's name.
         config: its native config.json.
         directory: where its tokenizer would be.
     """
-    tokenizer = _tokenizer(name, config, directory)
-    if tokenizer is None:
+    from transformers import AutoTokenizer
+
+    try:
+        if directory is None:
+            raise FileNotFoundError
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(tokenizer_directory(directory)), trust_remote_code=False
+        )
+    except Exception:  # a config by itself, or files from anywhere, which raise anything
         return _without_tokenizer(config)
     kind = layout_of(tokenizer)
     text = "你好" if kind == "chatglm3" else "What is a card?"
@@ -205,50 +205,11 @@ def example_prompt(name: str, config: Mapping[str, Any], directory: Path | None)
     )
 
 
-def _tokenizer(name: str, config: Mapping[str, Any], directory: Path | None) -> Any:
-    """The model's tokenizer, or None where none can be had."""
-    from transformers import PreTrainedTokenizerFast
-
-    from workloads.models.chatglm3.tokenizer import build_tokenizer, read_pieces, tokenizer_config
-
-    longest = int(config.get("max_position_embeddings") or 0)
-    pieces = None
-    if name == TINY:
-        from workloads.models.embedded.tiny_chatglm3 import pieces as tiny_pieces
-
-        pieces = tiny_pieces()
-    elif directory is None:
-        return None
-    elif kind_of(config).architecture == "GlmForCausalLM" and not _has_fast(directory):
-        try:
-            pieces = read_pieces(directory / "tokenizer.model")
-        except DataMissing:
-            return None
-    if pieces is not None:
-        settings = tokenizer_config(longest)
-        settings.pop("tokenizer_class")
-        return PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(pieces), **settings)
-    return _from_directory(directory)
-
-
-def _has_fast(directory: Path) -> bool:
-    return (directory / "tokenizer.json").is_file()
-
-
-def _from_directory(directory: Path | None) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-    except Exception:  # files from anywhere make the library raise anything
-        return None  # a config by itself, or files that are no tokenizer
-
-
 def _without_tokenizer(config: Mapping[str, Any]) -> Prompt:
-    glm = kind_of(config).architecture == "GlmForCausalLM"
+    glm = chatglm3_layout.layout_of(config) == "native"
     if glm and config.get("vocab_size") == chatglm3_layout.PUBLISHED_VOCABULARY:
         return Prompt(
-            layout=CHATGLM3_LAYOUT,
+            layout=LAYOUTS["chatglm3"],
             example="你好",
             tokens=tuple(PUBLISHED_EXAMPLE),
             ids=tuple(PUBLISHED_EXAMPLE.values()),

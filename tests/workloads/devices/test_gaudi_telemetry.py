@@ -187,7 +187,7 @@ def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
     )
     script.write_text(
         f'#!/bin/sh\nif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
-        f"else cat <<END\n{', '.join(gaudi.QUERY)}\n{rows}\nEND\nfi\n",
+        f"else cat <<END\n{gaudi.QUERY}\n{rows}\nEND\nfi\n",
         encoding="ascii",
     )
     script.chmod(0o755)
@@ -385,10 +385,8 @@ def test_both_generations_are_declared(names: list[str], product: str | None) ->
 
 
 def test_declared_cards_have_data_sheets() -> None:
-    """Each has a line in devices.csv, whose memory is what hl-smi told of such a card."""
+    """Each has a line in devices.csv, whose memory is what hl-smi printed of such a card."""
     sheets = {sheet.device: sheet for sheet in reference().devices}
-    for each in PRODUCTS:
-        assert sheets[each.name].memory_gb == each.memory_bytes / 2**30
-    assert gaudi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes == (
-        product_of("HL-325L").memory_bytes  # type: ignore[union-attr]
-    )
+    assert {product.name for product in PRODUCTS} <= set(sheets)
+    printed = gaudi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes
+    assert printed == sheets["Gaudi3"].memory_gb * 2**30

@@ -138,7 +138,7 @@ def waited(readings: list[int], every_s: float = 1.0, **changes: Any) -> tuple[f
         if reason is None:
             return now - 1000.0, None
         if waiting.is_over(now):
-            return now - 1000.0, f"{waiting.told(now)}: {reason}"
+            return now - 1000.0, f"{waiting.duration(now)}: {reason}"
         now += every_s
     raise AssertionError("waited for ever")
 

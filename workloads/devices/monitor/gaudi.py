@@ -9,14 +9,13 @@ loaded, memory in bytes, clocks in MHz, utilization over the past second.
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import importlib
 import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,16 @@ from typing import Any
 
 from workloads.devices import Complaint, ServerFacts
 from workloads.devices.base import command_output
-from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse, Holder, number_of
+from workloads.devices.monitor.host import (
+    CardInventory,
+    CardTelemetry,
+    CardUse,
+    Holder,
+    attempt,
+    bytes_of,
+    csv_rows,
+    number_of,
+)
 
 #: ``hlmlInit`` and ``hlmlShutdown`` set one variable of the whole process.
 _IN_USE = threading.Lock()
@@ -55,18 +63,18 @@ def hlml_telemetry() -> dict[int, CardTelemetry]:
 def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
     """Module id and readings of one card; a reading that the driver refuses stays None."""
     module_id = int(hlml.hlmlDeviceGetModuleID(handle))
-    memory = _read(hlml.hlmlDeviceGetMemoryInfo, handle)
-    power_mw = _read(hlml.hlmlDeviceGetPowerUsage, handle)
-    energy_mj = _read(hlml.hlmlDeviceGetTotalEnergyConsumption, handle)
+    memory = attempt(hlml.hlmlDeviceGetMemoryInfo, handle)
+    power_mw = attempt(hlml.hlmlDeviceGetPowerUsage, handle)
+    energy_mj = attempt(hlml.hlmlDeviceGetTotalEnergyConsumption, handle)
     sensor = hlml.hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP
-    utilization = _read(hlml.hlmlDeviceGetUtilizationRates, handle)
-    clock = _read(hlml.hlmlDeviceGetClockInfo, handle, hlml.hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_MME)
-    reasons = _read(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
+    utilization = attempt(hlml.hlmlDeviceGetUtilizationRates, handle)
+    clock = attempt(hlml.hlmlDeviceGetClockInfo, handle, hlml.hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_MME)
+    reasons = attempt(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
     return module_id, CardTelemetry(
         power_w=None if power_mw is None else power_mw / 1000,
         power_of="" if power_mw is None else "HLML, hlmlDeviceGetPowerUsage",
         energy_j=None if energy_mj is None else energy_mj / 1000,
-        temperature_c=_read(hlml.hlmlDeviceGetTemperature, handle, sensor),
+        temperature_c=attempt(hlml.hlmlDeviceGetTemperature, handle, sensor),
         utilization_percent=None if utilization is None else float(utilization.aip),
         sm_clock_mhz=None if clock is None else float(clock),
         throttled=None if reasons is None else _throttled(hlml, int(reasons)),
@@ -84,13 +92,6 @@ def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
     return frozenset(name for name, bit in bits.items() if reasons & int(bit))
 
 
-def _read(function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except Exception:  # HLMLError: not supported, no data, the card is lost
-        return None
-
-
 # Read Gaudi cards by ``hl-smi``, Habana's monitoring tool, which never acquires one.
 #
 # Options and query names are those of Habana's page "System Management Interface Tool (hl-smi)".
@@ -101,17 +102,10 @@ def _read(function: Callable[..., Any], *arguments: Any) -> Any:
 # only the container's processes, so the memory in use is what tells of others.
 
 QUERY = (
-    "index",
-    "module_id",
-    "name",
-    "driver_version",
-    "power.draw",
-    "temperature.aip",
-    "utilization.aip",
-    "memory.used",
-    "memory.total",
+    "index,module_id,name,driver_version,power.draw,temperature.aip,utilization.aip,memory.used,"
+    "memory.total"
 )
-COMMAND = ("hl-smi", "-Q", ",".join(QUERY), "-f", "csv,nounits")
+COMMAND = ("hl-smi", "-Q", QUERY, "-f", "csv,nounits")
 
 _PROCESS = re.compile(
     r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
@@ -123,8 +117,6 @@ _DRAWN = re.compile(r"(?P<watts>\d+)\s*W\s*/\s*\d+\s*W")
 #: The query's figure is that of one rail; the table adds up both.
 RAIL_POWER = "hl-smi -Q power.draw, the 54 V rail alone"
 WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,13 +139,14 @@ def hl_smi_telemetry() -> dict[int, CardTelemetry]:
     """The cards of this host by module id. hl-smi tells no energy."""
     listed = cards()
     whole = parse_power(command_output("hl-smi")) if listed else {}
-    return {card.module_id: _with_power(card, whole.get(card.index)) for card in listed}
-
-
-def _with_power(card: GaudiCard, power_w: float | None) -> CardTelemetry:
-    if power_w is None:
-        return card.telemetry
-    return dataclasses.replace(card.telemetry, power_w=power_w, power_of=WHOLE_POWER)
+    return {
+        card.module_id: dataclasses.replace(
+            card.telemetry, power_w=whole[card.index], power_of=WHOLE_POWER
+        )
+        if card.index in whole
+        else card.telemetry
+        for card in listed
+    }
 
 
 def hl_smi_use(module_id: int) -> CardUse:
@@ -189,31 +182,29 @@ def use_in(
 def parse_cards(text: str) -> list[GaudiCard]:
     """The cards in the CSV output of a query with ``index`` and ``module_id``, by module id.
 
-    Columns are found by their headers. A line that is not one of cards is passed over, and a
-    figure that is none, such as ``N/A``, stays None.
+    A line that is not one of cards is passed over, and a figure that is none stays None.
     """
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    header = [name.partition("[")[0].strip() for name in next(rows, [])]
     parsed = []
-    for row in rows:
-        values = {name: value.strip() for name, value in zip(header, row, strict=False)}
-        index, module_id = (_figure(values.get(name)) for name in ("index", "module_id"))
+    for row in csv_rows(text):
+        index, module_id = number_of(row.get("index")), number_of(row.get("module_id"))
         if index is None or module_id is None:
             continue
+        power_w = number_of(row.get("power.draw"))
+        telemetry = CardTelemetry(
+            power_w=power_w,
+            power_of=RAIL_POWER if power_w is not None else "",
+            temperature_c=number_of(row.get("temperature.aip")),
+            utilization_percent=number_of(row.get("utilization.aip")),
+            memory_used_bytes=bytes_of(row.get("memory.used")),
+            memory_total_bytes=bytes_of(row.get("memory.total")),
+        )
         parsed.append(
             GaudiCard(
                 index=int(index),
                 module_id=int(module_id),
-                name=values.get("name", ""),
-                driver_version=values.get("driver_version", ""),
-                telemetry=CardTelemetry(
-                    power_w=(power_w := _figure(values.get("power.draw"))),
-                    power_of=RAIL_POWER if power_w is not None else "",
-                    temperature_c=_figure(values.get("temperature.aip")),
-                    utilization_percent=_figure(values.get("utilization.aip")),
-                    memory_used_bytes=_bytes(values.get("memory.used")),
-                    memory_total_bytes=_bytes(values.get("memory.total")),
-                ),
+                name=row.get("name", ""),
+                driver_version=row.get("driver_version", ""),
+                telemetry=telemetry,
             )
         )
     return sorted(parsed, key=lambda card: card.module_id)
@@ -221,19 +212,19 @@ def parse_cards(text: str) -> list[GaudiCard]:
 
 def hl_smi_inventory() -> dict[int, CardInventory]:
     """Products of the cards by module id, and how many of their internal ports are up."""
-    listed = csv.reader(
-        command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader").splitlines(),
-        skipinitialspace=True,
-    )
-    cards = [row for row in listed if len(row) == 3 and row[0].strip().isdecimal()]
+    listed = command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader")
+    rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines()]
+    cards = [row for row in rows if len(row) == 3 and row[0].isdecimal()]
+
+    def inventory(card: list[str]) -> CardInventory:
+        _, bus_id, name = card
+        ports, link = (command_output("hl-smi", "-i", bus_id, "-n", n) for n in ("ports", "link"))
+        return parse_links(name, ports, link)
+
     with ThreadPoolExecutor(max_workers=8) as threads:
-        inventories = threads.map(lambda row: _inventory(row[1].strip(), row[2].strip()), cards)
-        return {int(row[0]): one for row, one in zip(cards, inventories, strict=True)}
-
-
-def _inventory(bus_id: str, name: str) -> CardInventory:
-    command = ("hl-smi", "-i", bus_id, "-n")
-    return parse_links(name, command_output(*command, "ports"), command_output(*command, "link"))
+        return {
+            int(row[0]): one for row, one in zip(cards, threads.map(inventory, cards), strict=True)
+        }
 
 
 def parse_links(name: str, ports: str, link: str) -> CardInventory:
@@ -321,20 +312,9 @@ def _has_open(process: Path, files: set[str]) -> bool:
         return False
 
 
-def _figure(text: str | None) -> float | None:
-    """The number before a unit: ``672 MiB`` and ``672`` are the same."""
-    words = (text or "").split()
-    return number_of(words[0]) if words else None
-
-
-def _bytes(text: str | None) -> int | None:
-    mebibytes = _figure(text)
-    return None if mebibytes is None else int(mebibytes * _MIB)
-
-
 # The generations of Gaudi cards: what differs between them, in one place.
 #
-# Memory and ports are those of Intel's data sheets. fp8 in hardware scales by powers of two: Gaudi2
+# fp8 in hardware scales by powers of two: Gaudi2
 # knows four exponent biases, Gaudi3 the whole range (Habana's FP8 guide), so a calibration made for
 # one is not the other's best and is never carried over.
 
@@ -348,10 +328,7 @@ class Product:
     name: str  # its line in devices.csv
     pattern: str  # how its driver, hl-smi and the bridge call it
     ray_type: str  # in Ray's resource ``accelerator_type:…``
-    memory_bytes: int
     fp8_exponent_biases: Sequence[int]  # in hardware; none: no fp8
-    internal_ports: int  # of a card, to the other seven of its server; they carry collectives
-    scale_out_ports: int  # of a card, to other servers
 
 
 PRODUCTS = (
@@ -359,19 +336,13 @@ PRODUCTS = (
         name="Gaudi2",
         pattern=r"(Intel[ -])?(Habana )?(HL-225\w*|Gaudi ?2)",
         ray_type="Intel-GAUDI2",
-        memory_bytes=96 * _GIB,
         fp8_exponent_biases=(3, 7, 11, 15),
-        internal_ports=21,
-        scale_out_ports=3,
     ),
     Product(
         name="Gaudi3",
         pattern=r"(Intel[ -])?(Habana )?(HL-325\w*|Gaudi ?3)",
         ray_type="Intel-GAUDI3",
-        memory_bytes=128 * _GIB,
         fp8_exponent_biases=range(64),
-        internal_ports=21,
-        scale_out_ports=3,
     ),
 )
 

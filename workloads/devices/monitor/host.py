@@ -7,12 +7,18 @@ same counters from outside. Whatever a tool does not say stays None: an unknown 
 
 from __future__ import annotations
 
+import csv
+import math
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
+
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +61,36 @@ class Holder:
         return f"process {self.pid} ({self.name})"
 
 
-def number_of(text: str) -> float | None:
-    """A figure as vendors' tools print it; None for ``[N/A]``, ``[Not Supported]`` and the like."""
+def csv_rows(text: str) -> list[dict[str, str]]:
+    """Lines of a tool's CSV by the names in its header, without the units that stand there."""
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = [name.partition("[")[0].strip() for name in next(rows, [])]
+    return [{name: value.strip() for name, value in zip(header, row, strict=False)} for row in rows]
+
+
+def number_of(text: str | None) -> float | None:
+    """A figure as vendors' tools print it, with a unit or without: ``672 MiB``; None for ``[N/A]``,
+    ``[Not Supported]`` and the like."""
+    words = (text or "").split()
     try:
-        value = float(text.strip())
+        value = float(words[0]) if words else math.nan
     except ValueError:
         return None
-    return value if value == value and abs(value) != float("inf") else None
+    return value if math.isfinite(value) else None
+
+
+def bytes_of(text: str | None) -> int | None:
+    """A figure in MiB as vendors' tools print it, in bytes."""
+    mebibytes = number_of(text)
+    return None if mebibytes is None else int(mebibytes * _MIB)
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a vendor's library; None where it raises: no permission, no data, the card is lost."""
+    try:
+        return function(*arguments)
+    except Exception:
+        return None
 
 
 # Decide when a card is free to be taken, without asking it. Pure.
@@ -71,7 +100,6 @@ def number_of(text: str) -> float | None:
 # container's own, in some virtual machines it is always empty. So memory in use speaks as well, in
 # comparison with what the card had in use when it was idle.
 
-_MIB = 2**20
 #: A card with more in use is not idle, whoever asks first. Idle cards have: Gaudi 512 MiB, Gaudi2
 #: 768, Gaudi3 672, an H100 about 520 as its driver's own. The smallest job on record had 3,219 MiB,
 #: a bare CUDA context takes 300 to 600.
@@ -132,7 +160,7 @@ def _limit_bytes(use: CardUse, idle_bytes: int | None) -> float:
     """The most that a free card has in use."""
     if idle_bytes is not None:
         return idle_bytes + SLACK_BYTES
-    return float("inf") if use.display else IDLE_MEMORY_BYTES
+    return math.inf if use.display else IDLE_MEMORY_BYTES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +174,8 @@ class ReleaseWait:
     longest_s: float = 300.0
     _began: float | None = None
     _deadline: float = 0.0
-    _least_bytes: int | None = field(default=None)
-    _first_bytes: int | None = field(default=None)
+    _least_bytes: int | None = None
+    _first_bytes: int | None = None
 
     def reason(self, now: float, use: CardUse | None) -> str | None:
         """Reason to go on waiting; None when the card may be taken. ``now`` is a monotonic time."""
@@ -170,7 +198,7 @@ class ReleaseWait:
             return False
         return now >= min(self._deadline, self._began + self.longest_s)
 
-    def told(self, now: float) -> str:
+    def duration(self, now: float) -> str:
         """Say how long the wait was, and what the memory did."""
         if self._began is None:
             return ""

@@ -9,7 +9,6 @@ driver was loaded, memory in bytes, utilization over the past sample period.
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib
 import os
 import threading
@@ -18,7 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workloads.devices.base import command_output
-from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse, Holder, number_of
+from workloads.devices.monitor.host import (
+    CardIdentity,
+    CardTelemetry,
+    CardUse,
+    Holder,
+    attempt,
+    bytes_of,
+    csv_rows,
+    number_of,
+)
 
 _T = TypeVar("_T")
 
@@ -68,9 +76,9 @@ def identity(index: int) -> CardIdentity | None:
 
     def read(nvml: Any) -> CardIdentity:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        pci = _read(nvml.nvmlDeviceGetPciInfo, handle)
+        pci = attempt(nvml.nvmlDeviceGetPciInfo, handle)
         return CardIdentity(
-            uuid=_text(_read(nvml.nvmlDeviceGetUUID, handle)),
+            uuid=_text(attempt(nvml.nvmlDeviceGetUUID, handle)),
             bus_id=_text(getattr(pci, "busId", None)),
         )
 
@@ -100,11 +108,11 @@ def close_nvml() -> None:
 
 def _card(nvml: Any, handle: Any) -> CardTelemetry:
     """The readings of one GPU; one that the driver refuses stays None."""
-    power_mw = _read(nvml.nvmlDeviceGetPowerUsage, handle)
-    energy_mj = _read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-    temperature = _read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-    utilization = _read(nvml.nvmlDeviceGetUtilizationRates, handle)
-    memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle)
+    power_mw = attempt(nvml.nvmlDeviceGetPowerUsage, handle)
+    energy_mj = attempt(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    temperature = attempt(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    utilization = attempt(nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
     clock = _call(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
     # Packages before 12.535 know it by its older name alone.
     reasons = _call(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
@@ -140,10 +148,10 @@ def _computing(nvml: Any, handle: Any) -> Any:
 def _use(nvml: Any, handle: Any) -> CardUse:
     # The second version tells the driver's own share apart, the first counts it as in use.
     version = getattr(nvml, "nvmlMemory_v2", None)
-    memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
+    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
     reserved = 0 if memory is None else int(memory.reserved)
     if memory is None:
-        memory = _read(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
     drawing = _call(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
     return CardUse(
         holders=tuple(_holders(nvml, handle)),
@@ -156,9 +164,9 @@ def _use(nvml: Any, handle: Any) -> CardUse:
 def _holders(nvml: Any, handle: Any) -> list[Holder]:
     """The processes, other than this one, that have a context for computing on a GPU."""
     processes = []
-    for process in _read(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+    for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
-        name = Path(_text(_read(nvml.nvmlSystemGetProcessName, pid)) or "unknown").name
+        name = Path(_text(attempt(nvml.nvmlSystemGetProcessName, pid)) or "unknown").name
         if pid != os.getpid() and name != _BROKER:
             processes.append(Holder(pid=pid, name=name))
     return sorted(processes, key=lambda holder: holder.pid)
@@ -167,14 +175,7 @@ def _holders(nvml: Any, handle: Any) -> list[Holder]:
 def _call(nvml: Any, name: str, *arguments: Any) -> Any:
     """Call a function that older packages do not have; None then, and if it fails."""
     function = getattr(nvml, name, None)
-    return None if function is None else _read(function, *arguments)
-
-
-def _read(function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except Exception:  # NVMLError: not supported here, no permission, the GPU is lost
-        return None
+    return None if function is None else attempt(function, *arguments)
 
 
 def _text(value: Any) -> str:
@@ -188,16 +189,8 @@ def _text(value: Any) -> str:
 # ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` does. Headers keep their units with ``nounits`` too, and a figure
 # that a GPU does not have is ``[N/A]`` or ``[Not Supported]``.
 
-QUERY = (
-    "index",
-    "power.draw",
-    "temperature.gpu",
-    "utilization.gpu",
-    "memory.used",
-    "memory.total",
-)
-COMMAND = ("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,nounits")
-_MIB = 2**20
+QUERY = "index,power.draw,temperature.gpu,utilization.gpu,memory.used,memory.total"
+COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,nounits")
 
 
 def nvidia_smi_telemetry() -> dict[int, CardTelemetry]:
@@ -213,33 +206,15 @@ def nvidia_smi_use(index: int) -> CardUse | None:
 
 
 def parse_nvidia_smi(text: str) -> dict[int, CardTelemetry]:
-    """The GPUs in the CSV output of a query with ``index``, with or without units in its values.
-
-    Columns are found by their headers; a line that is not one of GPUs is passed over.
-    """
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    header = [name.partition("[")[0].strip() for name in next(rows, [])]
-    cards = {}
-    for row in rows:
-        values = {name: _figure(value) for name, value in zip(header, row, strict=False)}
-        index = values.get("index")
-        if index is None:
-            continue
-        cards[int(index)] = CardTelemetry(
-            power_w=values.get("power.draw"),
-            temperature_c=values.get("temperature.gpu"),
-            utilization_percent=values.get("utilization.gpu"),
-            memory_used_bytes=_bytes(values.get("memory.used")),
-            memory_total_bytes=_bytes(values.get("memory.total")),
+    """The GPUs in the CSV output of a query with ``index``; other lines are passed over."""
+    return {
+        int(index): CardTelemetry(
+            power_w=number_of(row.get("power.draw")),
+            temperature_c=number_of(row.get("temperature.gpu")),
+            utilization_percent=number_of(row.get("utilization.gpu")),
+            memory_used_bytes=bytes_of(row.get("memory.used")),
+            memory_total_bytes=bytes_of(row.get("memory.total")),
         )
-    return cards
-
-
-def _figure(text: str) -> float | None:
-    """The number before a unit: ``863.87 W`` and ``863.87`` are the same."""
-    words = text.split()
-    return number_of(words[0]) if words else None
-
-
-def _bytes(mebibytes: float | None) -> int | None:
-    return None if mebibytes is None else int(mebibytes * _MIB)
+        for row in csv_rows(text)
+        if (index := number_of(row.get("index"))) is not None
+    }

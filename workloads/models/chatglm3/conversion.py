@@ -156,17 +156,16 @@ def tokenizer_directory(directory: Path) -> Path:
     if (directory / "tokenizer.json").is_file() or not (directory / "tokenizer.model").is_file():
         return directory
     config = read_config(directory)
-    if not layout.is_original(config):
+    if layout.layout_of(config) is None:
         return directory
 
     def build(to: Path) -> None:
         pieces = read_pieces(directory / "tokenizer.model")
-        write_tokenizer(to, pieces, layout.max_positions(config))
-        ends = layout.eos_token_ids(config, layout.sizes_of(config), len(pieces))
-        _write_json(
-            to / "generation_config.json",
-            {"eos_token_id": ends, "pad_token_id": layout.UNKNOWN_ID},
-        )
+        original = layout.is_original(config)
+        native = layout.from_original_config(config, len(pieces)) if original else config
+        write_tokenizer(to, pieces, native["max_position_embeddings"])
+        ends = {"eos_token_id": native["eos_token_id"], "pad_token_id": layout.UNKNOWN_ID}
+        _write_json(to / "generation_config.json", ends)
 
     return cached_directory(f"chatglm3-tokenizer-{_RECIPE}-{fingerprint(directory)}", build)
 

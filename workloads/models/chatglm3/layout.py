@@ -239,8 +239,8 @@ def from_original_config(
     sizes = sizes_of(config)
     return native_config(
         sizes,
-        eos_token_ids=eos_token_ids(config, sizes, sentencepiece_pieces),
-        max_positions=max_positions(config),
+        eos_token_ids=_eos_token_ids(config, sizes, sentencepiece_pieces),
+        max_positions=_size(config, "seq_length") if config.get("seq_length") else 8192,
         rope_theta=10000.0 * _number(config, "rope_ratio", 1.0),
         rms_norm_eps=_number(config, "layernorm_epsilon", 1e-5),
         dtype=str(config.get("torch_dtype") or "float16"),
@@ -277,16 +277,7 @@ def original_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def max_positions(config: Mapping[str, Any]) -> int:
-    """The longest sequence that a config.json of the original layout names.
-
-    Raises:
-        BadConfiguration: it is no count.
-    """
-    return _size(config, "seq_length") if config.get("seq_length") else 8192
-
-
-def eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
+def _eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
     """Tokens that end a ChatGLM3 text: ``</s>``, and the next turn's ``<|user|>`` or
     ``<|observation|>``. ChatGLM3-6B: [2, 64795, 64797]."""
     end = config.get("eos_token_id")

@@ -1,9 +1,14 @@
-"""Random weights that are the same bits on every machine and with every version of numpy."""
+"""Models that come with the program: random weights, the same bits on every machine and with every
+version of numpy, and the files of a checkpoint.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -27,3 +32,17 @@ class RawUniform:
         levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
         step = numpy.float32(deviation / math.sqrt((256**2 - 1) / 12))
         return torch.from_numpy((levels * step).reshape(shape))
+
+
+def write_files(directory: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write JSON files by their names."""
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (directory / name).write_text(text + "\n", encoding="utf-8")
+
+
+def write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write model.safetensors."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
+from workloads.models.embedded import write_files
 
 #: Raise when what is written changes: it is in the cache's key.
 RECIPE = 1
@@ -86,8 +87,7 @@ def write_tokenizer(gguf_file: Path, directory: Path) -> None:
         "model_input_names": ["input_ids", "attention_mask"],
         "chat_template": tokenizer.chat_template,
     }
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    write_files(directory, {"tokenizer_config.json": config})
 
 
 def _make_portable(config_file: Path) -> None:
@@ -100,4 +100,4 @@ def _make_portable(config_file: Path) -> None:
     config["torch_dtype"] = config.pop("dtype", "bfloat16")
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(key, None)
-    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_files(config_file.parent, {"config.json": config})

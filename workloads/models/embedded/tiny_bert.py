@@ -7,12 +7,11 @@ dropout, so that a loss curve is one of the arithmetic alone and can be held aga
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workloads.models.embedded import RawUniform
+from workloads.models.embedded import RawUniform, write_files, write_weights
 
 NAME = "tiny-bert"
 #: Raise when anything changes that changes the model or its tokenizer: it is in the cache's key.
@@ -75,8 +74,6 @@ def tokenizer() -> Any:
 
 def build(directory: Path) -> None:
     """Write config, tokenizer and weights into an empty directory."""
-    from safetensors.torch import save_file
-
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": POSITIONS,
@@ -84,10 +81,9 @@ def build(directory: Path) -> None:
         "clean_up_tokenization_spaces": True,
         **{f"{name}_token": token for name, token in _SPECIAL.items()},
     }
-    for name, content in (("config.json", config()), ("tokenizer_config.json", settings)):
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_files(directory, {"config.json": config(), "tokenizer_config.json": settings})
     tokenizer().save(str(directory / "tokenizer.json"))
-    save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
+    write_weights(directory, weights())
 
 
 def weights() -> dict[str, Any]:

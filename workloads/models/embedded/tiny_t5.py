@@ -15,12 +15,11 @@ stream, stored in bfloat16: the same bits on every machine.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.models.embedded import RawUniform
+from workloads.models.embedded import RawUniform, write_files, write_weights
 
 if TYPE_CHECKING:
     import torch
@@ -85,8 +84,6 @@ def config() -> dict[str, Any]:
 
 def build(directory: Path) -> None:
     """Write config, generation config, tokenizer and weights into an empty directory."""
-    from safetensors.torch import save_file
-
     generation = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -97,15 +94,16 @@ def build(directory: Path) -> None:
         "model_max_length": 512,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    contents = {
-        "config.json": config(),
-        "generation_config.json": generation,
-        "tokenizer_config.json": tokenizer,
-    }
-    for name, content in contents.items():
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_files(
+        directory,
+        {
+            "config.json": config(),
+            "generation_config.json": generation,
+            "tokenizer_config.json": tokenizer,
+        },
+    )
     build_tokenizer().save(str(directory / "tokenizer.json"))
-    save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
+    write_weights(directory, weights())
 
 
 def build_tokenizer() -> Tokenizer:
@@ -140,10 +138,8 @@ def native_shapes() -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape, in a fixed order."""
     inner = HEADS * HEAD_DIM
     tensors: dict[str, tuple[int, ...]] = {"shared.weight": (len(pieces()), HIDDEN)}
-    for side, attentions in (
-        ("encoder", ("SelfAttention",)),
-        ("decoder", ("SelfAttention", "EncDecAttention")),
-    ):
+    sides = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}
+    for side, attentions in sides.items():
         for block in range(LAYERS):
             layers = f"{side}.block.{block}.layer"
             for number, attention in enumerate(attentions):
@@ -169,19 +165,19 @@ def weights() -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in native_shapes().items():
         if name.endswith("norm.weight"):
-            tensor = torch.ones(shape)
-        elif name == "shared.weight":
-            tensor = random.tensor(shape, deviation=EMBEDDED)
-            tensor[0] = 0.0  # padding is never written
-            tensor[1] *= END_GAIN
+            tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
+            continue
+        deviation = 1 / math.sqrt(shape[-1])
+        if name == "shared.weight":
+            deviation = EMBEDDED
         elif "relative_attention_bias" in name:
-            tensor = random.tensor(shape, deviation=0.5)
+            deviation = 0.5
         elif name.endswith(("Attention.q.weight", "Attention.k.weight")):
             # T5 does not divide scores by the root of the head's width: q and k are small instead.
-            tensor = random.tensor(
-                shape, deviation=SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
-            )
-        else:
-            tensor = random.tensor(shape, deviation=1 / math.sqrt(shape[1]))
+            deviation = SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
+        tensor = random.tensor(shape, deviation=deviation)
+        if name == "shared.weight":
+            tensor[0] = 0.0  # padding is never written
+            tensor[1] *= END_GAIN
         tensors[name] = tensor.to(torch.bfloat16)
     return tensors
