@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from math import isfinite
 from typing import Any
@@ -30,6 +30,7 @@ STATUSES = (NOBODY, EMULATED, CARD)
 LARGEST_BYTES = 256 * 2**20
 
 _LONGEST = 500  # characters of a reason
+_OF_JOB = ("job_id", "experiment", "model", "engine", "precision", "cards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -73,15 +74,6 @@ class Cell:
         """The best place in which it ran."""
         return max((one.status for one in self.evidence), key=STATUSES.index, default=NOBODY)
 
-    @property
-    def newest(self) -> Evidence | None:
-        """The row to show: of the best status, one that succeeded, and of those the newest."""
-        return max(
-            (one for one in self.evidence if one.status == self.status),
-            key=lambda one: (one.state == State.SUCCEEDED, one.date, one),
-            default=None,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atlas:
@@ -109,13 +101,8 @@ def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atl
         grid=grid,
         cells=tuple(
             Cell(
-                job_id=job.job_id,
-                experiment=job.experiment,
-                model=job.model,
-                engine=job.engine,
-                precision=job.precision,
+                **{name: getattr(job, name) for name in _OF_JOB},
                 accelerator=str(job.accelerator),
-                cards=job.cards,
                 batch_size=str(job.batch_size),
                 evidence=tuple(sorted(by_job.get(job.job_id, {}).values(), key=_order)),
             )
@@ -149,10 +136,7 @@ def _union(cells: Sequence[Cell]) -> Cell:
         known = evidence.get(one.key)  # where two tell the same row apart, either order gives one
         evidence[one.key] = one if known is None else max(known, one, key=_order)
     first = max(cells, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
-    return Cell(
-        **{one.name: getattr(first, one.name) for one in fields(Cell) if one.name != "evidence"},
-        evidence=tuple(sorted(evidence.values(), key=_order)),
-    )
+    return replace(first, evidence=tuple(sorted(evidence.values(), key=_order)))
 
 
 def _order(evidence: Evidence) -> tuple[Any, ...]:
@@ -220,26 +204,14 @@ def from_json(text: str, name: str) -> Atlas:
         raise StoreError(
             f"{name} is not an atlas bundle of this version: format is {version!r}, not {FORMAT!r}"
         )
-    cells = tuple(
-        Cell(
-            **_plain(cell, Cell, f"{name}: cells[{number}]", leave_out=("evidence",)),
-            evidence=tuple(
-                Evidence(**_plain(one, Evidence, f"{name}: cells[{number}].evidence[{index}]"))
-                for index, one in enumerate(_list(cell, "evidence", f"{name}: cells[{number}]"))
-            ),
-        )
-        for number, cell in enumerate(_list(whole, "cells", name))
-    )
-    for cell in cells:
+    atlas: Atlas = _record(Atlas, whole, name)
+    for cell in atlas.cells:
         for one in cell.evidence:
             if one.status not in (EMULATED, CARD):
                 raise StoreError(f"{name}: {cell.job_id} has the status {one.status!r}")
-    grid = whole.get("grid")
-    if not isinstance(grid, str):
-        raise StoreError(f"{name}: grid is {grid!r}, not a name")
-    if len({cell.job_id for cell in cells}) != len(cells):
+    if len({cell.job_id for cell in atlas.cells}) != len(atlas.cells):
         raise StoreError(f"{name}: a cell stands there twice")
-    return Atlas(grid=grid, cells=cells)
+    return atlas
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -248,32 +220,31 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
     "float | None": (float, int, type(None)),
 }
+_LISTS = {"tuple[str, ...]": str, "tuple[Cell, ...]": Cell, "tuple[Evidence, ...]": Evidence}
 
 
-def _list(value: Any, name: str, where: str) -> list[Any]:
-    values = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(values, list):
-        raise StoreError(f"{where}: {name} is {type(values).__name__}, not a list")
-    return values
-
-
-def _plain(value: Any, kind: type, where: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a record, each of its own type; what a later version added is passed over."""
+def _record(kind: type, value: Any, where: str) -> Any:
+    """A record with fields of their own types; what a later version added is passed over."""
     if not isinstance(value, dict):
         raise StoreError(f"{where} is {type(value).__name__}, not a mapping")
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name in leave_out:
-            continue
-        stored = value.get(field.name)
-        if field.type == "tuple[str, ...]":
-            if not isinstance(stored, list) or not all(isinstance(item, str) for item in stored):
-                raise StoreError(f"{where}: {field.name} is not a list of texts")
-            values[field.name] = tuple(stored)
-            continue
-        types = _TYPES[str(field.type)]
-        wrong = not isinstance(stored, types) or (isinstance(stored, bool) and bool not in types)
-        if wrong or (isinstance(stored, float) and not isfinite(stored)):
-            raise StoreError(f"{where}: {field.name} is {stored!r}, not {field.type}")
-        values[field.name] = stored
-    return values
+    return kind(
+        **{
+            field.name: _value(str(field.type), value.get(field.name), f"{where}: {field.name}")
+            for field in fields(kind)
+        }
+    )
+
+
+def _value(kind: str, stored: Any, where: str) -> Any:
+    """The value of a field of this type."""
+    if kind in _LISTS:
+        if not isinstance(stored, list):
+            raise StoreError(f"{where} is {type(stored).__name__}, not a list")
+        if _LISTS[kind] is str:
+            return tuple(_value("str", one, where) for one in stored)
+        return tuple(_record(_LISTS[kind], one, f"{where}[{n}]") for n, one in enumerate(stored))
+    types = _TYPES[kind]
+    wrong = not isinstance(stored, types) or (isinstance(stored, bool) and bool not in types)
+    if wrong or (isinstance(stored, float) and not isfinite(stored)):
+        raise StoreError(f"{where} is {stored!r:.200}, not {kind}")
+    return stored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -76,17 +76,23 @@ def throughput_curve(table: Table, title: str) -> str:
     }
     parts = [frame(x, y)]
     for name, line in lines.items():
-        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in line)
         bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
-        parts.append(
-            f'<g class="p{styles[name]}"><path class="line" d="{path}"/>'
-            f'<path class="bar" d="{bars}"/></g>'
-        )
-        parts += [mark(a, b, styles[name]) for a, b in line]
+        parts += _line_of(line, styles[name], f'<path class="bar" d="{bars}"/>')
     parts += _end_names(lines, styles)
     parts += _crosses(failed, x, styles)
     room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
     return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+
+
+def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
+    """A line through points, with its error bars and a mark at each."""
+    yield f'<g class="p{style}"><path class="line" d="{path_of(points)}"/>{bars}</g>'
+    yield from (mark(x, y, style) for x, y in points)
+
+
+def path_of(points: Iterable[tuple[float, float]]) -> str:
+    """Path data through points."""
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def line_styles(table: Table) -> dict[str, int]:
@@ -222,7 +228,7 @@ def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str])
     x = x_axis([latency(row) for row in rows], "median latency of a prompt", short_seconds)
     wide = max(values) / min(values) > 8
     y = y_axis(values, front.unit, short_number, log=wide)
-    line = "M" + "L".join(f"{x.at(latency(r)):.1f} {y.at(throughput(r)):.1f}" for r in front.best)
+    line = path_of((x.at(latency(row)), y.at(throughput(row))) for row in front.best)
     parts = [frame(x, y), f'<path class="front" d="{line}"/>']
     parts += [_row_mark(row, x, y, "mark pale") for row in front.beaten]
     parts += [_row_mark(row, x, y, "mark") for row in front.best]
@@ -234,8 +240,7 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     """Efficiency against the number of cards, a line for each setting; all of one piece of work."""
     shown = scalings[:MOST_LINES]
     cards = sorted({step.row.cards for one in shown for step in one.steps})
-    x = x_axis(cards, "cards", lambda value: f"{value:.0f}")
-    x = _with_ticks(x, cards)
+    x = replace(x_axis(cards, "cards", lambda value: f"{value:.0f}"), ticks=tuple(cards))
     top = max(1.0, *(step.efficiency for one in shown for step in one.steps))
     y = y_axis([top], "efficiency", lambda value: f"{value:.0%}", log=False)
     ideal = y.at(1.0)
@@ -246,11 +251,7 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     ends = []
     for one in shown:
         points = [(x.at(s.row.cards), y.at(s.efficiency)) for s in one.steps]
-        line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
-        parts.append(
-            f'<g class="p{precision_style(one.precision)}"><path class="line" d="{line}"/></g>'
-        )
-        parts += [mark(a, b, one.precision) for a, b in points]
+        parts += _line_of(points, precision_style(one.precision))
         ends.append((points[-1][1], points[-1][0], one))
     ends.sort(key=lambda end: end[0])
     heights = apart([height for height, _, _ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
@@ -289,38 +290,17 @@ def step_flops(share: Share) -> float | None:
     return share.intensity * weights / step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatioBar:
-    """Places on a bar 0 to 100 wide, whose scale is logarithmic."""
-
-    one: float  # where the ratio is 1
-    value: float
-    low: float
-    high: float
-
-
-def ratio_bars(ratios: Sequence[Ratio]) -> list[RatioBar]:
-    """Bars of one list of ratios on one scale; ends beyond a factor of 16 are clipped."""
-    reach = 1.25
-    for ratio in ratios:
-        for value in (ratio.value, ratio.low, ratio.high):
-            if value:
-                reach = max(reach, value, 1 / value)
-    reach = math.log(min(reach * 1.05, 16.0))
+def ratio_scale(ratios: Sequence[Ratio]) -> Callable[[float], float]:
+    """Places of ratios on one logarithmic scale of 0 to 100, in whose middle is 1; those beyond a
+    factor of 16 lie on its ends."""
+    ends = [v for one in ratios for v in (one.value, one.low, one.high) if v]
+    reach = math.log(min(1.05 * max(1.25, *ends, *(1 / end for end in ends)), 16.0))
 
     def place(value: float) -> float:
         share = math.log(value) / reach if value > 0 else -1.0
         return round(50 + 50 * min(1.0, max(-1.0, share)), 2)
 
-    return [
-        RatioBar(
-            one=50.0,
-            value=place(ratio.value),
-            low=place(ratio.value if ratio.low is None else ratio.low),
-            high=place(ratio.value if ratio.high is None else ratio.high),
-        )
-        for ratio in ratios
-    ]
+    return place
 
 
 def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
@@ -365,10 +345,6 @@ def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) ->
 
 def _tera(value: float) -> str:
     return short_number(value / 1e12)
-
-
-def _with_ticks(axis: Axis, values: Sequence[float]) -> Axis:
-    return replace(axis, ticks=tuple(values))
 
 
 def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
@@ -418,14 +394,15 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     longest = max((len(name) for names in labels for name in names), default=0)
     start = 16 + CHARACTER_PX * longest
     foot = 6
-    bars = ratio_bars([effect.ratio for effect in effects])
-    for effect, bar, names in zip(effects, bars, labels, strict=True):
+    place = ratio_scale([effect.ratio for effect in effects])
+    for effect, names in zip(effects, labels, strict=True):
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
-        written = units.times(ratio.value)
-        if ratio.low is not None:
-            written += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
-        low, value, end = (start + scale * v for v in (bar.low, bar.value, bar.high))
+        written, low, end = units.times(ratio.value), ratio.value, ratio.value
+        if ratio.low is not None and ratio.high is not None:
+            low, end = ratio.low, ratio.high
+            written += f", {units.times(low)} to {units.times(end)}"
+        low, value, end = (start + scale * place(v) for v in (low, ratio.value, end))
         parts += [
             *(text_at(0, middle + 4 + line * n, name) for n, name in enumerate(names)),
             f'<path class="{kind}" d="M{low:.1f} {middle}H{end:.1f}"/>',

@@ -15,9 +15,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import titled
@@ -60,51 +62,36 @@ MOST_WINNERS = 300
 MOST_CAUSES = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Numbers of the things that a page does not show."""
-
-    rows: int = 0
-    tables: int = 0
-    winners: int = 0
-    causes: int = 0
-
-
-def page_part(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], LeftOut]:
-    """The summary as the page prints it, the rows that it lists, and what is left out."""
-    if len(summary.rows) <= ORDINARY_ROWS:
-        return summary, summary.rows, LeftOut()
-    tables = summary.tables[:MOST_TABLES]
-    rows = _first(
+def page_part(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], dict[str, int]]:
+    """The summary as the page prints it, the rows that it lists, and numbers of what it leaves
+    out."""
+    whole = len(summary.rows) <= ORDINARY_ROWS
+    shown = summary
+    if not whole:
+        shown = replace(
+            summary,
+            tables=summary.tables[:MOST_TABLES],
+            rankings=summary.rankings[:MOST_WINNERS],
+            causes=summary.causes[:MOST_CAUSES],
+        )
+    first = chain(
         (row for row in summary.rows if row.state not in SETTLED),
-        (row for table in tables for row in table.cells.values()),
+        (row for table in shown.tables for row in table.cells.values()),
         summary.rows,
     )
-    shown = replace(
-        summary,
-        tables=tables,
-        rankings=summary.rankings[:MOST_WINNERS],
-        causes=summary.causes[:MOST_CAUSES],
-    )
-    left_out = LeftOut(
-        rows=len(summary.rows) - len(rows),
-        tables=len(summary.tables) - len(tables),
-        winners=len(summary.rankings) - len(shown.rankings),
-        causes=len(summary.causes) - len(shown.causes),
-    )
-    listed = {row.job_id for row in rows}
-    return shown, tuple(row for row in summary.rows if row.job_id in listed), left_out
-
-
-def _first(*groups: Iterable[Measurement]) -> list[Measurement]:
-    """The first rows of the groups, each once."""
-    chosen: dict[str, Measurement] = {}
-    for group in groups:
-        for row in group:
-            if len(chosen) == ORDINARY_ROWS:
-                return list(chosen.values())
-            chosen.setdefault(row.job_id, row)
-    return list(chosen.values())
+    listed: dict[str, None] = {}
+    for row in first:
+        if len(listed) == ORDINARY_ROWS:
+            break
+        listed[row.job_id] = None
+    rows = summary.rows if whole else tuple(r for r in summary.rows if r.job_id in listed)
+    left_out = {
+        "rows": len(summary.rows) - len(rows),
+        "tables": len(summary.tables) - len(shown.tables),
+        "winners": len(summary.rankings) - len(shown.rankings),
+        "causes": len(summary.causes) - len(shown.causes),
+    }
+    return shown, rows, left_out
 
 
 def render(
@@ -121,7 +108,7 @@ def render(
     """
     jobs = len(summary.rows)
     summary, listed, left_out = page_part(summary)
-    if left_out.rows:
+    if left_out["rows"]:
         listed = tuple(with_items(listed))
     points = prompt_points(listed)
     every = sections(summary) if summary.measured else ()
@@ -302,76 +289,35 @@ def _columns(
     for row in measurements:
         if row.started_at is not None:
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
-    shared_settings, labels = summary.settings, summary.labels
+    settings, labels = summary.settings, summary.labels
     texts: dict[str, Read] = {
-        "state": lambda r: str(r.state),
         # A label is put together again (``data.js``): each is another, its parts are few.
         "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
         "after": lambda r: labels[r.job_id].rest,
-        "experiment": lambda r: r.experiment,
-        "workload": lambda r: r.workload,
-        "model": lambda r: r.model,
-        "dataset": lambda r: r.dataset,
-        "device": lambda r: shared_settings[r.job_id].where,
-        "precision": lambda r: r.precision,
-        "batch": lambda r: r.batch_size_requested,
-        "engine": lambda r: r.engine,
-        "isolation": lambda r: r.isolation,
-        "parameters": lambda r: described(dict(shared_settings[r.job_id].parameters)),
-        "unit": lambda r: r.metrics.throughput_unit,
+        "device": lambda r: settings[r.job_id].where,
+        "parameters": lambda r: described(dict(settings[r.job_id].parameters)),
         "memory_kind": memory_kind,
         "where": wording.where,
         "reason": lambda r: one_line(r.reason, 900),
         "flags": lambda r: one_line("; ".join(map(str, summary.raised.get(r.job_id, ()))), 900),
-        "failure_class": lambda r: r.failure_class or "",
-        "stop_reason": lambda r: r.stop_reason or "",
         "warm_up": wording.warm_up,
-        "energy_source": lambda r: r.metrics.energy_source or "",
-        "precision_detail": lambda r: r.precision_detail or "",
-        "driver": lambda r: r.driver_version or "",
         "commit": _commit,
         "versions": lambda r: described(r.versions),
         "details": lambda r: one_line(described({**titled(r), **r.details}), 900),
         "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
     }
+    texts |= {name: attrgetter(path) for name, path in _TEXTS.items()}
     numbers: dict[str, Read] = {
-        "cards": lambda r: r.cards,
-        "batch_size": lambda r: r.batch_size,
-        "throughput": lambda r: r.metrics.throughput,
-        "low": lambda r: r.metrics.throughput_low,
-        "high": lambda r: r.metrics.throughput_high,
-        "total_rate": lambda r: r.metrics.total_tokens_per_s,
         "repeats": lambda r: r.metrics.repeats or None,
-        "ttft": lambda r: r.metrics.ttft_s,
-        "tpot50": lambda r: r.metrics.tpot_p50_s,
-        "tpot95": lambda r: r.metrics.tpot_p95_s,
-        "tpot99": lambda r: r.metrics.tpot_p99_s,
-        "latency50": lambda r: r.metrics.latency_p50_s,
-        "latency95": lambda r: r.metrics.latency_p95_s,
         "memory": peak_memory_bytes,
-        "weights": lambda r: r.weight_bytes,
-        "parameter_count": lambda r: r.parameter_count,
-        "load": lambda r: r.load_s,
-        "compile": lambda r: r.compile_s,
-        "warmup": lambda r: r.warmup_s,
-        "measured": lambda r: r.metrics.measure_s,
-        "energy": lambda r: r.metrics.energy_j,
-        "power": lambda r: r.metrics.power_w,
-        "per_joule": lambda r: r.metrics.work_per_joule,
         "attempts": lambda r: attempts.get(r.job_id, 0),
         "started": lambda r: r.started_at and round(r.started_at, 1),
         "duration": _duration,
-        "jobs_before": lambda r: r.jobs_before,
-        "threads": lambda r: r.threads,
-        "niceness": lambda r: r.niceness,
-        "emulated": lambda r: int(r.emulated),
-        "random": lambda r: None if r.random_weights is None else int(r.random_weights),
-        "synthetic": lambda r: None if r.synthetic_data is None else int(r.synthetic_data),
-        "resident": lambda r: None if r.model_was_resident is None else int(r.model_was_resident),
     }
+    numbers |= {name: attrgetter(path) for name, path in _NUMBERS.items()}
     columns: Json = {"job_id": {"v": [row.job_id for row in rows]}}
     for name, read in texts.items():
-        columns[name] = _coded(visible(str(read(row))) for row in rows)
+        columns[name] = _coded(visible(str(read(row) or "")) for row in rows)
     for name, read in numbers.items():
         values = [_number(read(row), exact=name == "started") for row in rows]
         if any(value is not None for value in values):
@@ -379,6 +325,43 @@ def _columns(
     columns["tail"] = _coded(_within_budget(map(_tail, rows)))
     columns["outputs"] = _coded(_within_budget(map(_outputs, rows)))
     return columns
+
+
+_SAME = ("state", "experiment", "workload", "model", "dataset", "precision", "engine", "isolation")
+#: Columns of texts and of numbers, with the path of each in a row.
+_TEXTS = {name: name for name in (*_SAME, "failure_class", "stop_reason", "precision_detail")} | {
+    "batch": "batch_size_requested",
+    "unit": "metrics.throughput_unit",
+    "energy_source": "metrics.energy_source",
+    "driver": "driver_version",
+}
+_NUMBERS = {name: name for name in ("cards", "batch_size", "parameter_count")} | {
+    "throughput": "metrics.throughput",
+    "low": "metrics.throughput_low",
+    "high": "metrics.throughput_high",
+    "total_rate": "metrics.total_tokens_per_s",
+    "ttft": "metrics.ttft_s",
+    "tpot50": "metrics.tpot_p50_s",
+    "tpot95": "metrics.tpot_p95_s",
+    "tpot99": "metrics.tpot_p99_s",
+    "latency50": "metrics.latency_p50_s",
+    "latency95": "metrics.latency_p95_s",
+    "weights": "weight_bytes",
+    "load": "load_s",
+    "compile": "compile_s",
+    "warmup": "warmup_s",
+    "measured": "metrics.measure_s",
+    "energy": "metrics.energy_j",
+    "power": "metrics.power_w",
+    "per_joule": "metrics.work_per_joule",
+    "jobs_before": "jobs_before",
+    "threads": "threads",
+    "niceness": "niceness",
+    "emulated": "emulated",
+    "random": "random_weights",
+    "synthetic": "synthetic_data",
+    "resident": "model_was_resident",
+}
 
 
 def _number(value: object, *, exact: bool) -> float | int | None:
@@ -469,38 +452,21 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 6_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One image, and the row that keeps it."""
-
-    row: Measurement
-    source: str  # a data URL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """The images of a page, and how many it leaves out."""
-
-    shown: tuple[Shown, ...] = ()
-    left_out: int = 0
-    random_weights: bool = False  # whether all of them are of models that were never trained
-
-
-def images_of(rows: Sequence[Measurement]) -> Images:
-    """The images of these rows, in their order, up to ``MOST_BYTES``."""
+def images_of(rows: Sequence[Measurement]) -> Json:
+    """The images of these rows in their order, as pairs of a row and a data URL up to
+    ``MOST_BYTES``; the number of others; and whether all are of models that were never trained."""
     images = [(row, row.image) for row in rows if row.image and row.image.startswith(_PNG)]
-    shown: list[Shown] = []
+    shown: list[tuple[Measurement, str]] = []
     left = MOST_BYTES
     for row, image in images:
         if len(image) <= left:
             left -= len(image)
-            text = base64.b64encode(image).decode()
-            shown.append(Shown(row=row, source=f"data:image/png;base64,{text}"))
-    return Images(
-        shown=tuple(shown),
-        left_out=len(images) - len(shown),
-        random_weights=all(one.row.random_weights for one in shown),
-    )
+            shown.append((row, f"data:image/png;base64,{base64.b64encode(image).decode()}"))
+    return {
+        "shown": shown,
+        "left_out": len(images) - len(shown),
+        "random_weights": all(row.random_weights for row, _ in shown),
+    }
 
 
 # ---------------------------------------------------------------- profiles
@@ -509,27 +475,18 @@ def images_of(rows: Sequence[Measurement]) -> Images:
 _ABOUT = (("", "profile"), ("copies: ", "profile_copies"), ("", "profile_launches"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
-    """The profile of one row."""
-
-    row: Measurement
-    operators: tuple[str, ...]  # the dearest first, each with its share and calls
-    about: tuple[str, ...]
-    trace: str  # name of the file beside the page; "": there is none
+def profiles_of(rows: Sequence[Measurement]) -> list[Json]:
+    """The profiles in these rows, in their order: operators, the dearest first, each with its share
+    and calls; and the name of the trace beside the page, "" where there is none."""
+    return [_profile(row) for row in rows if "profile" in row.details]
 
 
-def profiles_of(rows: Sequence[Measurement]) -> tuple[Profiled, ...]:
-    """The profiles in these rows, in their order."""
-    return tuple(_profiled(row) for row in rows if "profile" in row.details)
-
-
-def _profiled(row: Measurement) -> Profiled:
+def _profile(row: Measurement) -> Json:
     details, name = row.details, run_files.trace_of(row.attempt_id)
     has_trace = details.get("profile_trace_bytes", "").isdigit() and run_files.is_trace(name)
-    return Profiled(
-        row=row,
-        operators=tuple(filter(None, details.get("profile_operators", "").split("; "))),
-        about=tuple(word + details[key] for word, key in _ABOUT if key in details),
-        trace=name if has_trace else "",
-    )
+    return {
+        "row": row,
+        "operators": [part for part in details.get("profile_operators", "").split("; ") if part],
+        "about": [word + details[key] for word, key in _ABOUT if key in details],
+        "trace": name if has_trace else "",
+    }

@@ -46,7 +46,7 @@ def test_the_page_shows_the_first_image_of_each_job(tmp_path: Path) -> None:
 def test_what_is_no_image_is_not_shown() -> None:
     """Rows come from files that anybody may have written."""
     odd = [row(0, image=b"<script>alert(1)</script>"), row(1, image=b""), row(2)]
-    assert images_of(odd).shown == ()
+    assert images_of(odd)["shown"] == []
 
 
 def test_a_page_carries_so_many_bytes_of_images() -> None:
@@ -54,5 +54,5 @@ def test_a_page_carries_so_many_bytes_of_images() -> None:
     large = PNG + bytes(MOST_BYTES // 2)
     rows = [replace(row(number), image=large) for number in range(3)] + [row(3, image=PNG)]
     found = images_of(rows)
-    assert [one.row.job_id for one in found.shown] == [rows[0].job_id, rows[3].job_id]
-    assert found.left_out == 2 and found.random_weights is False
+    assert [row.job_id for row, _ in found["shown"]] == [rows[0].job_id, rows[3].job_id]
+    assert found["left_out"] == 2 and found["random_weights"] is False

@@ -39,4 +39,4 @@ def test_a_trace_that_was_left_out_or_lies_elsewhere_is_not_linked() -> None:
         0, details=DETAILS | {"profile_trace_bytes": "99 are above 10: the trace is left out"}
     )
     odd = row(1, details=DETAILS, attempt_id="../../evil")
-    assert [one.trace for one in profiles_of([large, odd])] == ["", ""]
+    assert [one["trace"] for one in profiles_of([large, odd])] == ["", ""]
