@@ -535,8 +535,8 @@ def _track(
         store = find_run(name, args.results)
         rows = newest_final(store.measurements(samples=False))
         done = write_rows(tracker, destination, name, store.path, rows)
-        if done.told_of_refused:
-            refused.append(f"{name}: of its rows {done.told_of_refused}")
+        if done.refusals:
+            refused.append(f"{name}: of its rows {done.refusals}")
         yield name, done.written
 
 

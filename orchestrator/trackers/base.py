@@ -3,6 +3,9 @@
 Each file here declares one in its ``SPEC``, under the file's name; another installed package can
 declare one under the entry points ``nightgrid.trackers``. ``nightgrid export --to NAME`` writes
 what was measured, ``nightgrid run --log-to NAME`` every row as it comes.
+
+The mapping is the same for all: settings are parameters, numbers are metrics, provenance and what
+is not real about a row (``emulated``, ``random_weights``, ``synthetic_data``) are tags.
 """
 
 from __future__ import annotations
@@ -25,11 +28,6 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.store import Store
 from workloads.registry import Declared
-
-# The seam of trackers: a declaration, a connection, and a job's row as such programs have it.
-#
-# The mapping is the same for all: settings are parameters, numbers are metrics, provenance and what
-# is not real about a row (``emulated``, ``random_weights``, ``synthetic_data``) are tags.
 
 #: Characters of a parameter or tag; servers refuse much longer ones.
 _LONGEST = 500
@@ -115,8 +113,8 @@ class Tracker:
         except StoreError:
             raise
         except Exception as error:
-            told = " ".join(self.explain(error, destination).split())
-            raise StoreError(f"{self.title} at {destination}: {told:.500}") from error
+            reason = " ".join(self.explain(error, destination).split())
+            raise StoreError(f"{self.title} at {destination}: {reason:.500}") from error
 
 
 def attempt_of(row: Measurement) -> str:
@@ -139,61 +137,52 @@ def tracked(row: Measurement) -> TrackedRun:
     )
 
 
+#: Columns that are the identity of a job, and those that say where and of what a row is.
+_IDENTITY = (
+    *("workload", "model", "dataset", "accelerator", "cards", "precision", "engine"),
+    "isolation",
+)
+_FACTS = ("state", "emulated", "random_weights", "synthetic_data", "git_commit")
+
+
 def _parameters(row: Measurement) -> dict[str, str]:
     """The identity of the job."""
-    told: dict[str, object] = {
-        "workload": row.workload,
-        "model": row.model,
-        "dataset": row.dataset,
-        "accelerator": row.accelerator,
-        "cards": row.cards,
-        "precision": row.precision,
-        "batch_size": row.batch_size_requested,
-        "engine": row.engine,
-        "isolation": row.isolation,
-    }
-    return _texts({**told, **_prefixed("parameters", row.parameters)})
+    identity = {name: getattr(row, name) for name in _IDENTITY}
+    return _texts(identity | {"batch_size": row.batch_size_requested}, "parameters", row.parameters)
 
 
 def _metrics(row: Measurement) -> dict[str, float]:
     """Every finite number that was derived or measured."""
-    told = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
-    told |= row.workload_metrics
-    told |= {name: getattr(row, name) for name in _MEASURED}
+    numbers = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
+    numbers |= row.workload_metrics
+    numbers |= {name: getattr(row, name) for name in _MEASURED}
     return {
         name: float(value)
-        for name, value in told.items()
+        for name, value in numbers.items()
         if isinstance(value, (int, float)) and math.isfinite(value)
     }
 
 
 def _tags(row: Measurement) -> dict[str, str]:
     """Its end, its place and versions, and what is not real about it."""
-    told: dict[str, object] = {
+    facts = {name: getattr(row, name) for name in _FACTS} | {
         "nightgrid.job_id": row.job_id,
         "nightgrid.experiment": row.experiment,
-        "state": row.state,
         "reason": row.reason or None,
-        "emulated": row.emulated,
-        "random_weights": row.random_weights,
-        "synthetic_data": row.synthetic_data,
         "device": row.device_name,
         "nodes": ", ".join(row.nodes) or None,
         "throughput_unit": row.metrics.throughput_unit or None,
-        "git_commit": row.git_commit,
     }
-    return _texts({**told, **_prefixed("version", row.versions)})
+    return _texts(facts, "version", row.versions)
 
 
-def _prefixed(prefix: str, values: Mapping[str, object]) -> dict[str, object]:
-    return {f"{prefix}.{name}": value for name, value in sorted(values.items())}
-
-
-def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    known = ((name, value) for name, value in values.items() if value is not None)
+def _texts(values: Mapping[str, object], prefix: str, more: Mapping[str, object]) -> dict[str, str]:
+    """Values as text, and more under a prefix; what is not known is left out."""
+    every = {**values, **{f"{prefix}.{name}": value for name, value in sorted(more.items())}}
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)[:_LONGEST]
-        for name, value in known
+        for name, value in every.items()
+        if value is not None
     }
 
 
@@ -215,31 +204,38 @@ def tracker_of(text: str) -> tuple[Tracker, str]:
     return tracker, tracker.destination_of(destination)
 
 
-# Live logging: every final row goes to a tracker (``trackers/``) as it comes.
-#
-# A thread writes them; nothing waits for it, and failures are reported and tried again. A row that
-# the tracker refuses is set aside in the end; a tracker that refuses every row is left alone until
-# the run ends, and tried once more then. Rows are on disk before they come here, so the next driver
-# or ``nightgrid export`` brings what a tracker lacks at the end.
-
-# Rows on their way to a tracker: one that it refuses holds up no other.
-#
-# A row that fails is tried again after the others, and is set aside when it has failed too often,
-# each time over a new connection. When several have failed with none written between them, it is
-# the tracker: then all are set aside, since thousands of new connections would bring none of them.
+# ---------------------------------------------------------------- rows on their way to a tracker
 
 #: Failures, each over a new connection, after which a row is set aside.
 MOST_FAILURES = 3
-#: Different rows that fail with none written between them, after which the others are not tried.
+#: Different rows that fail with none written between them, after which the others are not tried:
+#: it is the tracker, and thousands of new connections would bring none of them.
 MOST_IN_A_ROW = 5
 #: Rows set aside that are named; the others are counted.
 NAMED = 3
 
 
 class Backlog:
-    """The rows that a tracker may lack."""
+    """The rows that a tracker may lack. One that it refuses holds up no other: it is tried again
+    after them, and set aside when it has failed too often.
 
-    def __init__(self, rows: Iterable[Measurement] = ()) -> None:
+    Args:
+        tracker: where rows go; ``destination`` is of it, see ``Tracker.destination_of``.
+        run: name of the run, whose files lie in ``directory``.
+        rows: the first ones.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        destination: str,
+        run: str,
+        directory: Path,
+        rows: Iterable[Measurement] = (),
+    ) -> None:
+        self._tracker = tracker
+        self._place = (destination, run, directory)
+        self._connection: Connection | None = None  # until something fails
         self._rows = deque(rows)
         self._failed: deque[Measurement] = deque()  # tried again after those
         self._failures: Counter[str] = Counter()  # by attempt
@@ -247,30 +243,37 @@ class Backlog:
         self._refused: dict[str, str] = {}  # the last reason, by job
         self.written = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._next)
-
-    @property
-    def _next(self) -> deque[Measurement]:
-        """The rows of which the first is tried next."""
-        return self._rows or self._failed
-
     def add(self, row: Measurement) -> None:
         """Add a row behind the others."""
         self._rows.append(row)
 
-    def write(self, connection: Connection) -> None:
-        """Write every row that is not there yet. Whatever a row raises comes out."""
-        while rows := self._next:
-            if not connection.has(attempt_of(rows[0])):
-                connection.write(tracked(rows[0]))
-                self.written += 1
-                self._in_a_row.clear()
-            rows.popleft()
+    def flush(self) -> str:
+        """Write the rows that are not there yet, up to the first that fails; return the reason, ""
+        without one.
 
-    def put_back(self, reason: str) -> None:
-        """Have the row that failed tried again after the others, or set it aside."""
-        row = self._next.popleft()
+        Raises:
+            StoreError: the tracker cannot be reached.
+        """
+        destination = self._place[0]
+        if self._connection is None:
+            with self._tracker.explained(destination):
+                self._connection = self._tracker.connect(*self._place)
+        try:
+            with self._tracker.explained(destination):
+                while rows := self._rows or self._failed:
+                    if not self._connection.has(attempt_of(rows[0])):
+                        self._connection.write(tracked(rows[0]))
+                        self.written += 1
+                        self._in_a_row.clear()
+                    rows.popleft()
+        except StoreError as error:
+            self._connection = None
+            self._put_back((self._rows or self._failed).popleft(), str(error))
+            return str(error)
+        return ""
+
+    def _put_back(self, row: Measurement, reason: str) -> None:
+        """Have a row that failed tried again after the others, or set it aside."""
         attempt = attempt_of(row)
         self._failures[attempt] += 1
         self._in_a_row.add(attempt)
@@ -290,7 +293,7 @@ class Backlog:
         """Return whether so many rows have failed in a row that the tracker refuses any."""
         return len(self._in_a_row) >= MOST_IN_A_ROW
 
-    def hope(self) -> None:
+    def try_anew(self) -> None:
         """Count anew the rows that fail in a row."""
         self._in_a_row.clear()
 
@@ -302,7 +305,7 @@ class Backlog:
             rows.clear()
 
     @property
-    def told_of_refused(self) -> str:
+    def refusals(self) -> str:
         """The rows set aside, with the last reason; empty if there are none."""
         refused = dict(self._refused)  # another thread may still add to it
         if not refused:
@@ -319,19 +322,12 @@ def write_rows(
     Raises:
         StoreError: the tracker cannot be reached.
     """
-    backlog = Backlog(rows)
-    while True:
-        with tracker.explained(destination):
-            connection = tracker.connect(destination, run, directory)
-        try:
-            with tracker.explained(destination):
-                backlog.write(connection)
-            return backlog
-        except StoreError as error:
-            backlog.put_back(str(error))
-            if backlog.hopeless:
-                backlog.give_up(str(error))
-                return backlog
+    backlog = Backlog(tracker, destination, run, directory, rows)
+    while reason := backlog.flush():
+        if backlog.hopeless:
+            backlog.give_up(reason)
+            break
+    return backlog
 
 
 #: Seconds until a tracker that failed is tried again.
@@ -342,10 +338,12 @@ HURRIED_S = 10.0
 
 
 class RowLog:
-    """The rows of one run on their way to one tracker.
+    """Writes the final rows of one run to one tracker as they come, in a thread of its own: nothing
+    waits for it. Rows are on disk before they come here, so ``nightgrid export`` brings what the
+    tracker lacks at the end.
 
     Args:
-        store: the run; rows that it has already go there first.
+        store: the run; rows that it has already go there first, some of which may be missing.
         tracker: where rows go.
         destination: of that tracker, see ``Tracker.destination_of``.
     """
@@ -360,7 +358,7 @@ class RowLog:
         self._rows: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="row log", daemon=True)
-        self._backlog = Backlog()
+        self._backlog = Backlog(tracker, destination, store.run, store.path)
         self.trouble = ""
 
     def start(self) -> None:
@@ -375,81 +373,65 @@ class RowLog:
 
     def end(self) -> None:
         """Have the thread end when it has written the rest."""
-        self._ending.set()
         self._rows.put(None)
+        self._ending.set()
 
     def close(self, *, hurry: bool = False) -> str:
         """Write the rest, if that does not take too long; return what to say of it."""
         return close_all([self], hurry=hurry)[0]
 
-    def told(self, *, hurry: bool, ended_at: float) -> str:
+    def outcome(self, *, hurry: bool, ended_at: float) -> str:
         """Wait for the end, which was asked for at that time (monotonic); return what to say."""
         wait_s = HURRIED_S if hurry or self.trouble else REST_S
         self._thread.join(max(0.0, ended_at + wait_s - time.monotonic()))
         where = f"{self._tracker.title} at {self._destination}"
         late = f"{where}: it takes longer than {wait_s:g} s" if self._thread.is_alive() else ""
-        why = "; ".join(filter(None, (self.trouble or late, self._backlog.told_of_refused)))
+        why = "; ".join(filter(None, (self.trouble or late, self._backlog.refusals)))
         if not why:
             return f"every row is in {where}"
         command = f"nightgrid export {self._destination} --to {self._tracker.name}"
         return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
 
     def _work(self) -> None:
-        left, known, last_try = self._backlog, False, False
-        while True:
-            written = left.written
-            connected = False
-            try:
-                with self._tracker.explained(self._destination):
-                    connection = self._tracker.connect(
-                        self._destination, self._store.run, self._store.path
-                    )
-                    connected = True
-                    if not known:
-                        self._add_earlier()
-                        known = True
-                    self._write(connection)
-                    return
-            except StoreError as error:
-                self.trouble = str(error)
-                if connected and left:
-                    left.put_back(self.trouble)
-            if left.hopeless and last_try:
-                left.give_up(self.trouble)
-                self.trouble = ""  # what is said of the rows has it
-                return
-            if left.hopeless:
-                self._take_rest()
-                left.hope()
-                last_try = True
-            elif self._ending.is_set():
-                if not (connected and known):
-                    return
-            elif left.written == written:  # else the connection worked until this row came
-                self._ending.wait(self._again_s)  # an end that comes meanwhile has one more try
-
-    def _add_earlier(self) -> None:
-        """Add the rows of earlier drivers, some of which may not be there: those died before."""
         from orchestrator.analysis.selection import newest_final
 
-        for row in newest_final(self._store.measurements(samples=False)):
-            self._backlog.add(row)
-
-    def _take_rest(self) -> None:
-        """Add what comes until the end, which ``_write`` is told once more."""
-        while (row := self._rows.get()) is not None:
-            self._backlog.add(row)
-        self._rows.put(None)
-
-    def _write(self, connection: Connection) -> None:
-        """Write what is left and what comes, until the end."""
+        backlog, ended = self._backlog, False
+        try:
+            for row in newest_final(self._store.measurements(samples=False)):
+                backlog.add(row)
+        except StoreError as error:
+            self.trouble = str(error)
+            return
         while True:
-            self._backlog.write(connection)
-            self.trouble = ""
-            row = self._rows.get()
-            if row is None:
+            written, reached = backlog.written, True
+            try:
+                self.trouble = backlog.flush()
+            except StoreError as error:
+                self.trouble, reached = str(error), False
+            if ended and backlog.hopeless:
+                backlog.give_up(self.trouble)
+                self.trouble = ""  # what is said of the rows has it
+            if ended and not (self.trouble and reached):
                 return
+            if ended or (self.trouble and backlog.written > written):
+                continue  # the connection worked until this row came
+            if self.trouble:  # a tracker that refuses any row is left alone until the end
+                self._ending.wait(None if backlog.hopeless else self._again_s)
+            ended = self._add_new(wait=not self.trouble)
+            if ended:
+                backlog.try_anew()
+
+    def _add_new(self, *, wait: bool) -> bool:
+        """Add the rows that came, or wait for one; return whether these were the last."""
+        while True:
+            try:
+                row = self._rows.get(block=wait)
+            except queue.Empty:
+                return False
+            if row is None:
+                return True
             self._backlog.add(row)
+            wait = False
 
 
 def close_all(logs: Sequence[RowLog], *, hurry: bool) -> list[str]:
@@ -457,4 +439,4 @@ def close_all(logs: Sequence[RowLog], *, hurry: bool) -> list[str]:
     ended_at = time.monotonic()
     for log in logs:
         log.end()
-    return [log.told(hurry=hurry, ended_at=ended_at) for log in logs]
+    return [log.outcome(hurry=hurry, ended_at=ended_at) for log in logs]

@@ -122,8 +122,8 @@ def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) 
     rows = [row(number) for number in range(30)]
     done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
     assert kept.connections == base.MOST_IN_A_ROW and done.written == 0
-    assert done.told_of_refused.startswith("30 set aside (")
-    assert done.told_of_refused.endswith(
+    assert done.refusals.startswith("30 set aside (")
+    assert done.refusals.endswith(
         "Kept at there: it says no; 5 in a row failed, so no more were tried"
     )
 
@@ -139,7 +139,7 @@ def test_neighbours_that_are_all_refused_hold_up_no_other(
     kept = Kept(refused=[rows[number].job_id for number in refused])
     done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
     assert set(attempts(kept)) == {each.job_id for each in rows} - {*kept.refused}
-    assert done.told_of_refused.startswith(f"{len(refused)} set aside (")
+    assert done.refusals.startswith(f"{len(refused)} set aside (")
     assert kept.connections < len(refused)
 
 
