@@ -166,11 +166,22 @@ def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
     if len(known) < ENOUGH_JOBS:
         return ASSUMED_NOISE, KNOWN
     middle = statistics.median(log for log, _, _ in known)
-    spread = 1.4826 * statistics.median(abs(log - middle) for log, _, _ in known)
-    within = statistics.median(a**2 + b**2 for _, a, b in known)
-    noise = math.sqrt(max(0.0, spread**2 - within))
+    return excess_scatter([(log - middle, a**2 + b**2) for log, a, b in known])
+
+
+def excess_scatter(deviations: Sequence[tuple[float, float]], rows: int = 1) -> tuple[float, float]:
+    """The standard deviation of deviations beyond what their own errors explain, of each of so many
+    rows that are in one, and its degrees of freedom.
+
+    Args:
+        deviations: from their middle, each with the square of its own error.
+        rows: that differ in a deviation.
+    """
+    spread = 1.4826 * statistics.median(abs(deviation) for deviation, _ in deviations)
+    within = statistics.median(error for _, error in deviations)
+    noise = math.sqrt(max(0.0, spread**2 - within) / rows)
     # The median of absolute deviations has about 37 % of the normal's efficiency.
-    return max(noise, LEAST_NOISE), max(1.0, 0.37 * (len(known) - 1))
+    return max(noise, LEAST_NOISE), max(1.0, 0.37 * (len(deviations) - 1))
 
 
 def significant(p_values: Sequence[float | None], level: float) -> list[bool]:

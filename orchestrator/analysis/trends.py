@@ -22,7 +22,7 @@ from orchestrator.analysis.ratio import (
     ASSUMED_NOISE,
     ENOUGH_JOBS,
     KNOWN,
-    LEAST_NOISE,
+    excess_scatter,
     rate_of,
     significant,
 )
@@ -104,41 +104,33 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
     Args:
         rows: of any runs, in any order; samples are not looked at.
     """
-    newest: dict[tuple[object, ...], dict[tuple[str, str], Measurement]] = {}
-    begun: dict[tuple[str, str], float] = {}
-    candidates: list[tuple[tuple[str, str], float, Measurement]] = []
+    begins: dict[tuple[str, str], float] = {}
+    candidates: list[tuple[float, Measurement]] = []
     for row in rows:
         at = row.recorded_at or row.ended_at or row.started_at
         if at is None:
             continue
         night = (row.run, row.invocation_id)
-        begun[night] = min(at, begun.get(night, at))
-        rate = row.metrics.throughput
-        measured = row.final and row.state is State.SUCCEEDED and rate is not None
-        if not measured or not math.isfinite(rate or 0.0) or (rate or 0.0) <= 0:
-            continue
-        candidates.append((night, at, row))
-    verdicts = raised_on([row for _, _, row in candidates])
-    for (night, at, row), raised in zip(candidates, verdicts, strict=True):
-        if barred(raised):
-            continue
-        unit = row.metrics.throughput_unit
-        key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit)
-        known = newest.setdefault(key, {}).get(night)
-        if known is None or at >= (known.recorded_at or known.ended_at or 0.0):
-            newest[key][night] = row
-    nights = sorted(begun, key=lambda night: (begun[night], night))
+        begins[night] = min(at, begins.get(night, at))
+        if row.final and row.state is State.SUCCEEDED and rate_of(row) is not None:
+            candidates.append((at, row))
+    nights = sorted(begins, key=lambda night: (begins[night], night))
     place = {night: number for number, night in enumerate(nights)}
-    series = [
-        [(place[night], group[night]) for night in sorted(group, key=place.__getitem__)]
-        for group in newest.values()
-    ]
+    newest: dict[tuple[object, ...], dict[int, Measurement]] = {}
+    verdicts = raised_on([row for _, row in candidates])
+    pairs = zip(candidates, verdicts, strict=True)
+    for (_, row), raised in sorted(pairs, key=lambda pair: pair[0][0]):
+        if not barred(raised):
+            unit = row.metrics.throughput_unit
+            key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit)
+            newest.setdefault(key, {})[place[row.run, row.invocation_id]] = row
+    series = [sorted(group.items()) for group in newest.values()]
     several = [one for one in series if len(one) > 1]
     labels = labels_of(list({one[-1][1].job_id: one[-1][1] for one in several}.values()))
     trends = [_trend(one, str(labels[one[-1][1].job_id])) for one in several]
     noise, degrees = _noise(trends)
     return Trends(
-        nights=tuple(Night(run=run, invocation_id=i, at=begun[run, i]) for run, i in nights),
+        nights=tuple(Night(run=run, invocation_id=i, at=begins[run, i]) for run, i in nights),
         trends=tuple(_with_changes(trends, noise, degrees)),
         single=len(series) - len(several),
         noise=noise,
@@ -147,24 +139,25 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
 
 def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
     last = rows[-1][1]
+    points = []
+    for night, row in rows:
+        rate = rate_of(row)
+        error = None if rate is None else rate.error
+        points.append(
+            Point(
+                night=night,
+                value=row.metrics.throughput or 0.0,
+                error=UNKNOWN_ERROR if error is None else error,
+                low=row.metrics.throughput_low,
+                high=row.metrics.throughput_high,
+            )
+        )
     return Trend(
         label=label,
         device=last.device_name or str(last.accelerator),
         emulated=last.emulated,
         unit=last.metrics.throughput_unit,
-        points=tuple(_point(night, row) for night, row in rows),
-    )
-
-
-def _point(night: int, row: Measurement) -> Point:
-    rate = rate_of(row)
-    error = rate.error if rate is not None else None
-    return Point(
-        night=night,
-        value=row.metrics.throughput or 0.0,
-        error=UNKNOWN_ERROR if error is None else error,
-        low=row.metrics.throughput_low,
-        high=row.metrics.throughput_high,
+        points=tuple(points),
     )
 
 
@@ -185,11 +178,7 @@ def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
             left += [(step - middle, error) for step, error in pairs]
     if len(left) < ENOUGH_JOBS:
         return ASSUMED_NOISE, KNOWN
-    spread = 1.4826 * statistics.median(abs(step) for step, _ in left)
-    within = statistics.median(error for _, error in left)
-    between = math.sqrt(max(0.0, spread**2 - within) / 2)
-    # The median of absolute deviations has about 37 % of the normal's efficiency.
-    return max(between, LEAST_NOISE), max(1.0, 0.37 * (len(left) - 1))
+    return excess_scatter(left, rows=2)
 
 
 def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iterator[Trend]:
