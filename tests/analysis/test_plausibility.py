@@ -126,10 +126,10 @@ def test_an_honest_row_passes(row: Measurement) -> None:
     assert contradictions(row) == ()
 
 
-def test_a_thousand_clean_rows_raise_no_alarm() -> None:
+def test_clean_rows_raise_no_alarm() -> None:
     """Those of a real card, and the nights that other tests of the report are made of."""
-    night = [*every_state(), *every_state(emulated=False), *large_run(900)]
+    night = [*every_state(), *every_state(emulated=False), *large_run(300, items=3)]
     clean = [*rows_of_the_card(), *night]
-    assert len(clean) >= 1000
+    assert len(clean) >= 400
     alarms = {row.attempt_id: found for row in clean if (found := (contradictions(row)))}
     assert alarms == {}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from measurement_factory import Night, a_job, every_state, large_run
 
 from orchestrator.analysis.selection import Differences, Setting, varying_parameters
@@ -27,53 +26,23 @@ from orchestrator.store.store import Store
 
 # ---------------------------------------------------------------- what tells settings apart
 
-_FEW = st.sampled_from(["", "a", "b"])
-_SETTINGS = st.builds(
-    Setting,
-    workload=_FEW,
-    model=_FEW,
-    dataset=_FEW,
-    accelerator=_FEW,
-    emulated=st.booleans(),
-    device=_FEW,
-    cards=st.integers(1, 2),
-    engine=_FEW,
-    isolation=_FEW,
-    parameters=st.dictionaries(st.sampled_from(["x_y", "z", "w"]), _FEW).map(
-        lambda known: tuple(sorted(known.items()))
-    ),
-)
 
-
-def varying_before(settings: Iterable[Setting]) -> frozenset[str]:
-    """As it was: every name is looked for in every setting."""
-    tables = [dict(setting.parameters) for setting in settings]
-    names = {name for table in tables for name in table}
-    return frozenset(n for n in names if len({table.get(n) for table in tables}) > 1)
-
-
-def distinguishing_before(setting: Setting, settings: Sequence[Setting]) -> dict[str, str]:
-    """As it was: all settings are gone through for each of them."""
-    facts: dict[str, str] = {}
-    for name in ("workload", "dataset", "engine", "isolation"):
-        if len({getattr(other, name) for other in settings}) > 1:
-            facts[name] = getattr(setting, name)
-    varying = varying_before(settings)
-    for name, value in setting.parameters:
-        if name in varying:
-            facts[name.replace("_", " ")] = value
-    return {name: value for name, value in facts.items() if value}
-
-
-@given(st.lists(_SETTINGS, max_size=8))
-def test_settings_are_told_apart_as_before(settings: list[Setting]) -> None:
-    """Found once for all settings, the differences are those that were found for each."""
-    apart = Differences.among(settings)
-    assert varying_parameters(settings) == varying_before(settings)
-    for setting in settings:
-        assert list(apart.of(setting).items()) == list(
-            distinguishing_before(setting, settings).items()
-        )
+def test_differences_are_what_some_settings_have_otherwise() -> None:
+    """Fields and parameters with one value in all are left out; one that a setting lacks is not."""
+    blank = Setting(
+        **dict.fromkeys(("workload", "model", "dataset", "accelerator", "device"), "w"),
+        engine="a",
+        isolation="warm",
+        emulated=False,
+        cards=1,
+        parameters=(("same", "1"), ("x_y", "1")),
+    )
+    other = replace(blank, engine="b", parameters=(("same", "1"), ("z", "2")))
+    apart = Differences.among([blank, other])
+    assert varying_parameters([blank, other]) == {"x_y", "z"}
+    assert apart.of(blank) == {"engine": "a", "x y": "1"}
+    assert apart.of(other) == {"engine": "b", "z": "2"}
+    assert Differences.among([blank]).of(blank) == {}
 
 
 # ---------------------------------------------------------------- how the work grows
