@@ -308,15 +308,15 @@ def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_logs(args: argparse.Namespace) -> int:
     """Print the log, once or as it grows."""
-    from orchestrator.on_ray.jobs import JobServer, print_chunk
+    from orchestrator.on_ray.jobs import JobServer
 
     server = JobServer(args.address)
     sent = server.sent(args.id)
     name = args.id if sent is None else sent.submission_id
     if not args.follow:
-        print_chunk(server.logs(name))
+        output.say(server.logs(name), end="")
         return 0
-    job = server.follow(name, print_chunk)
+    job = server.follow(name, lambda text: output.say(text, end=""))
     if job.status != "SUCCEEDED":
         output.say_aside(f"job {job.submission_id} {job.status}: {job.message}")
         return 1

@@ -8,7 +8,7 @@ another order than they were made, and loses one when a connection breaks: so ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.worker.protocol import Outbox, Request, ResponseBatch
@@ -54,13 +54,37 @@ class Calls:
 
 
 def answer_of(call: Any) -> Any:
-    """The value of a call that has one, or its exception."""
+    """The value of a call that is done, or its exception; a timeout's if it is not."""
     import ray
 
     try:
-        return ray.get(call)
+        return ray.get(call, timeout=0)
     except Exception as error:
         return error
+
+
+def ask_nodes(
+    function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], timeout_s: float
+) -> dict[str, Any]:
+    """Call a function on nodes of the joined cluster.
+
+    Args:
+        arguments: of the function, by Ray's id of the node.
+
+    Returns:
+        By the same ids, what it returned there, or the exception that came instead.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    calls: dict[str, Any] = {}
+    for node_id, values in arguments.items():
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
+        calls[node_id] = task.options(scheduling_strategy=strategy).remote(*values)
+    if calls:
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
+    return {node_id: answer_of(call) for node_id, call in calls.items()}
 
 
 class AgentChannel:

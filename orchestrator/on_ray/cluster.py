@@ -22,6 +22,7 @@ from typing import Any
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
+from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
 from orchestrator.worker.environment import packages_here
 from workloads.devices import all_devices, host_device
@@ -403,29 +404,20 @@ def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
     A node that does not answer stays as it is, with a warning: its plan assumes what its image
     should have.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    calls: dict[Any, Node] = {}
+    devices = {}
     for node in nodes:
         processor = node.emulated and node.device == host_device().name  # it has no choice
         if choice_packages(node.device) and not processor:
-            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-            task: Any = ray.remote(num_cpus=0, max_retries=0)(packages_here)
-            calls[task.options(scheduling_strategy=strategy).remote(node.device)] = node
-    if not calls:
-        return tuple(nodes)
-    done, silent = ray.wait(list(calls), num_returns=len(calls), timeout=_PACKAGES_S)
-    known: dict[str, tuple[tuple[str, str], ...]] = {}
-    for call in [*done, *silent]:
-        node = calls[call]
-        try:
-            known[node.node_id] = ray.get(call, timeout=0)
-        except Exception as error:
+            devices[node.node_id] = (node.device,)
+    answers = ask_nodes(packages_here, devices, _PACKAGES_S) if devices else {}
+    described = []
+    for node in nodes:
+        answer = answers.get(node.node_id)
+        if isinstance(answer, Exception):
             logging.getLogger(__name__).warning(
-                "node %s did not say which packages it has: %s", node.name, error
+                "node %s did not say which packages it has: %s", node.name, answer
             )
-    return tuple(
-        replace(node, packages=known[node.node_id]) if node.node_id in known else node
-        for node in nodes
-    )
+        elif answer is not None:
+            node = replace(node, packages=answer)
+        described.append(node)
+    return tuple(described)

@@ -17,10 +17,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.util import output
+from workloads.util.processes import variables
 
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]
@@ -42,19 +43,12 @@ ALIVE = 0  # GcsNodeInfo.ALIVE
 _REPLACED = "WrongClusterID"
 
 
-@contextlib.contextmanager
-def outlived() -> Iterator[None]:
-    """Let a process that joins a cluster within the block live on without its GCS, and
-    fail to join one that dies in that moment after a minute, not after a quarter of an hour; unless
-    its environment says otherwise: Ray reads it then. What it starts before or after does not live
-    on: it would without a driver, too."""
-    unset = {n: v for n, v in JOINING.items() if n not in os.environ}
-    os.environ.update(unset)
-    try:
-        yield
-    finally:
-        for name in unset:
-            os.environ.pop(name, None)
+def outlived() -> contextlib.AbstractContextManager[None]:
+    """Let a process that joins a cluster within the block live on without its GCS, and fail to join
+    one that dies in that moment after a minute, not after a quarter of an hour; unless its
+    environment says otherwise: Ray reads it then. What it starts before or after does not live on:
+    it would without a driver, too."""
+    return variables({name: v for name, v in JOINING.items() if name not in os.environ})
 
 
 class Gcs:
@@ -80,13 +74,13 @@ class Gcs:
         self._thread = threading.Thread(target=self._work, name="control store", daemon=True)
         self._thread.start()
 
-    def ask(self, act: Act, then: Then | None = None, *, wait_s: float = 0.0) -> None:
+    def ask(self, act: Act, then: Then = lambda _: None, *, wait_s: float = 0.0) -> None:
         """Have ``act`` called beside the loop, and ``then`` with its answer by ``collect``. With
         ``wait_s``, wait so long for it: mostly it is there in a moment."""
         if not self._open and not self._away:  # one that nobody asked was not silent
             self._answered_at = self._clock()
         self._open += 1
-        self._questions.put((act, then or _nothing))
+        self._questions.put((act, then))
         if wait_s and self._open == 1:
             self.wait(wait_s)
             self.collect()
@@ -193,19 +187,16 @@ def first_answer(address: str, *, patience_s: float) -> Any:
         except Exception as error:
             answer = error
 
-    notice = threading.Timer(SILENT_AFTER_S, _tell_wait, [address, patience_s])
+    words = (
+        f"waiting up to {patience_s:.0f} s for the control store of the Ray cluster at {address}, "
+        "which does not answer"
+    )
+    notice = threading.Timer(SILENT_AFTER_S, output.say_aside, [words])
     notice.start()
     try:
         return answer if within(patience_s, ask) else None
     finally:
         notice.cancel()
-
-
-def _tell_wait(address: str, patience_s: float) -> None:
-    output.say_aside(
-        f"waiting up to {patience_s:.0f} s for the control store of the Ray cluster at {address}, "
-        "which does not answer"
-    )
 
 
 def answers() -> bool:
@@ -240,7 +231,3 @@ def within(patience_s: float, act: Act) -> bool:
     if thread.is_alive():
         left_waiting.append(thread)
     return not thread.is_alive()
-
-
-def _nothing(_: Any) -> None:
-    """The answer is of no interest."""

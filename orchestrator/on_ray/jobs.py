@@ -530,11 +530,6 @@ def new_submission_id(run: str) -> str:
     return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
 
 
-def print_chunk(text: str) -> None:
-    """Log output, at once; jobs print what they like."""
-    output.say(text, end="")
-
-
 def _info(job: Any) -> JobInfo:
     return JobInfo(
         submission_id=job.submission_id,

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.outcome import Attempt
 from orchestrator.core.topology import Node
+from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.util import output
+from orchestrator.worker.cpu_slots import make_private
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended, Run, pickled, unpickled
 
@@ -99,20 +99,12 @@ def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
     cluster. A node that does not answer has none."""
     import ray
 
-    answers = kept_here(run_id)
+    pickles = kept_here(run_id)
     if ray.is_initialized():
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        calls = []
-        for node in nodes:
-            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-            task: Any = ray.remote(num_cpus=0, max_retries=0)(kept_here)
-            calls.append(task.options(scheduling_strategy=strategy).remote(run_id))
-        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_S)
-        for call in ready:
-            with contextlib.suppress(Exception):  # the node went
-                answers += ray.get(call)
-    for data in dict.fromkeys(answers):
+        answers = ask_nodes(kept_here, {node.node_id: (run_id,) for node in nodes}, _ANSWER_S)
+        for answer in answers.values():
+            pickles += answer if isinstance(answer, list) else ()
+    for data in dict.fromkeys(pickles):
         with contextlib.suppress(Exception):  # of another version
             yield unpickled(data)
 
@@ -122,17 +114,12 @@ def _directory_of(run_id: str) -> Path | None:
     alone."""
     base = Path(tempfile.gettempdir(), f"nightgrid-outcomes-{os.getuid()}")
     directory = base / run_id
-    for path in (base, directory):
-        with contextlib.suppress(OSError):
-            path.mkdir(mode=0o700)
-        try:
-            info = path.lstat()
-        except OSError:
-            return None
-        own = info.st_uid == os.getuid() and not info.st_mode & 0o077
-        if not own or not stat.S_ISDIR(info.st_mode):
-            output.say_aside(f"outcomes are not kept: {path} is not this user's alone")
-            return None
+    try:
+        make_private(base)
+        make_private(directory)
+    except OSError as error:
+        output.say_aside(f"outcomes are not kept: {error}")
+        return None
     _remove(p for p in base.glob("*/*") if _age_s(p) > FORGOTTEN_S)
     return directory
 

@@ -36,15 +36,10 @@ class CardSampler:
         self._clock = clock
         self._readings: deque[tuple[float, Mapping[int, CardTelemetry]]] = deque()
         self._lock = threading.Lock()
-        self._ended = threading.Event()
 
     def start(self) -> None:
-        """Read in a thread of its own until ``close``, or until there is nothing to read."""
+        """Read in a thread of its own until there is nothing to read."""
         threading.Thread(target=self._sample, name="card-sampler", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._ended.set()
 
     def latest(self) -> Mapping[int, CardTelemetry]:
         """The newest reading by card index; empty when it is old, or there is none."""
@@ -94,8 +89,8 @@ class CardSampler:
 
     def _sample(self) -> None:
         empty = 0
-        while not self._ended.is_set() and empty < EMPTY_READINGS:
+        while empty < EMPTY_READINGS:
             began = time.monotonic()
             empty = 0 if self.take() else empty + 1
             took = time.monotonic() - began
-            self._ended.wait(min(LONGEST_S, max(SHORTEST_S, took / SHARE)))
+            time.sleep(min(LONGEST_S, max(SHORTEST_S, took / SHARE)))

@@ -8,6 +8,7 @@ driver that Ray unpacked from an upload has no repository; ``NIGHTGRID_GIT_COMMI
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -75,7 +76,7 @@ def provenance() -> Provenance:
 def _versions() -> tuple[tuple[str, str], ...]:
     from orchestrator import __version__
 
-    found = {
+    known = {
         "nightgrid": __version__,
         "python": platform.python_version(),
         "kernel": kernel(),
@@ -83,13 +84,11 @@ def _versions() -> tuple[tuple[str, str], ...]:
     }
     of_devices = (name for spec in all_devices() for name in spec.packages)
     for package in (*PACKAGES, *READER_PACKAGES, *engine_packages(), *of_devices):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            known[package] = metadata.version(package)
     for spec in all_devices():
-        found |= spec.versions()
-    return tuple(found.items())
+        known |= spec.versions()
+    return tuple(known.items())
 
 
 def versions() -> dict[str, str]:
@@ -111,12 +110,12 @@ def git_state(directory: Path | None = None) -> GitState:
     directory = directory or Path(__file__).resolve().parent
     if _git(directory, "ls-files", "--error-unmatch", "--", ".") is None:
         return GitState()
-    found = (_git(directory, "rev-parse", "HEAD") or "").strip()
-    if not _COMMIT.fullmatch(found):
+    commit = (_git(directory, "rev-parse", "HEAD") or "").strip()
+    if not _COMMIT.fullmatch(commit):
         return GitState()
     # The index is not refreshed, since several drivers may look at one tree.
     changes = _git(directory, "status", "--porcelain", "--untracked-files=normal", ":/")
-    return GitState(commit=found, dirty=None if changes is None else bool(changes.strip()))
+    return GitState(commit=commit, dirty=None if changes is None else bool(changes.strip()))
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

@@ -14,33 +14,14 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.core.events import Progress
-from orchestrator.core.outcome import Attempt, Failure, RankOutcome, WorkerInfo, classify
+from orchestrator.core.outcome import Failure, classify
 from orchestrator.util.redaction import finish_output, redact, redact_output
 from orchestrator.worker.protocol import TAIL_BYTES, pickled
 
 _REPORT_INTERVAL_S = 0.25
-
-
-class Worker(Protocol):
-    """The object that ``serve`` drives (``worker.CardWorker``)."""
-
-    def start(self) -> WorkerInfo:
-        """Acquire what the worker needs and say what it is."""
-
-    def listen(self, address: str) -> Any:
-        """Open the rendezvous of a gang's next attempt; for rank 0."""
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        """Run one rank of an attempt."""
-
-    def progress(self) -> Progress | None:
-        """Its current activity; called from another thread."""
-
-    def failure(self, error: BaseException) -> Failure:
-        """The record of what ``start`` or ``listen`` raised."""
 
 
 def serve(handle: int) -> int:
@@ -56,7 +37,7 @@ def _serve(channel: Connection) -> int:
     streams = _Streams()
     factory, config = channel.recv()
     module, _, name = factory.partition(":")
-    worker: Worker | None = None
+    worker: Any = None  # made by ``factory``, as ``worker.CardWorker`` is
     try:
         worker = getattr(importlib.import_module(module), name)(config)
         info = worker.start()
@@ -119,7 +100,7 @@ def _failure_of(error: Exception) -> Failure:
     )
 
 
-def _report(worker: Worker, channel: Connection, sending: threading.Lock) -> None:
+def _report(worker: Any, channel: Connection, sending: threading.Lock) -> None:
     """Send each change of phase; a process that is stuck has reported where."""
     last: Progress | None = None
     while True:

@@ -68,8 +68,8 @@ class MemoryLimit:
     def in_force(self) -> Iterator[None]:
         """Enforce the limit within the block; afterwards the process may allocate freely again,
         since reporting an exhausted memory needs memory."""
-        before = resource.getrlimit(resource.RLIMIT_DATA)
-        limit, hard = self.baseline_bytes + self.memory_bytes, before[1]
+        before = _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self.baseline_bytes + self.memory_bytes
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -38,6 +38,7 @@ from workloads.util.processes import (
     owned_directory,
     process_stat,
     started_ticks,
+    variables,
 )
 
 #: Holds an ``Owner`` as text.
@@ -211,18 +212,9 @@ class Owner:
         """Return whether ``other`` is a later driver of the same run."""
         return other is not None and self.run_id == other.run_id and self != other
 
-    @contextlib.contextmanager
-    def marks_this_process(self) -> Iterator[None]:
+    def marks_this_process(self) -> contextlib.AbstractContextManager[None]:
         """Have every process that is started within the block carry the mark."""
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = str(self)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[VARIABLE]
-            else:
-                os.environ[VARIABLE] = before
+        return variables({VARIABLE: str(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
