@@ -93,6 +93,8 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
     from workloads.training.technique import Training
 
     def update() -> None:
+        for act in training.before_update:
+            act()
         training.optimizer.step()
         training.optimizer.zero_grad()
 
@@ -111,6 +113,36 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
     )
     training.optimizer = training.make_optimizer(training.trainable())
     return training
+
+
+def small_model(kind: str = "llama", seed: int = 0, wide: bool = False, **changes: Any) -> Any:
+    """Two layers of an architecture with random weights and no dropout; queries share keys and
+    values. ``wide`` spreads all weights so far that no part is too small to see."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 64,
+        "ffn_dim": 64,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    rates = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
+    config = AutoConfig.for_model(kind, **dict.fromkeys(rates, 0.0) | sizes | changes)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).train()
+    for parameter in model.parameters() if wide else ():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 def asked(workload: str = "finetuning", **changes: Any) -> JobDescription:

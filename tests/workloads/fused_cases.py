@@ -10,32 +10,6 @@ from torch.nn.functional import cross_entropy, linear, sigmoid, silu
 from workloads.training.fused_kernels import Kernels, rms_normed, turned_halves
 
 
-def small(kind: str, seed: int = 0, **changes: Any) -> Any:
-    """Two layers with random weights, norms' too; queries share keys and values."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes: dict[str, Any] = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
-    config = AutoConfig.for_model(kind, **sizes | changes)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).train()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        else:
-            torch.nn.init.normal_(parameter, std=0.2)  # so that no part is too small to see
-    return model
-
-
 def passed(model: Any, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Loss, logits and all gradients of a pass over two rows, whose positions begin apart."""
     ids = torch.arange(24, device=device).reshape(2, 12) * 7 % 90 + 3

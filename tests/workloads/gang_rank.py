@@ -123,26 +123,10 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
     stays whole, as the largest difference relative to the largest value."""
     import copy
 
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     from workloads.training.parallel.layout import Layout, make_groups
     from workloads.training.parallel.tensor import split, total_norm
 
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        architecture,
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        pad_token_id=0,
-    )
-    whole = AutoModelForCausalLM.from_config(config)
-    for parameter in whole.parameters():  # no zeros and ones: all of them matter
-        torch.nn.init.normal_(parameter, std=0.2)
+    whole = finetuning_cases.small_model(architecture, wide=True)
     part = copy.deepcopy(whole)
     layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
     summary = split(part, layout, make_groups(layout))

@@ -14,7 +14,8 @@ import json
 from typing import Any
 
 import torch
-from fused_cases import distance, passed, small
+from finetuning_cases import small_model
+from fused_cases import distance, passed
 from peft import LoraConfig, get_peft_model
 
 from workloads.training.fused_kernels import Kernels, fuse, liger
@@ -49,7 +50,7 @@ def as_on_a_card() -> None:
 
 def of_model(kind: str, way: str, precision: str) -> tuple[float, dict[str, int]]:
     """Distance of a model by kernels from itself, and what the kernels compute of it."""
-    model: Any = small(kind).to(DEVICE, FORMATS[precision])
+    model: Any = small_model(kind, wide=True).to(DEVICE, FORMATS[precision])
     if way == "checkpointed":  # with adapters, too
         gate = "gate_up_proj" if kind.startswith("glm") else "up_proj"
         targets = ["q_proj", "v_proj", gate, "down_proj"]

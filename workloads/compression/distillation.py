@@ -1,24 +1,219 @@
-"""Distillation: the technique, and a teacher beside its student in training."""
+"""Distillation: a student that learns from a larger model, beside which it is trained.
+
+A student with fewer layers keeps every n-th layer of its teacher, with its weights, as DistilBERT
+does. One of another width has the teacher's heads in their size, fewer of them, and new weights.
+The loss of a position is α·T²·KL(teacher ‖ student) + (1 − α)·cross entropy, both distributions at
+temperature T, in float32; T² makes up for gradients that fall with it. Kept logits are the largest
+of each learned position: a training of many epochs pays for the teacher once.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import math
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import PrivateAttr
-
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
-from workloads.compression import teaching
+from workloads.data.cache import cached_directory
 from workloads.models.catalog import checkpoint_kind, known_config, vocabulary_size
 from workloads.settings import setting
+from workloads.training.data import NOT_LEARNED
 from workloads.training.methods import method_name
 from workloads.training.parallel.layout import model_parallel_size
 from workloads.training.technique import DataPlan, Inputs, Loading, Technique, Training
 
 if TYPE_CHECKING:
     import torch
+
+    from workloads.training.data import TrainingSample
+
+
+#: Logits of a position that are kept.
+LARGEST = 64
+_FORMAT = 1
+
+
+def summed_kl(
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """KL divergence of the student from the teacher, summed over labelled positions.
+
+    Args:
+        student: logits [positions, vocabulary].
+        teacher: the same of the teacher, or its largest ones, [positions, kept].
+        labels: [positions]; -100 where nothing is learned.
+        temperature: that both are divided by.
+        ids: of the teacher's largest logits; None: it has all of them.
+    """
+    import torch
+
+    log_student = torch.log_softmax(student.float() / temperature, -1)
+    if ids is not None:
+        log_student = log_student.gather(-1, ids)
+    log_teacher = torch.log_softmax(teacher.float() / temperature, -1)
+    divergences = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)
+    return (divergences * (labels != NOT_LEARNED)).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptLogits:
+    """A teacher's largest logits at the learned positions of samples, on disk."""
+
+    rows: dict[tuple[int, ...], tuple[int, int]]  # a sample's ids and prompt -> from row, count
+    values: Any  # [rows, kept], float32, mapped
+    ids: Any  # [rows, kept], int32, mapped
+    made_s: float  # 0: they were there
+    nbytes: int
+
+    def has(self, samples: Sequence[TrainingSample]) -> bool:
+        """Tell if all of these are there; those that are held out are not."""
+        return all(_key(sample) in self.rows for sample in samples)
+
+    def of(self, samples: Sequence[TrainingSample], positions: int) -> tuple[Any, Any]:
+        """Values and ids [samples, positions, kept] of padded samples; 0 elsewhere."""
+        import torch
+
+        shape = (len(samples), positions, self.values.shape[1])
+        values = torch.zeros(shape)
+        ids = torch.zeros(shape, dtype=torch.long)
+        for row, sample in enumerate(samples):
+            start, count = self.rows[_key(sample)]
+            first = sample.prompt_tokens - 1  # predicts the first learned token
+            rows, places = slice(start, start + count), slice(first, first + count)
+            values[row, places] = torch.from_numpy(self.values[rows].copy())
+            ids[row, places] = torch.from_numpy(self.ids[rows].astype("int64"))
+        return values, ids
+
+
+def keep_logits(
+    samples: Sequence[TrainingSample],
+    teacher: str,
+    largest: Callable[[Sequence[TrainingSample]], list[tuple[Any, Any]]],
+    at_once: int,
+) -> KeptLogits:
+    """The largest logits of samples to train on, from the node's cache or computed by ``largest``
+    ``at_once`` at a time: for each sample, values and ids [learned positions, kept] as numpy
+    arrays. ``teacher`` is the identity of its weights and arithmetic.
+    """
+    import numpy as np
+
+    unique = list({_key(sample): sample for sample in samples}.values())
+    digest = hashlib.sha256(f"{_FORMAT}\n{LARGEST}\n{teacher}\n".encode())
+    rows, start = {}, 0
+    for sample in unique:
+        rows[_key(sample)] = (start, sample.learned_tokens)
+        start += sample.learned_tokens
+        digest.update(repr(_key(sample)).encode())
+    took: list[float] = []
+
+    def build(directory: Path) -> None:
+        began = time.perf_counter()
+        starts = range(0, len(unique), at_once)
+        parts = [part for first in starts for part in largest(unique[first : first + at_once])]
+        for name, arrays in zip(("values", "ids"), zip(*parts, strict=True), strict=True):
+            np.save(directory / f"{name}.npy", np.concatenate(arrays))
+        took.append(time.perf_counter() - began)
+
+    directory = cached_directory(f"teacher-logits-{digest.hexdigest()[:24]}", build)
+    files = [directory / "values.npy", directory / "ids.npy"]
+    values, ids = (np.load(file, mmap_mode="r") for file in files)
+    return KeptLogits(
+        rows=rows,
+        values=values,
+        ids=ids,
+        made_s=took[0] if took else 0.0,
+        nbytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def _key(sample: TrainingSample) -> tuple[int, ...]:
+    return (sample.prompt_tokens, *sample.ids)
+
+
+#: Inner channels of a narrower student are a multiple of so many.
+_VECTOR = 8
+
+
+def layers_kept(there: int, wanted: int) -> list[int]:
+    """The layers of a teacher that a student has: evenly spread, from the first on."""
+    return [index * there // wanted for index in range(wanted)]
+
+
+def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.nn.Module:
+    """A student of so many layers and of this width; what is None is as in the teacher. Copied
+    layers have to be there, and heads keep their size, which has to divide the width."""
+    config = copy.deepcopy(teacher.config)
+    there = int(config.num_hidden_layers)
+    wanted = layers or there
+    if hidden is None and wanted > there:
+        raise BadConfiguration(f"student_layers {wanted}: the teacher has {there} to copy")
+    kept = layers_kept(there, wanted)
+    config.num_hidden_layers = wanted
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index % there] for index in kept]
+    if hidden is not None:
+        _narrow(config, hidden)
+    student = type(teacher)(config).to(teacher.dtype).to(teacher.device)
+    if getattr(teacher, "generation_config", None) is not None:
+        # It says what ends a text; a new model has one made from its config instead.
+        student.generation_config = copy.deepcopy(teacher.generation_config)
+    if hidden is None:
+        student.load_state_dict(_renumbered(teacher, kept))
+        student.tie_weights()
+    return student  # type: ignore[no-any-return]
+
+
+def head_size(config: Any) -> int:
+    """Channels of one attention head."""
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
+
+
+def _narrow(config: Any, hidden: int) -> None:
+    size = head_size(config)
+    if hidden % size:
+        raise BadConfiguration(
+            f"student_hidden {hidden}: the teacher's heads have {size} channels, which do not "
+            f"divide it; {hidden // size * size or size} would do"
+        )
+    heads = hidden // size
+    inner = config.intermediate_size * hidden / config.hidden_size
+    config.intermediate_size = max(_VECTOR, round(inner / _VECTOR) * _VECTOR)
+    config.hidden_size, config.num_attention_heads = hidden, heads
+    config.head_dim = size
+    if getattr(config, "num_key_value_heads", None):
+        config.num_key_value_heads = math.gcd(config.num_key_value_heads, heads)
+
+
+def _renumbered(teacher: Any, kept: list[int]) -> dict[str, torch.Tensor]:
+    """The teacher's tensors under the student's names, those of other layers left out."""
+    import torch
+
+    count = teacher.config.num_hidden_layers
+    lists = (
+        name
+        for name, module in teacher.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    )
+    prefix = next(lists, "")
+    layer = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.+)")
+    state = {}
+    for name, tensor in teacher.state_dict().items():
+        match = layer.fullmatch(name)
+        if match is None:
+            state[name] = tensor
+        elif int(match[1]) in kept:
+            state[f"{prefix}.{kept.index(int(match[1]))}.{match[2]}"] = tensor
+    return state
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,73 +223,66 @@ class Taught:
     teacher: Any
     directory: Path
     training: Any = None  # from ``on_model`` on
-    kept: Any = None
+    kept: KeptLogits | None = None
     stamps: list[tuple[Any, Any]] = field(default_factory=list)  # of this step
     counted: list[tuple[Any, Any]] = field(default_factory=list)  # of all steps but the first
     ends: list[Any] = field(default_factory=list)
 
-    def logits(self, inputs: Inputs, kept: Any) -> torch.Tensor:
+    def logits(self, inputs: Inputs, positions: Any) -> torch.Tensor:
         """The teacher's logits, without gradients."""
         import torch
 
         device = self.training.device
         began = device.stamp()
         with torch.no_grad():
-            found = self.training.logits(self.teacher, inputs, kept)
+            logits = self.training.logits(self.teacher, inputs, positions)
         device.mark_step()
         if torch.is_grad_enabled():
             self.stamps.append((began, device.stamp()))
-        return found  # type: ignore[no-any-return]
+        return logits  # type: ignore[no-any-return]
 
     def divergence(
-        self, inputs: Inputs, logits: torch.Tensor, kept: Any, temperature: float
+        self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Summed KL divergence from the whole of the teacher's distribution."""
+        aligned = self.training.task.function("aligned")
+        student, labels = aligned(logits, inputs.labels, positions)
+        teacher, _ = aligned(self.logits(inputs, positions), inputs.labels, positions)
+        return summed_kl(student, teacher, labels, temperature)
+
+    def learned_divergence(
+        self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float
     ) -> torch.Tensor:
         """Summed KL divergence, by the kept logits where a batch brings such."""
-        from workloads.compression.teaching import summed_kl, summed_kl_of_largest
-
-        aligned = self.training.task.function("aligned")
-        student, labels = aligned(logits, inputs.labels, kept)
         values, ids = inputs.guide_values, inputs.guide_ids
         if values is None or ids is None:
-            teacher, _ = aligned(self.logits(inputs, kept), inputs.labels, kept)
-            return summed_kl(student, teacher, labels, temperature)
-        if kept is not None:
-            values, ids = values[:, kept], ids[:, kept]
-        values, ids = (aligned(guide, inputs.labels, kept)[0] for guide in (values, ids))
-        return summed_kl_of_largest(student, values, ids, labels, temperature)
-
-    def plain_divergence(self, inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
-        """Summed KL divergence from the whole of the teacher's distribution, at temperature 1."""
-        from workloads.compression.teaching import summed_kl
-
+            return self.divergence(inputs, logits, positions, temperature)
         aligned = self.training.task.function("aligned")
-        student, labels = aligned(logits, inputs.labels, kept)
-        teacher, _ = aligned(self.logits(inputs, kept), inputs.labels, kept)
-        return summed_kl(student, teacher, labels, 1.0)
+        student, labels = aligned(logits, inputs.labels, positions)
+        if positions is not None:
+            values, ids = values[:, positions], ids[:, positions]
+        values, ids = (aligned(guide, inputs.labels, positions)[0] for guide in (values, ids))
+        return summed_kl(student, values, labels, temperature, ids)
 
-    def own_loss(self, inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
+    def own_loss(self, inputs: Inputs, logits: torch.Tensor, positions: Any) -> torch.Tensor:
         """The teacher's loss, whatever the student's logits."""
-        loss: torch.Tensor = self.training.plain_loss(inputs, self.logits(inputs, kept), kept)
-        return loss
+        own: torch.Tensor = self.logits(inputs, positions)
+        return self.training.plain_loss(inputs, own, positions)  # type: ignore[no-any-return]
 
     def keep(self, samples: Sequence[Any], data: DataPlan, collate: Any) -> None:
         """Have the largest logits of these samples; from the node's cache, if they are there."""
         import torch
 
-        from workloads.compression.teaching import LARGEST, keep_logits
         from workloads.models.checkpoints import fingerprint
 
         def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             inputs = data.move(collate(some))
             with torch.no_grad():
                 logits = self.training.logits(self.teacher, inputs, None).float()
-            found = logits.topk(min(LARGEST, logits.shape[-1]), dim=-1)
-            parts = []
-            for row, sample in enumerate(some):
-                place = slice(sample.prompt_tokens - 1, len(sample.ids) - 1)
-                values = found.values[row, place].cpu().numpy()
-                parts.append((values, found.indices[row, place].cpu().numpy().astype("int32")))
-            return parts
+            values, ids = logits.topk(min(LARGEST, logits.shape[-1]), dim=-1)
+            values, ids = values.cpu().numpy(), ids.cpu().numpy().astype("int32")
+            places = [slice(sample.prompt_tokens - 1, len(sample.ids) - 1) for sample in some]
+            return [(values[row, place], ids[row, place]) for row, place in enumerate(places)]
 
         identity = f"{fingerprint(self.directory)} {self.arithmetic()}"
         self.kept = keep_logits(samples, identity, largest, data.batch_size)
@@ -147,6 +335,7 @@ class Distillation(Technique):
     name: ClassVar[str] = "distillation"
     title: ClassVar[str] = "distillation"
     order: ClassVar[int] = 45  # the student is what all that follow see; after padding
+    always: ClassVar[bool] = True  # method distill alone is refused
     needs: ClassVar[tuple[str, ...]] = ("aligned",)
     beside: ClassVar[Any] = dict.fromkeys(
         (
@@ -240,14 +429,15 @@ class Distillation(Technique):
         "computed.",
     )
 
-    _taught: list[Taught] = PrivateAttr(default_factory=list)
+    _taught: Taught | None = None  # the teacher of the model that this job trains, once loaded
 
     # ------------------------------------------------------------ in the plan
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if method_name(job.parameters) != _METHOD:
             return
-        made = [n for n in ("student_layers", "student_hidden") if getattr(self, n) is not None]
+        sizes = ("student_layers", "student_hidden")
+        made = [name for name in sizes if getattr(self, name) is not None]
         if self.teacher is None and not made:
             yield Refusal(
                 setting="method",
@@ -267,7 +457,7 @@ class Distillation(Technique):
                 hint=f"leave teacher out to make a student from the model, or leave {made[0]} out",
             )
         yield from self._sizes(job)
-        yield from self._together(job)
+        yield from self._together(job, made)
 
     def _sizes(self, job: JobDescription) -> Iterator[Refusal]:
         config = known_config(job.model) or {}
@@ -281,19 +471,14 @@ class Distillation(Technique):
                 hint="name a teacher with the student's tokenizer",
             )
         there = config.get("num_hidden_layers")
-        if self.student_layers and not self.student_hidden and isinstance(there, int):
-            if self.student_layers > there:
-                yield Refusal(
-                    setting="student_layers",
-                    reason=f"{job.model} has {there} layers to copy",
-                    hint=f"write at most {there}, or set student_hidden for new weights",
-                )
-            elif self.student_layers == there:
-                yield Refusal(
-                    setting="student_layers",
-                    reason=f"{job.model} has {there} layers: the student would be its teacher",
-                    hint=f"write fewer than {there}",
-                )
+        copied = self.student_layers if not self.student_hidden else None
+        if copied and isinstance(there, int) and copied >= there:
+            yield Refusal(
+                setting="student_layers",
+                reason=f"{job.model} has {there} layers"
+                + (": the student would be its teacher" if copied == there else " to copy"),
+                hint=f"write fewer than {there}, or set student_hidden for new weights",
+            )
         size = config.get("head_dim")
         if self.student_hidden and isinstance(size, int) and self.student_hidden % size:
             yield Refusal(
@@ -303,12 +488,12 @@ class Distillation(Technique):
                 hint=f"write a multiple of {size}",
             )
 
-    def _together(self, job: JobDescription) -> Iterator[Refusal]:
+    def _together(self, job: JobDescription, made: Sequence[str]) -> Iterator[Refusal]:
         kind = checkpoint_kind(job.model)
         pairs = kind is not None and kind.encoder_decoder
-        if pairs and (self.student_layers or self.student_hidden):
+        if pairs and made:
             yield Refusal(
-                setting="student_layers" if self.student_layers else "student_hidden",
+                setting=made[0],
                 reason="this version makes students of models that are one decoder",
                 hint="name a student checkpoint as model, and the teacher",
                 unsupported=True,
@@ -341,11 +526,6 @@ class Distillation(Technique):
 
     # ------------------------------------------------------------ in training
 
-    @property
-    def in_training(self) -> list[Taught]:
-        """The teacher of the model that this job trains, once it is loaded."""
-        return self._taught
-
     def before_load(self, loading: Loading) -> None:
         if loading.method == _METHOD:
             loading.changes.append(
@@ -353,42 +533,36 @@ class Distillation(Technique):
             )
 
     def _meet(self, model: Any, tokenizer: Any, task: Any, loading: Loading) -> Any:
-        """The student, given the model as loaded; the teacher is kept.
-
-        Raises:
-            BadConfiguration: the two have unlike vocabularies.
-        """
+        """The student, given the model as loaded; the teacher is kept."""
         if self.teacher is None:
-            teacher = model
-            model = teaching.make_student(teacher, self.student_layers, self.student_hidden)
-            identity = loading.source
-            trained = not loading.source.random_weights
+            source, teacher = loading.source, model
+            model = make_student(teacher, self.student_layers, self.student_hidden)
         else:
             from workloads.models.loading import load_tokenizer, open_model
 
-            identity = open_model(self.teacher)
-            if load_tokenizer(identity).get_vocab() != tokenizer.get_vocab():
+            source = open_model(self.teacher)
+            if load_tokenizer(source).get_vocab() != tokenizer.get_vocab():
                 raise BadConfiguration(
                     f"the vocabulary of {self.teacher} is not that of the student, so their "
                     "distributions are over different things"
                 )
-            teacher = task.function("load")(identity, **loading.model_arguments)
+            teacher = task.function("load")(source, **loading.model_arguments)
             teacher.to(loading.device.torch_device)
-            trained = not identity.random_weights
         ours, theirs = model.config.vocab_size, teacher.config.vocab_size
         if ours != theirs:
             raise BadConfiguration(
                 f"the teacher has a vocabulary of {theirs:,} tokens, the student one of {ours:,}"
             )
         teacher.eval().requires_grad_(False)
-        self._taught.append(Taught(teacher=teacher, directory=Path(identity.path)))
-        loading.details["teacher"] = f"{identity.entry.name}{'' if trained else ', random weights'}"
+        self._taught = Taught(teacher=teacher, directory=Path(source.path))
+        random = ", random weights" if source.random_weights else ""
+        loading.details["teacher"] = f"{source.entry.name}{random}"
         return model
 
     def on_data(self, data: DataPlan) -> None:
-        if self.teacher_logits != "kept" or not self._taught:
+        taught = self._taught
+        if self.teacher_logits != "kept" or taught is None:
             return
-        taught = self._taught[0]
         arrange, collate = data.arrange, data.collate
 
         def arranged(samples: Sequence[Any], size: int) -> list[list[int]]:
@@ -405,15 +579,15 @@ class Distillation(Technique):
         data.arrange, data.collate = arranged, collated
 
     def on_model(self, training: Training) -> None:
-        if not self._taught:
+        taught = self._taught
+        if taught is None:
             return
-        taught = self._taught[0]
         taught.training = training
         alpha = USUAL_ALPHA if self.distillation_alpha is None else self.distillation_alpha
         temperature = USUAL_TEMPERATURE if self.temperature is None else self.temperature
 
         def objective(inputs: Inputs, logits: torch.Tensor, kept: Any) -> torch.Tensor:
-            divergence = taught.divergence(inputs, logits, kept, temperature)
+            divergence = taught.learned_divergence(inputs, logits, kept, temperature)
             plain = training.plain_loss(inputs, logits, kept)
             return alpha * temperature**2 * divergence + (1 - alpha) * plain
 
@@ -422,34 +596,34 @@ class Distillation(Technique):
         for name, model in (("teacher", taught.teacher), ("student", training.model)):
             count = sum(parameter.numel() for parameter in model.parameters())
             training.metrics[f"{name}_parameters"] = float(count)
-        training.held_out_metrics["held_out_kl"] = taught.plain_divergence
+        training.held_out_metrics["held_out_kl"] = taught.divergence
 
     def before_steps(
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
-        if training.held_out_loss is None:
+        taught = self._taught
+        if training.held_out_loss is None or taught is None:
             return
-        for taught in self._taught:  # not earlier: passes are then as they are in the steps
-            if not training.first_step:  # else steps went before, in an earlier attempt
-                found = training.held_out_loss(taught.plain_divergence)
-                training.metrics["held_out_kl_before"] = found
-            training.metrics["teacher_held_out_loss"] = training.held_out_loss(taught.own_loss)
+        # Not earlier: passes are now as they are in the steps.
+        if not training.first_step:  # else steps went before, in an earlier attempt
+            training.metrics["held_out_kl_before"] = training.held_out_loss(taught.divergence)
+        training.metrics["teacher_held_out_loss"] = training.held_out_loss(taught.own_loss)
 
     def after_step(self, training: Training, step: int) -> None:
-        for taught in self._taught:
-            taught.end_step()
+        if self._taught is not None:
+            self._taught.end_step()
 
     def after_steps(self, training: Training) -> None:
-        for taught in self._taught:
-            share = taught.share()
-            if share is not None:
-                training.metrics["teacher_share"] = share
-            if taught.kept is not None:
-                how = f"computed in {taught.kept.made_s:.3g} s" if taught.kept.made_s else "read"
-                training.details["teacher_logits"] = (
-                    f"{taught.kept.values.shape[1]} largest of {len(taught.kept.values):,} "
-                    f"positions, {taught.kept.nbytes:,} bytes, {how}"
-                )
+        if self._taught is None:
+            return
+        if (share := self._taught.share()) is not None:
+            training.metrics["teacher_share"] = share
+        if (kept := self._taught.kept) is not None:
+            how = f"computed in {kept.made_s:.3g} s" if kept.made_s else "read"
+            training.details["teacher_logits"] = (
+                f"{kept.values.shape[1]} largest of {len(kept.values):,} positions, "
+                f"{kept.nbytes:,} bytes, {how}"
+            )
 
 
 SPECS = (Distillation,)

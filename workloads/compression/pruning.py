@@ -9,11 +9,9 @@ judged among themselves, so that a share means the same in all layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.rules import linear_shapes
@@ -45,22 +43,18 @@ VECTOR = 8
 
 
 def prunable_layers(model: Any) -> dict[str, torch.nn.Linear]:
-    """The linear layers that are pruned, by name: all but the output layer.
-
-    Raises:
-        BadConfiguration: the model has none.
-    """
+    """The linear layers that are pruned, by name: all but the output layer."""
     import torch
 
     output = model.get_output_embeddings()
-    found = {
+    layers = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not output
     }
-    if not found:
+    if not layers:
         raise BadConfiguration(f"sparsity: {type(model).__name__} has no linear layers to prune")
-    return found
+    return layers
 
 
 def magnitude_mask(weight: torch.Tensor, share: float) -> torch.Tensor:
@@ -87,7 +81,6 @@ def two_of_four_mask(weight: torch.Tensor) -> torch.Tensor:
 class FeedForward:
     """The matrices on both sides of a layer's inner channels."""
 
-    name: str
     into: tuple[torch.nn.Linear, ...]  # their rows are channels, once or twice over (fused)
     out: torch.nn.Linear  # its columns are channels
 
@@ -107,8 +100,8 @@ class FeedForward:
         """The channels with the largest norm of all their weights, ascending."""
         scores = self.out.weight.detach().float().square().sum(0)
         for matrix in self.into:
-            each = matrix.weight.detach().float().square().sum(1)
-            scores = scores + each.view(-1, self.channels).sum(0)
+            norms = matrix.weight.detach().float().square().sum(1)
+            scores = scores + norms.view(-1, self.channels).sum(0)
         return scores.topk(count).indices.sort().values
 
     def masks(self, count: int) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
@@ -146,27 +139,24 @@ def _replace(layer: torch.nn.Linear, name: str, values: torch.Tensor) -> None:
 
 
 def feed_forwards(model: Any) -> list[FeedForward]:
-    """The feed-forward parts of a model, whose channels can be removed.
-
-    Raises:
-        Unsupported: it has none that are known, or of unlike widths, which no configuration says.
-    """
-    found = []
-    for name, module in model.named_modules():
+    """The feed-forward parts of a model, whose channels can be removed; none that are known, or
+    unlike widths, which no configuration says, raise Unsupported."""
+    parts = []
+    for module in model.modules():
         children = dict(module.named_children())
         for into, out in FEED_FORWARD:
-            if out in children and all(each in children for each in into):
-                matrices = tuple(children[each] for each in into)
-                found.append(FeedForward(name=name, into=matrices, out=children[out]))
+            if {*into, out} <= children.keys():
+                matrices = tuple(children[name] for name in into)
+                parts.append(FeedForward(into=matrices, out=children[out]))
                 break
-    widths = {part.channels for part in found}
+    widths = {part.channels for part in parts}
     if len(widths) != 1 or _width_name(model.config, min(widths)) is None:
         raise Unsupported(
             f"sparsity channels: {type(model).__name__} has "
             + (f"feed-forward parts of {len(widths)} widths" if widths else "no known feed-forward")
             + "; write sparsity: magnitude"
         )
-    return found
+    return parts
 
 
 def _width_name(config: Any, width: int) -> str | None:
@@ -301,7 +291,7 @@ class Sparsity(Technique):
         "power of so many values (k-means); the row has the size of their Huffman code.",
     )
 
-    _state: list[Pruned] = PrivateAttr(default_factory=list)
+    _pruned: Pruned  # once there is a model
 
     @property
     def share(self) -> float:
@@ -311,18 +301,14 @@ class Sparsity(Technique):
     # ------------------------------------------------------------ in the plan
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.sparsity == "none" and self.cluster_bits is None:
-            return
         blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
         method = method_name(job.parameters)
         if method in ADAPTER_METHODS or method == "qat":
-            why = (
-                "trains an adapter over a base that is frozen"
-                if method in ADAPTER_METHODS
-                else "rounds weights in a way of its own"
-            )
+            does = "trains an adapter over a base that is frozen"
+            if method == "qat":
+                does = "rounds weights in a way of its own"
             yield Refusal(
-                setting=blamed, reason=f"method {method} {why}", hint="write method: full"
+                setting=blamed, reason=f"method {method} {does}", hint="write method: full"
             )
         if divides_weights(job.parameters, job.cards):
             yield Refusal(
@@ -382,67 +368,56 @@ class Sparsity(Technique):
 
     # ------------------------------------------------------------ in training
 
-    @property
-    def in_training(self) -> list[Pruned]:
-        """The masks of the model that this job trains, once it has one."""
-        return self._state
-
     def on_model(self, training: Training) -> None:
-        if self.sparsity == "none" and self.cluster_bits is None:
-            return
         layers = prunable_layers(training.model)
-        state = Pruned(bytes_before=_bytes(layers.values()), layers=layers)
-        self._state.append(state)
+        pruned = self._pruned = Pruned(layers=layers)
         if self.sparsity_schedule == "gradual":
-            training.stateful["masks"] = state
-        training.metrics["layer_bytes_before"] = float(state.bytes_before)
+            training.stateful["masks"] = pruned
+        training.metrics["layer_bytes_before"] = float(_bytes(layers.values()))
         _note_loss(training, "dense_loss")
         if self.sparsity == "none":
             return
         if self.sparsity_schedule == "once":
-            self._prune(training, state, self.share)
+            self._prune(training, self.share)
             _note_loss(training, "pruned_loss")
-        training.before_update.append(state.mask_gradients)
+        training.before_update.append(pruned.mask_gradients)
 
     def after_step(self, training: Training, step: int) -> None:
-        for state in self._state:
-            if self.sparsity_schedule == "gradual":
-                share = share_at(step, training.steps, self.share)
-                if share > state.share:
-                    self._prune(training, state, share)
-            state.mask_weights()
+        if self.sparsity_schedule == "gradual":
+            share = share_at(step, training.steps, self.share)
+            if share > self._pruned.share:
+                self._prune(training, share)
+        self._pruned.mask_weights()
 
     def after_steps(self, training: Training) -> None:
-        for state in self._state:
-            if self.sparsity == "channels" and state.masks:
-                training.wrapper = None  # holds the matrices of before
-                state.masks.clear()
-                remove_channels(training.model, self._channels(training.model))
-            layers = prunable_layers(training.model)
-            after = _bytes(layers.values())
-            if self.sparsity == "2:4":
-                after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
-            if self.cluster_bits is not None:
-                after = self._share(training, layers, self.cluster_bits)
-            training.metrics["layer_bytes_after"] = float(after)
-            zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
-            total = sum(layer.weight.numel() for layer in layers.values())
-            training.metrics["zero_share"] = zeros / total
-            text = self._told(zeros / total, len(layers))
-            training.details["sparsity"] = training.origin["sparsity"] = text
+        if self.sparsity == "channels" and self._pruned.masks:
+            training.wrapper = None  # holds the matrices of before
+            self._pruned.masks.clear()
+            remove_channels(training.model, self._channels(training.model, self.share))
+        layers = prunable_layers(training.model)
+        after = _bytes(layers.values())
+        if self.sparsity == "2:4":
+            after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
+        if self.cluster_bits is not None:
+            after = self._share(training, layers, self.cluster_bits)
+        training.metrics["layer_bytes_after"] = float(after)
+        zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
+        total = sum(layer.weight.numel() for layer in layers.values())
+        training.metrics["zero_share"] = zeros / total
+        text = self._summary(zeros / total, len(layers))
+        training.details["sparsity"] = training.origin["sparsity"] = text
 
-    def _prune(self, training: Training, state: Pruned, share: float) -> None:
+    def _prune(self, training: Training, share: float) -> None:
         """Set the masks for a share, or remove channels where that is done at once."""
-        import torch
-
-        state.share = share
+        pruned = self._pruned
+        pruned.share = share
         if self.sparsity == "channels" and self.sparsity_schedule == "once":
             remove_channels(training.model, self._channels(training.model, share))
             return
         if self.sparsity == "channels":
             for part in feed_forwards(training.model):
                 count = channels_left(part.channels, share)
-                state.masks |= {layer.weight: mask for layer, mask in part.masks(count)}
+                pruned.masks |= {layer.weight: mask for layer, mask in part.masks(count)}
         else:
             for name, layer in prunable_layers(training.model).items():
                 if self.sparsity == "2:4" and layer.in_features % GROUP:
@@ -450,20 +425,21 @@ class Sparsity(Technique):
                         f"sparsity 2:4: the {layer.in_features} inputs of {name} are no multiple "
                         f"of {GROUP}"
                     )
-                state.masks[layer.weight] = (
+                mask = (
                     two_of_four_mask(layer.weight)
                     if self.sparsity == "2:4"
                     else magnitude_mask(layer.weight, share)
                 )
-                if not bool(torch.any(state.masks[layer.weight])):
+                if not bool(mask.any()):
                     raise BadConfiguration(f"sparsity_share {share:g} empties {name}")
-        state.mask_weights()
+                pruned.masks[layer.weight] = mask
+        pruned.mask_weights()
         if training.optimizer is not None:
-            state.mask_averages(training.optimizer)
+            pruned.mask_averages(training.optimizer)
 
-    def _channels(self, model: Any, share: float | None = None) -> int:
+    def _channels(self, model: Any, share: float) -> int:
         channels = feed_forwards(model)[0].channels
-        count = channels_left(channels, self.share if share is None else share)
+        count = channels_left(channels, share)
         if count < 1:
             raise BadConfiguration(f"sparsity_share {self.share:g} leaves none of {channels}")
         return count
@@ -477,7 +453,7 @@ class Sparsity(Technique):
         training.metrics["coded_bits"] = sizes.coded_bits
         return sizes.coded_bytes
 
-    def _told(self, zeros: float, layers: int) -> str:
+    def _summary(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":
             text = f"channels: {self.share:.0%} asked for, a smaller dense model"
         elif self.sparsity == "none":
@@ -494,7 +470,6 @@ class Sparsity(Technique):
 class Pruned:
     """Masks of a model in training."""
 
-    bytes_before: int
     layers: Mapping[str, Any] = field(default_factory=dict)
     share: float = 0.0
     masks: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
@@ -531,9 +506,8 @@ class Pruned:
 
 
 def _note_loss(training: Training, name: str) -> None:
-    measure: Callable[[], float] | None = training.held_out_loss
-    if measure is not None:
-        training.metrics[name] = measure()
+    if training.held_out_loss is not None:
+        training.metrics[name] = training.held_out_loss()
 
 
 def _bytes(layers: Iterable[Any]) -> int:

@@ -55,8 +55,8 @@ class Coded:
 def share(weights: Array, bits: int) -> Shared:
     """Gather the weights that are not zero into 2**bits values."""
     flat = weights.astype(np.float32).ravel()
-    held = flat != 0
-    ordered = np.sort(flat[held]).astype(np.float64)
+    some = flat != 0
+    ordered = np.sort(flat[some]).astype(np.float64)
     count = min(2**bits, len(np.unique(ordered)))
     if not count:
         return Shared(symbols=np.zeros(flat.size, np.int32), values=np.zeros(1, np.float32))
@@ -72,7 +72,7 @@ def share(weights: Array, bits: int) -> Shared:
             break
         centres = moved
     symbols = np.zeros(flat.size, np.int32)  # 0 is zero
-    symbols[held] = 1 + np.searchsorted((centres[1:] + centres[:-1]) / 2, flat[held])
+    symbols[some] = 1 + np.searchsorted((centres[1:] + centres[:-1]) / 2, flat[some])
     values = np.concatenate([[0.0], centres]).astype(np.float32)
     return Shared(symbols=symbols, values=values)
 
@@ -106,13 +106,13 @@ def encode(symbols: Array, size: int) -> Coded:
     """Code symbols below ``size``."""
     lengths = code_lengths(np.bincount(symbols, minlength=size))
     codes = _codes(lengths)
-    each = lengths[symbols].astype(np.int64)
-    starts = np.cumsum(each) - each
-    total = int(each.sum())
+    widths = lengths[symbols].astype(np.int64)
+    starts = np.cumsum(widths) - widths
+    total = int(widths.sum())
     bits = np.zeros(total, np.uint8)
     for bit in range(int(lengths.max())):
-        here = each > bit
-        shift = (each[here] - 1 - bit).astype(np.uint64)
+        here = widths > bit
+        shift = (widths[here] - 1 - bit).astype(np.uint64)
         bits[starts[here] + bit] = (codes[symbols[here]] >> shift) & np.uint64(1)
     return Coded(
         data=np.packbits(bits).tobytes(),

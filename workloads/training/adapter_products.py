@@ -38,16 +38,17 @@ class Group:
         """One layer's output; the first that is asked for makes those of all."""
         if self.given is not given:
             self.given, self.made = given, self.outputs(given)
-        found = self.made[layer.place]
+        output = self.made[layer.place]
         if layer.place == len(self.sizes) - 1:
             self.given, self.made = None, ()
-        return found
+        return output
 
     def outputs(self, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """All layers' outputs for an input [..., width]."""
-        adapters = [_adapter(layer) for layer in self.layers]
-        down = torch.cat([a for a, _, _ in adapters])
-        up = torch.block_diag(*(b * scale for _, b, scale in adapters))
+        named = [(layer, layer.active_adapters[0]) for layer in self.layers]
+        down = torch.cat([layer.lora_A[name].weight for layer, name in named])
+        ups = (layer.lora_B[name].weight * layer.scaling[name] for layer, name in named)
+        up = torch.block_diag(*ups)
         frozen = linear(given, self.weight, self.bias)
         thin = linear(given.to(down.dtype), down)
         if frozen.dtype == thin.dtype == up.dtype:
@@ -72,19 +73,14 @@ class Together(Linear):
 
 
 def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[[], None]]:
-    """Compute the adapters of a peft model by input.
-
-    Args:
-        model: with one LoRA adapter.
-        look: runs the model once, to see what its layers read.
-
-    Returns:
-        The number of groups, and a function that makes the model as it was.
+    """Compute the adapters of a peft model, one LoRA each, by input; the number of groups, and a
+    function that makes the model as it was. ``look`` runs the model once, to see what its layers
+    read.
 
     Raises:
         Unsupported: none of its layers can be computed so.
     """
-    layers = [each for each in model.modules() if type(each) is Linear and _plain(each)]
+    layers = [layer for layer in model.modules() if type(layer) is Linear and _plain(layer)]
     calls: list[tuple[Any, torch.Tensor]] = []  # inputs too, so that none takes another's place
     hooks = [
         layer.register_forward_pre_hook(lambda layer, given: calls.append((layer, given[0])))
@@ -102,7 +98,7 @@ def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[
         if times[layer] == 1:
             weight = layer.base_layer.weight
             met[id(given), weight.dtype, weight.device].append(layer)
-    groups = [Group(found) for found in met.values()]
+    groups = [Group(readers) for readers in met.values()]
     if not groups:
         raise Unsupported("adapter_products together: no layer has a plain LoRA over a plain layer")
     for group in groups:
@@ -136,12 +132,6 @@ def _plain(layer: Any) -> bool:
         and type(base.weight) is torch.nn.Parameter
         and not any(parameter.requires_grad for parameter in base.parameters())
     )
-
-
-def _adapter(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A layer's A and B matrices, and the scale of their product."""
-    name = layer.active_adapters[0]
-    return layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
 
 
 def _stacked(bases: list[Any]) -> torch.Tensor | None:

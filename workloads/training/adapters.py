@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,6 @@ def _in_layout_of(
     model_config: Any, config: Any, state: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """The adapter for a model of this config; ChatGLM3 has two layouts, other models one."""
-
     wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
     if wants_original is None or wants_original == is_original(state):
         return config, state
@@ -144,22 +143,16 @@ def _in_layout_of(
     return converted.config(), dict(converted.state)
 
 
-_PREFIX = "base_model.model."
-_SPLIT = ("q_proj", "k_proj", "v_proj")
-_FUSED = "query_key_value"
-
-#: Linear layers that are one to one: in the original layout, in the native class.
-_ONE_TO_ONE = {
-    "self_attention.dense": "self_attn.o_proj",
-    "mlp.dense_h_to_4h": "mlp.gate_up_proj",
-    "mlp.dense_4h_to_h": "mlp.down_proj",
+#: Layers in the original layout, and those in the native class.
+_LAYERS = {
+    "self_attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention.dense": ("self_attn.o_proj",),
+    "mlp.dense_h_to_4h": ("mlp.gate_up_proj",),
+    "mlp.dense_4h_to_h": ("mlp.down_proj",),
 }
-_ORIGINAL_KEY = re.compile(
-    r"(?:base_model\.model\.)?transformer\.encoder\.layers\.(\d+)\.(.+)\.(lora_[AB])\.(?:\w+\.)?weight"
-)
-_NATIVE_KEY = re.compile(
-    r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(.+)\.(lora_[AB])\.(?:\w+\.)?weight"
-)
+_FUSED = "self_attention.query_key_value"
+#: Modules that hold the layers, in the original layout and in the native class.
+_ORIGINAL, _NATIVE = "transformer.encoder", "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +202,44 @@ class Lora:
             inference_mode=True,
         )
 
+    def tensors(self, root: str) -> Iterator[tuple[str, str, str, torch.Tensor]]:
+        """Number of the layer, module, A or B, and the tensor, of an adapter whose layers all have
+        the same rank.
+
+        Raises:
+            BadConfiguration: it is another adapter.
+        """
+        if self.rank_pattern or self.alpha_pattern:
+            raise BadConfiguration(
+                "an adapter whose layers have ranks of their own cannot be carried between layouts"
+            )
+        key = _key(root)
+        for name, tensor in self.state.items():
+            match = key.fullmatch(name)
+            if match is None:
+                raise BadConfiguration(
+                    f"the adapter holds {name}, which is no LoRA tensor of ChatGLM3"
+                )
+            yield match[1], match[2], match[3], tensor
+
+    def converted(self, state: dict[str, torch.Tensor], **changes: Any) -> Lora:
+        """The same with other tensors, which say what it sits on."""
+        targets = tuple(sorted({name.split(".")[-3] for name in state}))
+        return replace(self, state=state, targets=targets, **changes)
+
+
+def _key(root: str) -> re.Pattern[str]:
+    parts = r"\.layers\.(\d+)\.(.+)\.(lora_[AB])\.(?:\w+\.)?weight"
+    return re.compile(r"(?:base_model\.model\.)?" + re.escape(root) + parts)
+
+
+def _name(root: str, layer: str, module: str, part: str) -> str:
+    return f"base_model.model.{root}.layers.{layer}.{module}.{part}.weight"
+
 
 def is_original(state: Mapping[str, Any]) -> bool:
     """Tell if an adapter's tensors are named after ChatGLM3's original layout."""
-    return any(_ORIGINAL_KEY.fullmatch(name) for name in state)
+    return any(map(_key(_ORIGINAL).fullmatch, state))
 
 
 def rows_of(config: Any) -> tuple[int, int, int]:
@@ -231,18 +258,20 @@ def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
         BadConfiguration: a tensor has no counterpart, or its rows are another model's.
     """
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in lora.state.items():
-        layer, module, part = _parse(_ORIGINAL_KEY, name)
-        if module == f"self_attention.{_FUSED}":
-            pieces = [tensor] * 3 if part == "lora_A" else _split_rows(name, tensor, rows)
-            for projection, piece in zip(_SPLIT, pieces, strict=True):
-                state[_native_name(layer, f"self_attn.{projection}", part)] = piece.clone()
-        elif module in _ONE_TO_ONE:
-            state[_native_name(layer, _ONE_TO_ONE[module], part)] = tensor
-        else:
-            raise BadConfiguration(f"the adapter's {name} has no place in the native class")
-    last = {old.split(".")[-1]: new.split(".")[-1] for old, new in _ONE_TO_ONE.items()}
-    return _renamed(lora, state, lambda name: _SPLIT if name == _FUSED else (last[name],))
+    for layer, module, part, tensor in lora.tensors(_ORIGINAL):
+        if module not in _LAYERS:
+            raise BadConfiguration(f"the adapter's {module} has no place in the native class")
+        pieces: Sequence[torch.Tensor] = [tensor] * len(_LAYERS[module])
+        if module == _FUSED and part == "lora_B":
+            if tensor.shape[0] != sum(rows):
+                raise BadConfiguration(
+                    f"{module} of the adapter has {tensor.shape[0]} rows, this model's query, key "
+                    f"and value {sum(rows)} together"
+                )
+            pieces = tensor.split(list(rows))
+        for native, piece in zip(_LAYERS[module], pieces, strict=True):
+            state[_name(_NATIVE, layer, native, part)] = piece.clone()
+    return lora.converted(state)
 
 
 def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
@@ -253,83 +282,36 @@ def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
     """
     import torch
 
-    back = {new: old for old, new in _ONE_TO_ONE.items()}
+    originals = {native: module for module, names in _LAYERS.items() for native in names}
     state: dict[str, torch.Tensor] = {}
     split: dict[str, dict[tuple[str, str], torch.Tensor]] = {}
-    for name, tensor in lora.state.items():
-        layer, module, part = _parse(_NATIVE_KEY, name)
-        if module in back:
-            state[_original_name(layer, back[module], part)] = tensor
-        elif module.split(".")[-1] in _SPLIT:
-            split.setdefault(layer, {})[module.split(".")[-1], part] = tensor
+    for layer, module, part, tensor in lora.tensors(_NATIVE):
+        if module not in originals:
+            raise BadConfiguration(f"the adapter's {module} has no place in the original layout")
+        if originals[module] == _FUSED:
+            split.setdefault(layer, {})[module, part] = tensor
         else:
-            raise BadConfiguration(f"the adapter's {name} has no place in the original layout")
+            state[_name(_ORIGINAL, layer, originals[module], part)] = tensor
     if any(len(parts) != 6 for parts in split.values()):
         raise BadConfiguration(
-            f"the original layout has one matrix for query, key and value, so all of "
-            f"{', '.join(_SPLIT)} need an adapter"
+            "the original layout has one matrix for query, key and value, so all of q_proj, "
+            "k_proj, v_proj need an adapter"
         )
-    shared = all(
-        torch.equal(p["q_proj", "lora_A"], p[other, "lora_A"])
-        for p in split.values()
-        for other in ("k_proj", "v_proj")
+    downs, ups = (
+        {layer: [parts[name, part] for name in _LAYERS[_FUSED]] for layer, parts in split.items()}
+        for part in ("lora_A", "lora_B")
     )
-    for layer, parts in split.items():
-        downs = [parts[projection, "lora_A"] for projection in _SPLIT]
-        ups = [parts[projection, "lora_B"] for projection in _SPLIT]
-        if tuple(up.shape[0] for up in ups) != rows:
+    shared = all(torch.equal(some[0], one) for some in downs.values() for one in some[1:])
+    for layer in split:
+        if tuple(up.shape[0] for up in ups[layer]) != rows:
             raise BadConfiguration(f"layer {layer} of the adapter is of a model of other sizes")
-        module = f"self_attention.{_FUSED}"
-        state[_original_name(layer, module, "lora_A")] = (
-            downs[0].clone() if shared else torch.cat(downs)
-        )
-        state[_original_name(layer, module, "lora_B")] = (
-            torch.cat(ups) if shared else torch.block_diag(*ups)
-        )
-    last = {new.split(".")[-1]: old.split(".")[-1] for old, new in _ONE_TO_ONE.items()}
-    made = _renamed(lora, state, lambda name: (_FUSED,) if name in _SPLIT else (last[name],))
+        down = downs[layer][0].clone() if shared else torch.cat(downs[layer])
+        up = torch.cat(ups[layer]) if shared else torch.block_diag(*ups[layer])
+        state[_name(_ORIGINAL, layer, _FUSED, "lora_A")] = down
+        state[_name(_ORIGINAL, layer, _FUSED, "lora_B")] = up
     if shared or not split:
-        return made
-    return Lora(
-        state=made.state,
-        rank=made.rank,
-        alpha=made.alpha,
-        targets=made.targets,
-        rank_pattern={**made.rank_pattern, _FUSED: 3 * lora.rank},
-        alpha_pattern={**made.alpha_pattern, _FUSED: 3 * lora.alpha},
+        return lora.converted(state)
+    target = _FUSED.rpartition(".")[2]
+    return lora.converted(
+        state, rank_pattern={target: 3 * lora.rank}, alpha_pattern={target: 3 * lora.alpha}
     )
-
-
-def _renamed(lora: Lora, state: dict[str, Any], rename: Any) -> Lora:
-    if lora.rank_pattern or lora.alpha_pattern:
-        raise BadConfiguration(
-            "an adapter whose layers have ranks of their own cannot be carried between layouts"
-        )
-    targets = sorted({new for old in lora.targets for new in rename(old.split(".")[-1])})
-    return Lora(state=state, rank=lora.rank, alpha=lora.alpha, targets=tuple(targets))
-
-
-def _parse(pattern: re.Pattern[str], name: str) -> tuple[str, str, str]:
-    match = pattern.fullmatch(name)
-    if match is None:
-        raise BadConfiguration(f"the adapter holds {name}, which is no LoRA tensor of ChatGLM3")
-    return match[1], match[2], match[3]
-
-
-def _split_rows(
-    name: str, tensor: torch.Tensor, rows: tuple[int, int, int]
-) -> tuple[torch.Tensor, ...]:
-    if tensor.shape[0] != sum(rows):
-        raise BadConfiguration(
-            f"the adapter's {name} has {tensor.shape[0]} rows, this model's query, key and value "
-            f"{sum(rows)} together"
-        )
-    return tensor.split(list(rows))
-
-
-def _native_name(layer: str, module: str, part: str) -> str:
-    return f"{_PREFIX}model.layers.{layer}.{module}.{part}.weight"
-
-
-def _original_name(layer: str, module: str, part: str) -> str:
-    return f"{_PREFIX}transformer.encoder.layers.{layer}.{module}.{part}.weight"

@@ -17,20 +17,22 @@ from the same step or none does; steps of the attempt before are not timed or co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration
 from workloads.data.cache import cache_root, try_lock
+from workloads.models.precision import stored_bytes
 from workloads.training.technique import Training
 from workloads.util.processes import abandoned_directories, make_owned_directory
 
@@ -49,12 +51,7 @@ _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held
 
 
 def checkpoint_root() -> Path:
-    """The directory of all checkpoints on this node, made if need be.
-
-    Raises:
-        OSError: it cannot be made.
-        DataMissing: the cache cannot be written to.
-    """
+    """The directory of all checkpoints on this node, made if need be."""
     chosen = os.environ.get(VARIABLE)
     elsewhere = _FOLDER_ELSEWHERE.format(user=os.geteuid())  # the same on all nodes
     root = Path(chosen).expanduser() / elsewhere if chosen else cache_root() / _FOLDER
@@ -69,15 +66,11 @@ class Checkpoints:
     directory: Path
     rank: int
     steps_kept: int = 1
-    held: str = ""  # the job's directory and a rank as which another attempt still writes to it
+    writer: str = ""  # the job's directory and a rank as which another attempt still writes to it
 
     def path(self, step: int) -> Path:
         """File of this rank's part of a step."""
         return self.directory / f"step-{step:08}.rank-{self.rank}.pt"
-
-    def of_rank(self, rank: int) -> Checkpoints:
-        """The same, as another rank sees them."""
-        return Checkpoints(directory=self.directory, rank=rank, steps_kept=self.steps_kept)
 
     @property
     def frozen(self) -> Path:
@@ -90,8 +83,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps, ascending, of which this rank's part is whole."""
-        found = map(_NAME.fullmatch, os.listdir(self.directory))
-        return sorted(int(m[1]) for m in found if m is not None and int(m[2]) == self.rank)
+        names = map(_NAME.fullmatch, os.listdir(self.directory))
+        return sorted(int(m[1]) for m in names if m is not None and int(m[2]) == self.rank)
 
     def keep_last(self, newest: int) -> None:
         """Of this rank's parts keep those of the step that was just written and of the last ones
@@ -109,10 +102,7 @@ class Checkpoints:
         return sum(part.stat().st_size for part in parts if part.is_file())
 
     def require_room(self, needed_bytes: int) -> None:
-        """
-        Raises:
-            OSError: the disk has not so much room.
-        """
+        """Raise OSError where the disk has not so much room."""
         free = shutil.disk_usage(self.directory).free
         if free < needed_bytes:
             raise OSError(
@@ -132,30 +122,18 @@ class Checkpoints:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def open_checkpoints(
-    kept_as: str,
-    *,
-    rank: int,
-    steps_kept: int,
-    ending: Callable[[Callable[[], object]], object],
-    gather: Callable[[Any], list[Any]],
-) -> Checkpoints:
-    """The checkpoints under a name; without one, of a directory that ends with the job.
-
-    Args:
-        kept_as: the name, safe in paths.
-        rank: whose parts.
-        steps_kept: so many of the last steps stay on the disk.
-        ending: is given what has to be called at the job's end.
-        gather: every rank's value on every rank; all ranks call this function together.
+def open_checkpoints(training: Training, steps_kept: int) -> Checkpoints:
+    """The checkpoints under the job's name, of which the last steps stay on the disk; without a
+    name, of a directory that ends with the attempt. All ranks call this together.
 
     Raises:
         OSError: the directory cannot be made, or others may write in it.
     """
-    if not kept_as:
+    rank, ending = training.layout.rank, training.ending.callback
+    if not training.kept_as:
         return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept)
     root = checkpoint_root()
-    directory = root / kept_as
+    directory = root / training.kept_as
     directory.mkdir(mode=0o700, exist_ok=True)
     _verify_own(directory)
     os.utime(directory)
@@ -165,9 +143,11 @@ def open_checkpoints(
         if lock is not None:
             locked.enter_context(lock)
         # Ranks that went apart would mix this attempt's parts with those of the other one.
-        held = next(filter(None, gather("" if lock else f"{directory} as rank {rank}")), "")
-        if held:
-            return Checkpoints(directory=_own(ending), rank=rank, steps_kept=steps_kept, held=held)
+        own = "" if lock else f"{directory} as rank {rank}"
+        if writer := next(filter(None, training.gather(own)), ""):
+            return Checkpoints(
+                directory=_own(ending), rank=rank, steps_kept=steps_kept, writer=writer
+            )
         ending(locked.pop_all().close)
     checkpoints = Checkpoints(directory=directory, rank=rank, steps_kept=steps_kept)
     for aside in directory.glob(f"*.rank-{rank}.part"):
@@ -205,13 +185,10 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _verify_own(directory: Path) -> None:
-    """
-    Raises:
-        OSError: others own the directory or may write in it, so what lies there may be theirs.
-    """
-    found = directory.lstat()
-    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or others:
+    """Refuse a directory that others own or may write in: what lies there may be theirs."""
+    status = directory.lstat()
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or others:
         raise OSError(
             errno.EPERM,
             "checkpoints are read only from a directory that this user alone may write in; "
@@ -229,17 +206,16 @@ def _remove_old(root: Path, used: Path) -> None:
     now = used.stat().st_mtime
     for directory in root.iterdir():
         try:
-            found = directory.lstat()
-            own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-            if not own or now - found.st_mtime <= KEPT_DAYS * 86_400:
+            status = directory.lstat()
+            own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            names = os.listdir(directory) if own else []
+            old = now - status.st_mtime > KEPT_DAYS * 86_400
+            if not old or not names or not all(map(_OURS.fullmatch, names)):
                 continue
-            names = os.listdir(directory)
-            if not names or not all(map(_OURS.fullmatch, names)):
-                continue
-            with contextlib.ExitStack() as held:
+            with contextlib.ExitStack() as locked:
                 locks = [try_lock(path) for path in directory.glob("held.rank-*")]
                 for lock in filter(None, locks):
-                    held.callback(lock.close)
+                    locked.callback(lock.close)
                 if None not in locks:
                     shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # removed by another job in the same moment, or not to be read
@@ -253,30 +229,24 @@ class Saver:
         self.checkpoints = checkpoints
         self.saved = 0
         self._mode = mode
-        self._stalls: list[float] = []  # seconds, of each
-        self._writer: threading.Thread | None = None
-        self._failures: list[BaseException] = []
+        self._stalls: list[float] = []  # seconds
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._pending: Future[None] | None = None
 
     def require_room(self, training: Training) -> None:
-        """
-        Raises:
-            OSError: the disk has no room for a checkpoint beside those that are kept.
-        """
+        """Raise OSError where the disk has no room for a checkpoint beside those that are kept."""
         if training.layout.data_rank:
             return  # it writes next to nothing
         trained, frozen = weights_of(training.model)
-        weights = _bytes([*trained.values(), *frozen.values()])
+        weights = tensor_bytes([trained, frozen])
         # AdamW's two averages, the most that our optimizers keep; parts of ZeRO are about as much.
-        once = weights + 2 * _bytes(training.trainable())
+        once = weights + 2 * tensor_bytes(training.trainable())
         there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
         self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
 
     def save(self, training: Training, step: int) -> None:
-        """Save, and count the time until training may go on.
-
-        Raises:
-            OSError: it cannot be written, or the one before could not.
-        """
+        """Save, and count the time until training may go on; raises what this one, or the one
+        before, could not be written for."""
         began = time.perf_counter()
         self.wait()
         checkpoints = self.checkpoints
@@ -284,7 +254,7 @@ class Saver:
             "step": step,
             "random": training.device.random_state(),
             "losses": [sum(float(loss) for loss in parts) for parts in training.losses],
-            "stateful": {name: each.state_dict() for name, each in training.stateful.items()},
+            "stateful": {name: part.state_dict() for name, part in training.stateful.items()},
         }
         if training.divided is not None:
             training.divided.save(checkpoints.divided(step))
@@ -295,41 +265,32 @@ class Saver:
                 state["frozen"] = frozen
             elif not self.saved:
                 write_state({"frozen": frozen}, checkpoints.frozen)
-        checkpoints.require_room(_bytes(state))
+        checkpoints.require_room(tensor_bytes(state))
         if self._mode == "async":
-            self._write_later(on_host(state), step)
+            self._pending = self._writer.submit(self._replace, on_host(state), step)
         else:
             self._replace(state, step)
         self.saved += 1
         self._stalls.append(time.perf_counter() - began)
 
     def wait(self) -> None:
-        """Until nothing is being written.
+        """Wait until nothing is being written; raises what the last could not be written for."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
-        Raises:
-            OSError: the last could not be written.
-        """
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
-        if self._failures:
-            raise self._failures.pop()
-
-    def details(self) -> dict[str, str]:
-        """For the row."""
+    def details(self, training: Training) -> dict[str, str]:
+        """For the row, with what was read back."""
         newest = self.checkpoints.steps()[-1]
         return {
             "checkpoints": f"{self.saved} {self._mode}",
             "checkpoint_stall_s": f"{sum(self._stalls):.6g}",
             "checkpoint_bytes": str(self.checkpoints.bytes_of(newest)),
+            "checkpoint_read": self.checked(training),
         }
 
     def checked(self, training: Training) -> str:
-        """Read the newest checkpoint and describe it; what is frozen must be as in the model.
-
-        Raises:
-            BadConfiguration: it is not.
-        """
+        """Read the newest checkpoint and describe it; what is frozen must be as in the model."""
         import torch
 
         state = read_newest(self.checkpoints)
@@ -348,28 +309,14 @@ class Saver:
                 raise BadConfiguration(f"the checkpoint that was read back has another {name}")
         return text
 
-    def _write_later(self, state: dict[str, Any], step: int) -> None:
-        def write() -> None:
-            try:
-                self._replace(state, step)
-            except BaseException as error:  # raised again where training waits
-                self._failures.append(error)
-
-        self._writer = threading.Thread(target=write, name="checkpoint-writer")
-        self._writer.start()
-
     def _replace(self, state: dict[str, Any], step: int) -> None:
         write_state(state, self.checkpoints.path(step))
         self.checkpoints.keep_last(step)
 
 
 def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
-    """A checkpoint, the newest unless told: ``step``, ``weights`` by name, and the ``optimizer``'s
-    state, as far as this rank has written them.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """A checkpoint, the newest unless a step is given: ``step``, ``weights`` by name, and the
+    ``optimizer``'s state, as far as this rank has written them."""
     steps = checkpoints.steps() if step is None else [step]
     if not steps:
         raise FileNotFoundError(f"no checkpoint in {checkpoints.directory}")
@@ -395,49 +342,45 @@ def weights_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return trained, frozen
 
 
-def _bytes(value: Any) -> int:
+def tensor_bytes(value: Any) -> int:
     """Bytes of all tensors in nested lists and dictionaries."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    from workloads.models.precision import stored_bytes
-
-    if isinstance(value, torch.Tensor):
-        return stored_bytes(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return sum(map(stored_bytes, tensors))
 
 
 def on_host(value: Any) -> Any:
     """A copy, all tensors in host memory."""
     import torch
+    from torch.utils._pytree import tree_map
 
-    if isinstance(value, torch.Tensor):
-        if hasattr(value, "__tensor_flatten__"):  # e.g. 8-bit state: not all of them have a copy
-            names, rest = value.__tensor_flatten__()
-            parts = {name: on_host(getattr(value, name)) for name in names}
-            kind: Any = type(value)
-            return kind.__tensor_unflatten__(parts, rest, value.size(), value.stride())
-        detached = value.detach()
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if hasattr(leaf, "__tensor_flatten__"):  # e.g. 8-bit state: not all of them have a copy
+            names, rest = leaf.__tensor_flatten__()
+            parts = {name: copied(getattr(leaf, name)) for name in names}
+            kind: Any = type(leaf)
+            return kind.__tensor_unflatten__(parts, rest, leaf.size(), leaf.stride())
+        detached = leaf.detach()
         return detached.clone() if detached.device.type == "cpu" else detached.cpu()
-    if isinstance(value, dict):
-        return {key: on_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(on_host(item) for item in value)
-    return value
+
+    return tree_map(copied, value)
 
 
 def resume(training: Training, checkpoints: Checkpoints) -> None:
     """Go on from the newest step that all ranks have, if it can be read; say so in the row."""
-    writer = checkpoints.of_rank(training.layout.tensor_rank)
+    writer = dataclasses.replace(checkpoints, rank=training.layout.tensor_rank)
     steps = {*checkpoints.steps()} & {*writer.steps()}
     common = set.intersection(*training.gather(steps))
     step = max(common, default=None)
     state: dict[str, Any] = {}
     if training.begins_anew:
         problem = training.begins_anew
-    elif checkpoints.held:
-        problem = f"another attempt still writes to {checkpoints.held}"
+    elif checkpoints.writer:
+        problem = f"another attempt still writes to {checkpoints.writer}"
     elif step is None:
         problem = f"no checkpoint in {checkpoints.directory}"
     elif training.steps - (step + 1) < training.least_steps:
@@ -449,12 +392,19 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
         state, problem = _read(training, checkpoints, writer, step)
     problem = next(filter(None, training.gather(problem)), "")
     if step is None or problem:
-        if step is not None or checkpoints.held or training.attempt > 1:
+        if step is not None or checkpoints.writer or training.attempt > 1:
             training.details["resumed"] = f"no, began with step 0: {problem}"
         return
-    _restore(training, checkpoints, state, step)
+    own = state["own"]
+    if training.divided is not None:
+        training.divided.load(checkpoints.divided(step))
+        state = {}
+    restore(training, state, own["stateful"])
+    training.first_step = step + 1
+    training.losses = [(loss,) for loss in own["losses"]]
+    training.random_state = own["random"]
     training.details["resumed"] = f"from step {training.first_step} of {training.steps}"
-    training.details["losses_before"] = " ".join(f"{sum(each):.6g}" for each in training.losses)
+    training.details["losses_before"] = " ".join(f"{loss:.6g}" for loss in own["losses"])
 
 
 def _read(
@@ -473,19 +423,6 @@ def _read(
     return state, ""
 
 
-def _restore(
-    training: Training, checkpoints: Checkpoints, state: dict[str, Any], step: int
-) -> None:
-    own = state["own"]
-    if training.divided is not None:
-        training.divided.load(checkpoints.divided(step))
-        state = {}
-    restore(training, state, own["stateful"])
-    training.first_step = step + 1
-    training.losses = [(loss,) for loss in own["losses"]]
-    training.random_state = own["random"]
-
-
 def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any]) -> None:
     """Put weights and optimizer back to a state, where there is one, and what else remembers."""
     import torch
@@ -497,5 +434,5 @@ def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any])
                 if name in state["weights"] and type(tensor) is torch.Tensor:
                     tensor.copy_(state["weights"][name])
         training.optimizer.load_state_dict(state["optimizer"])
-    for name, each in training.stateful.items():
-        each.load_state_dict(stateful[name])
+    for name, part in training.stateful.items():
+        part.load_state_dict(stateful[name])

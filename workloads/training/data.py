@@ -12,15 +12,15 @@ model.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workloads.base import BadConfiguration, JobContext, Request, Unsupported
 from workloads.data.datasets import Dataset, load_dataset
-from workloads.data.shapes import Example
 from workloads.models.prompts import encode_answer, encode_prompt
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ class SampleFormat:
         return int(self.parameters["max_length"])
 
     def check_length(self, setting: str, wanted: int) -> None:
-        """Make sure that the model has positions for samples of this length.
-
-        Raises:
-            BadConfiguration: it has fewer.
-        """
+        """Raise BadConfiguration where the model has too few positions for samples so long."""
         room = self.context_length
         if room is not None and wanted > room:
             raise BadConfiguration(
@@ -113,8 +109,9 @@ class TrainingSample:
 def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
     """The first ``count`` examples as samples of a causal language model."""
     form.check_length("max_length", form.max_length)
-    made = encode_samples(examples, count, form.tokenizer, form.source, form.max_length)
-    return Encoded(samples=made)
+    return Encoded(
+        samples=encode_samples(examples, count, form.tokenizer, form.source, form.max_length)
+    )
 
 
 def encode_samples(
@@ -125,23 +122,16 @@ def encode_samples(
     max_length: int,
 ) -> list[TrainingSample]:
     """The first ``count`` examples as samples, from the start again where there are fewer."""
-    made: dict[int, TrainingSample] = {}
-    for position in range(count):
-        index = position % len(examples)
-        if index not in made:
-            made[index] = _sample(examples[index], tokenizer, source, max_length)
-    return [made[position % len(examples)] for position in range(count)]
-
-
-def _sample(
-    example: Example, tokenizer: Any, source: ModelSource, max_length: int
-) -> TrainingSample:
-    prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
-    if not example.summary:
-        return TrainingSample(tuple(prompt[:max_length]), 1)
-    answer = encode_answer(tokenizer, example.content, example.summary, example.earlier)
-    prompt, answer = cut(prompt, answer, max_length)
-    return TrainingSample((*prompt, *answer), len(prompt))
+    samples = []
+    for example in examples[:count]:
+        prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
+        if example.summary:
+            answer = encode_answer(tokenizer, example.content, example.summary, example.earlier)
+            prompt, answer = cut(prompt, answer, max_length)
+            samples.append(TrainingSample((*prompt, *answer), len(prompt)))
+        else:
+            samples.append(TrainingSample(tuple(prompt[:max_length]), 1))
+    return [samples[index % len(samples)] for index in range(count)]
 
 
 def cut(
@@ -176,12 +166,11 @@ def read_samples(
 ) -> ReadSamples:
     """The samples to train on, and those that are held out."""
     dataset = load_dataset(request.dataset, method.reading())
-    count = max(method.samples, request.batch_size * layout.data_size)
-    examples, held = split(dataset.examples, method.held_out, request.dataset)
+    at_once = request.batch_size * layout.data_size
+    examples, held_out = split(dataset.examples, method.held_out, request.dataset)
     encode = task.function("encode")
     began = context.clock()
-    encoded: Encoded = encode(examples, count, form)
-    at_once = request.batch_size * layout.data_size
+    encoded: Encoded = encode(examples, max(method.samples, at_once), form)
     if len(encoded.samples) < at_once and not request.probe:
         raise BadConfiguration(
             f"{request.dataset} gives {len(encoded.samples)} samples, and one step takes {at_once} "
@@ -189,11 +178,11 @@ def read_samples(
         )
     if request.probe:  # the longest samples decide whether a batch fits
         longest = sorted(encoded.samples, key=lambda sample: -sample.tokens)
-        encoded = dataclasses.replace(encoded, samples=longest[:at_once])
+        encoded = replace(encoded, samples=longest[:at_once])
     return ReadSamples(
         encoded=encoded,
         tokenization_s=context.clock() - began,
-        held_out=encode(held, len(held), form).samples if held else (),
+        held_out=encode(held_out, len(held_out), form).samples if held_out else (),
         dataset=dataset,
     )
 
@@ -201,11 +190,7 @@ def read_samples(
 def split(
     examples: Sequence[Example], count: int, name: str
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """The examples that are trained on, and the last ``count`` of them, which are not.
-
-    Raises:
-        BadConfiguration: none are left to train on.
-    """
+    """The examples that are trained on, at least one, and the last ``count``, which are not."""
     if count >= len(examples):
         raise BadConfiguration(
             f"held_out is {count:,}, and {name} has {len(examples):,} examples; at least one is "
@@ -221,11 +206,8 @@ def in_order(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
 
 
 def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> list[list[int]]:
-    """Batches of like length: sorted by length within windows of ``window`` batches each.
-
-    The batches of a window come in a fixed order that is not by length, so that training does not
-    drift from short to long.
-    """
+    """Batches of like length: sorted by length within windows of ``window`` batches each, which
+    come in a fixed order that is not by length, so that training does not drift."""
     batches = []
     for start in range(0, len(samples), batch * window):
         here = range(start, min(start + batch * window, len(samples)))
@@ -237,14 +219,9 @@ def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> lis
 def _spread(batches: list[list[int]]) -> list[list[int]]:
     """A fixed order in which neighbours lie far apart: long strides through the list."""
     count = len(batches)
-    stride = next(n for n in range(max(count * 5 // 8, 1), count + 2) if _coprime(n, count))
+    strides = range(max(count * 5 // 8, 1), count + 2)
+    stride = next(number for number in strides if math.gcd(number, count) == 1)
     return [batches[index * stride % count] for index in range(count)]
-
-
-def _coprime(a: int, b: int) -> bool:
-    while b:
-        a, b = b, a % b
-    return a == 1
 
 
 def _in_batches(positions: Sequence[int], batch: int) -> list[list[int]]:
@@ -258,39 +235,50 @@ def collate(samples: Sequence[TrainingSample], form: SampleFormat, fixed: bool =
     return padded(samples, form.pad_token_id, form.max_length if fixed else None)
 
 
-def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool = False) -> Inputs:
-    """Several samples a row, of at most ``max_length``; or all in ``one_row``, which pads nothing.
-
-    How long that is matters to nobody who attends to each sample by itself: places start again.
-    """
-    length = sum(len(sample.ids) for sample in samples) if one_row else form.max_length
-    return packed(samples, form.pad_token_id, length)
-
-
 def padded(
     samples: Sequence[TrainingSample], pad_token_id: int, to_length: int | None = None
 ) -> Inputs:
     """One sample a row, filled up on the right to ``to_length``, else to the longest sample."""
+    from workloads.training.technique import Inputs
+
     length = to_length or max(len(sample.ids) for sample in samples)
-    return _inputs(
-        ids=[_filled(sample.ids, length, pad_token_id) for sample in samples],
-        labels=[_filled(sample.labels, length, NOT_LEARNED) for sample in samples],
-        mask=[_filled([1] * len(sample.ids), length, 0) for sample in samples],
+    return Inputs(
+        input_ids=rows_of([sample.ids for sample in samples], length, pad_token_id),
+        labels=rows_of([sample.labels for sample in samples], length, NOT_LEARNED),
+        attention_mask=rows_of([[1] * len(sample.ids) for sample in samples], length, 0),
     )
 
 
-def packed(samples: Sequence[TrainingSample], pad_token_id: int, max_length: int) -> Inputs:
-    """As few rows as first-fit finds, of at most ``max_length``; filling is a sample of its own."""
-    bins = first_fit([len(sample.ids) for sample in samples], max_length)
-    length = max(sum(len(samples[index].ids) for index in held) for held in bins)
-    ids, labels, positions = [], [], []
-    for held in bins:
-        row = [samples[index] for index in held]
-        rest = length - sum(len(sample.ids) for sample in row)
-        ids.append([*_chain(s.ids for s in row), *[pad_token_id] * rest])
-        labels.append([*_chain(s.labels for s in row), *[NOT_LEARNED] * rest])
-        positions.append([*_chain(range(len(s.ids)) for s in row), *range(rest)])
-    return _inputs(ids=ids, labels=labels, positions=positions)
+def rows_of(values: Sequence[Sequence[int]], length: int, filling: int) -> torch.Tensor:
+    """A tensor [rows, length] of lists, each filled up on the right."""
+    import torch
+
+    rows = [[*row, *[filling] * (length - len(row))] for row in values]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool = False) -> Inputs:
+    """Several samples in each of as few rows as first-fit finds, of at most ``max_length``; or all
+    in ``one_row``, which pads nothing. Filling is a sample of its own.
+
+    How long a row is matters to nobody who attends to each sample alone: places start again.
+    """
+    from workloads.training.technique import Inputs
+
+    lengths = [len(sample.ids) for sample in samples]
+    bins = first_fit(lengths, sum(lengths) if one_row else form.max_length)
+    rows = [[samples[index] for index in indices] for indices in bins]
+    length = max(sum(len(sample.ids) for sample in row) for row in rows)
+    ids = [[*chain.from_iterable(sample.ids for sample in row)] for row in rows]
+    labels = [[*chain.from_iterable(sample.labels for sample in row)] for row in rows]
+    places = [[*chain.from_iterable(range(len(sample.ids)) for sample in row)] for row in rows]
+    for row in places:
+        row.extend(range(length - len(row)))
+    return Inputs(
+        input_ids=rows_of(ids, length, form.pad_token_id),
+        labels=rows_of(labels, length, NOT_LEARNED),
+        position_ids=rows_of(places, length, 0),
+    )
 
 
 def longest_row(
@@ -341,41 +329,8 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def _chain(parts: Iterable[Iterable[int]]) -> list[int]:
-    return [value for part in parts for value in part]
-
-
-def _filled(values: Sequence[int], length: int, filling: int) -> list[int]:
-    return [*values, *[filling] * (length - len(values))]
-
-
-def _inputs(
-    ids: list[list[int]],
-    labels: list[list[int]],
-    mask: list[list[int]] | None = None,
-    positions: list[list[int]] | None = None,
-) -> Inputs:
-    import torch
-
-    from workloads.training.technique import Inputs
-
-    def tensor(values: list[list[int]] | None) -> torch.Tensor | None:
-        return None if values is None else torch.tensor(values, dtype=torch.long)
-
-    return Inputs(
-        input_ids=torch.tensor(ids, dtype=torch.long),
-        labels=torch.tensor(labels, dtype=torch.long),
-        attention_mask=tensor(mask),
-        position_ids=tensor(positions),
-    )
-
-
 def check_packing(model: Any, device: Device) -> None:
-    """Make sure that packed samples do not attend to each other in this model.
-
-    Raises:
-        Unsupported: a sample's logits change with the sample before it.
-    """
+    """Raise Unsupported where a sample's logits change with the sample before it in its row."""
     import torch
 
     ids = torch.tensor([[3, 4, 5, 6, 7, 8], [8, 7, 9, 6, 7, 8]], device=device.torch_device)

@@ -54,27 +54,17 @@ def rms_normed(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> to
 
 
 def turned_halves(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn each element of the first half with the one at its place in the second (Llama).
-
-    Args:
-        x: [rows, heads, positions, width].
-        cosines: [rows or 1, positions, width], the second half as the first.
-        sines: as ``cosines``.
-    """
+    """Turn each element of the first half with the one at its place in the second (Llama): x
+    [rows, heads, positions, width] by angles [rows or 1, positions, width] of two equal halves."""
     first, second = x.chunk(2, -1)
     return x * cosines[:, None] + torch.cat((-second, first), -1) * sines[:, None]
 
 
 def turned_pairs(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Turn each element of an even place with the next, as far as cosines go; the rest stays (GLM).
-
-    Args:
-        x: [rows, heads, positions, width].
-        cosines: [rows or 1, positions, turned], the second half as the first.
-        sines: as ``cosines``.
-    """
+    Shapes are those of ``turned_halves``, with fewer angles."""
     turned = cosines.shape[-1]
-    cos, sin = (each[:, None, :, : turned // 2] for each in (cosines, sines))
+    cos, sin = (angles[:, None, :, : turned // 2] for angles in (cosines, sines))
     even, odd = x[..., :turned:2], x[..., 1:turned:2]
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
     return torch.cat((pairs.flatten(-2), x[..., turned:]), -1)
@@ -103,36 +93,32 @@ _TURN = "apply_rotary_pos_emb"
 
 def turned_width(model: torch.nn.Module) -> int | None:
     """Elements of a head that a model turns; None: none, or not the same number everywhere."""
-    found = {
-        2 * frequencies.numel()
-        for module in model.modules()
-        if isinstance(frequencies := getattr(module, "inv_freq", None), torch.Tensor)
-    }
-    return found.pop() if len(found) == 1 else None
+    tables = (getattr(module, "inv_freq", None) for module in model.modules())
+    widths = {2 * table.numel() for table in tables if isinstance(table, torch.Tensor)}
+    return widths.pop() if len(widths) == 1 else None
 
 
 def forward_by(
     module: torch.nn.Module, turned: int, kernel: Callable[..., Pair]
 ) -> FunctionType | None:
-    """The ``forward`` of an attention layer's class with queries and keys turned by a kernel.
-
-    Args:
-        module: a layer.
-        turned: elements of a head that are turned.
-        kernel: as ``Kernels.turn``.
-
-    Returns:
-        A function of the layer and its arguments; None where the module turns nothing, or does so
-        in a way of its own.
-    """
+    """The ``forward`` of an attention layer's class with queries and keys turned by a kernel (as
+    ``Kernels.turn``), of whose heads ``turned`` elements are turned; None where the module turns
+    nothing, or does so in a way of its own."""
     forward, head = type(module).forward, getattr(module, "head_dim", None)
     if not isinstance(forward, FunctionType) or _TURN not in forward.__code__.co_names:
         return None
     plain: Any = forward.__globals__.get(_TURN)
-    found = _by(kernel, plain, head, turned) if isinstance(head, int) else None
-    if found is None:
+    if not isinstance(head, int):
         return None
-    turn = found
+    # A function that takes no whole heads is given what is turned alone.
+    halves = head == turned or _tried(plain, head, turned) is None
+    turn: Callable[..., Pair]
+    if _is(plain, turned_pairs, head, turned):
+        turn = _Pairs(kernel)
+    elif halves and _is(plain, turned_halves, turned, turned):
+        turn = kernel
+    else:
+        return None
 
     def ours(*tensors: torch.Tensor, **more: Any) -> Any:
         if len(tensors) != 4 or more:
@@ -150,37 +136,19 @@ def forward_by(
     return copy
 
 
-def _by(
-    kernel: Callable[..., Pair], plain: Any, head: int, turned: int
-) -> Callable[..., Pair] | None:
-    """A function that turns as ``plain`` does, by a kernel; None where the kernel cannot.
-
-    Args:
-        kernel: turns halves.
-        plain: a model's function.
-        head: elements of a head.
-        turned: of these are turned.
-    """
-    if _is(plain, turned_pairs, head, turned):
-        return _Pairs(kernel)
-    if head == turned or _tried(plain, head, turned) is None:  # it is given what is turned alone
-        return kernel if _is(plain, turned_halves, turned, turned) else None
-    return None
-
-
 def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
     """Tell if a function turns queries and keys of a width by a formula."""
-    found = _tried(plain, width, turned)
+    results = _tried(plain, width, turned)
     expected = _tried(lambda q, k, *by: (formula(q, *by), formula(k, *by)), width, turned)
-    if found is None or expected is None:
+    if results is None or expected is None:
         return False
-    return all(near(one, other) for one, other in zip(found, expected, strict=True))
+    return all(map(near, results, expected))
 
 
 def _tried(plain: Any, width: int, turned: int) -> Pair | None:
     """A query and a key of a width, turned by a function; None: it does not take them."""
     angles = torch.arange(3.0)[None, :, None] * torch.linspace(0.1, 1, turned // 2)
-    cos, sin = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
+    cos, sin = (torch.cat((half, half), -1) for half in (angles.cos(), angles.sin()))
     query, key = (sample((1, heads, 3, width), cos.device) for heads in (4, 2))
     try:
         query, key = plain(query, key, cos, sin)
@@ -233,17 +201,14 @@ _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
 def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callable[[], None]]:
-    """Let the modules of a model compute by kernels.
-
-    Returns:
-        How many modules of each part do so now, and a function that makes the model as it was.
-    """
+    """Let the modules of a model compute by kernels; how many of each part do so now, and a
+    function that makes the model as it was."""
     kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
     turned = turned_width(model)
     attentions: dict[type, Any] = {}  # their forward by a kernel, or None
     chosen: list[tuple[torch.nn.Module, str, Callable[..., Any]]] = []
     with torch.no_grad():
-        for module in list(model.modules()):
+        for module in model.modules():
             part, forward = TURNS, None
             if (epsilon := _epsilon(module)) is not None:
                 part, forward = NORMS, _norm(module, epsilon, kernels)
@@ -251,10 +216,9 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
                 part, forward = GATES, _gate(module, kernels)
             elif turned is not None:
                 if type(module) not in attentions:
-                    made = forward_by(module, turned, kernels.turn)
-                    attentions[type(module)] = made
-                if attentions[type(module)] is not None:
-                    forward = MethodType(attentions[type(module)], module)
+                    attentions[type(module)] = forward_by(module, turned, kernels.turn)
+                if (own := attentions[type(module)]) is not None:
+                    forward = MethodType(own, module)
             if forward is not None:
                 chosen.append((module, part, forward))
     # Only now: a trial that is cut short leaves the model as it was.
@@ -306,15 +270,11 @@ def _norm(module: torch.nn.Module, epsilon: float, kernels: Kernels) -> Callable
 
 
 def _is_gate(module: Any, kind: torch.dtype) -> bool:
-    """Tell if a module is a product of SiLU(gate) * up, which are products of its input.
-
-    Args:
-        module: any.
-        kind: of a model's states.
-    """
+    """Tell if a module is a product of SiLU(gate) * up, which are products of its input, states of
+    this type."""
     layers = module._modules.keys()
     sources = {"gate_up_proj"} if "gate_up_proj" in layers else {"gate_proj", "up_proj"}
-    activation = next((found for n in _ACTIVATIONS if (found := getattr(module, n, None))), None)
+    activation = next(filter(None, (getattr(module, name, None) for name in _ACTIVATIONS)), None)
     if not layers >= {*sources, "down_proj"} or activation is None:
         return False
     width = getattr(module._modules[min(sources)], "in_features", None)
@@ -376,16 +336,14 @@ def liger() -> Kernels:
 
     def rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         in_place = False
-        found: torch.Tensor = LigerRMSNormFunction.apply(
-            states, weight, epsilon, 0.0, "llama", in_place
-        )
-        return found
+        options = (epsilon, 0.0, "llama", in_place)
+        return LigerRMSNormFunction.apply(states, weight, *options)  # type: ignore[no-any-return]
 
     def turn(
         query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> Pair:
-        found = LigerRopeFunction.apply(query, key, cosines, sines)
-        return found[0], found[1]
+        query, key = LigerRopeFunction.apply(query, key, cosines, sines)
+        return query, key
 
     def cross_entropy(
         states: torch.Tensor,
@@ -398,10 +356,10 @@ def liger() -> Kernels:
         # No class weights, squared logarithms of sums, smoothing, soft caps or second results.
         options = (None, NOT_LEARNED, 0.0, 0.0, "sum", None, False)
         sum_in = torch.float32  # of the last layer's gradients
-        found: tuple[torch.Tensor, ...] = LigerFusedLinearCrossEntropyFunction.apply(
+        loss, *_ = LigerFusedLinearCrossEntropyFunction.apply(
             states, weight, targets, bias, *options, sum_in
         )
-        return found[0]
+        return loss  # type: ignore[no-any-return]
 
     return Kernels(
         title=f"liger-kernel {metadata.version('liger-kernel')}",

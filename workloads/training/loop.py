@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from workloads import registry
@@ -22,33 +23,29 @@ from workloads.bench.profiling import Profile, profiled
 from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
-from workloads.models import precision as precisions
 from workloads.models import precision as weights
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
-from workloads.models.precision import card_weight_bytes
 from workloads.models.products import origin_by, save_trained
 from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
-from workloads.training.checkpoints import on_host, restore, weights_of
+from workloads.training.checkpoints import on_host, restore, tensor_bytes, weights_of
 from workloads.training.data import ReadSamples, SampleFormat, read_samples
 from workloads.training.parallel.layout import Layout, pipeline_size, tensor_size
-from workloads.training.step import Steps, batch_maker, flops_per_token, held_out_loss, plan_data
+from workloads.training.step import Steps, batch_maker, flops_per_token, plan_data
 from workloads.training.technique import DataPlan, Loading, StepBatch, Training, positions
 from workloads.training.techniques import chosen
-from workloads.training.techniques.optimization import state_bytes
 
 _job_number = itertools.count()
 
 
 def run(request: Request, context: JobContext) -> Result:
     """Train, step by timed step; see ``workloads.base.Workload``."""
-    reasons = iter(("", "repeated after compilation"))
+    reasons = iter(("", "repeated after compilation"))  # not to go on from a checkpoint
     with contextlib.ExitStack() as job_ending:
 
         def once() -> Result:
             with contextlib.ExitStack() as ending:
-                job = _TrainingJob(request, context, ending, job_ending, begins_anew=next(reasons))
-                return job.run()
+                return _TrainingJob(request, context, ending, job_ending, next(reasons)).run()
 
         return repeated_if_compiled(once, request, context)
 
@@ -87,7 +84,7 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
         model = task.function("load")(source, **loading.model_arguments)
     if "device_map" not in loading.model_arguments:
         model.to(device.torch_device)
-    precisions.finish_loading(model, precision, device.name)
+    weights.finish_loading(model, precision, device.name)
     for check in loading.checks:
         check(model, tokenizer)
     for change in loading.changes:
@@ -98,7 +95,8 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
 
 
 class _TrainingJob:
-    """One pass over a job, of the one or two that there are."""
+    """One pass over a job, of the one or two that there are; ``ending`` is closed after it,
+    ``job_ending`` after the last."""
 
     def __init__(
         self,
@@ -108,14 +106,6 @@ class _TrainingJob:
         job_ending: contextlib.ExitStack,
         begins_anew: str,
     ) -> None:
-        """
-        Args:
-            request: the job.
-            context: what it runs in.
-            ending: of this pass.
-            job_ending: of the last pass.
-            begins_anew: reason why it does not go on from a checkpoint.
-        """
         self.request = request
         self.context = context
         self.ending = ending
@@ -131,7 +121,7 @@ class _TrainingJob:
         )
         self.load_s = 0.0
         self.baseline_host_memory_bytes = 0
-        self.details: dict[str, str] = {}  # of what was loaded, for the row
+        self.details: dict[str, str] = {}  # for the row
 
     def run(self) -> Result:
         """Load, train, measure and keep what was asked for."""
@@ -140,7 +130,15 @@ class _TrainingJob:
         device.seed(0)
         context.enter_phase("load")
         base, applied = self._load()
-        form = self._format(base)
+        pad = getattr(base.tokenizer, "pad_token_id", None)
+        form = SampleFormat(
+            tokenizer=base.tokenizer,
+            source=base.source,
+            config=base.model.config,
+            parameters=parameters,
+            pad_token_id=pad if isinstance(pad, int) else 0,
+            context_length=getattr(base.model.config, "max_position_embeddings", None),
+        )
         source = read_samples(request, context, method, base.task, form, layout)
         data = plan_data(device, form, request.batch_size, layout, base.task)
         data.ending = self.ending
@@ -172,13 +170,16 @@ class _TrainingJob:
         device.release_memory()
         device.reset_peak_memory()
         if context.world_size > 1:
-            training.details["weight_bytes_per_card"] = str(card_weight_bytes(training.model))
+            training.details["weight_bytes_per_card"] = str(
+                weights.card_weight_bytes(training.model)
+            )
         with HostMemoryPeak() as host_memory:
             measured = self._measure(steps, make, training)
         peak_device_memory_bytes = device.peak_memory_bytes()
         profile = Profile()
         if parameters.get("profile") and not request.probe:
             profile = profile_steps(training, steps, make(training.first_step))
+        training.undo.close()
         for technique in reversed(self.techniques):  # what came last is still as it was made
             technique.after_steps(training)
         details = {
@@ -187,22 +188,22 @@ class _TrainingJob:
             "learned": source.dataset.learned,
             **source.encoded.details,
             **training.details,
-            "optimizer_state_bytes": str(state_bytes(training.optimizer)),
+            "optimizer_state_bytes": str(tensor_bytes([*training.optimizer.state.values()])),
             **measured.details,
             **profile.details,
             "host_memory_peak": host_memory.method,
         }
-        losses, flag = self._losses(
+        metrics, flag = self._losses(
             measured.samples, sum(training.losses[0]), steps.evaluate(make(0))
         )
-        metrics = losses | base.source.metrics() | training.metrics
+        metrics |= base.source.metrics() | training.metrics
         details |= flag
         if not request.probe:
             if training.held_out_loss is not None:
                 metrics["held_out_loss"] = training.held_out_loss()
                 for name, objective in training.held_out_metrics.items():
                     metrics[name] = training.held_out_loss(objective)
-            details |= self._keep(training, base.source)
+            details |= self._save(training, base.source)
             if method.method.startswith("qat"):
                 training.wrapper = None
                 training.model, details["converted"] = methods.converted(training.model)
@@ -261,18 +262,6 @@ class _TrainingJob:
         self.load_s = context.clock() - began
         return base, applied
 
-    def _format(self, base: BaseModel) -> SampleFormat:
-        """The way in which the job's examples become its samples."""
-        pad = getattr(base.tokenizer, "pad_token_id", None)
-        return SampleFormat(
-            tokenizer=base.tokenizer,
-            source=base.source,
-            config=base.model.config,
-            parameters=self.request.parameters,
-            pad_token_id=pad if isinstance(pad, int) else 0,
-            context_length=getattr(base.model.config, "max_position_embeddings", None),
-        )
-
     def _training(
         self, base: BaseModel, applied: methods.Applied, data: DataPlan, source: ReadSamples
     ) -> Training:
@@ -280,7 +269,7 @@ class _TrainingJob:
         import torch
 
         request, context, method = self.request, self.context, self.method
-        rate, gather = methods.learning_rate(method), context.collective.gather
+        rate = methods.learning_rate(method)
 
         def update() -> None:
             for act in training.before_update:
@@ -311,7 +300,7 @@ class _TrainingJob:
             begins_anew=self.begins_anew,
             kept_as=request.kept_as,
             attempt=request.attempt,
-            gather=gather,
+            gather=context.collective.gather,
             details={
                 "method": method.method,
                 "learning_rate": f"{rate:g}",
@@ -320,11 +309,10 @@ class _TrainingJob:
                 **({"remote_code": "allowed"} if base.source.remote_code else {}),
             },
         )
+        self.ending.push(training.undo)  # where the job fails
         if source.held_out and not request.probe:
-            plain = Steps(training, (), data, iter(()))
-            training.held_out_loss = lambda objective=None: held_out_loss(
-                plain, training, data, source.held_out, gather, objective
-            )
+            steps = Steps(training, (), data, iter(()))
+            training.held_out_loss = partial(steps.held_out_loss, source.held_out)
         return training
 
     def _restart(self, training: Training) -> None:
@@ -339,10 +327,9 @@ class _TrainingJob:
     ) -> Measured:
         """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
 
-        How many rehearsals there are, hangs on the clock; what is learned must not, so each leaves
+        The number of rehearsals depends on the clock; what is learned must not, so each leaves
         weights, gradients and random numbers as they are before the first step. An attempt that
-        goes on from a checkpoint warms up anew, as its process does, with the first steps that are
-        left.
+        goes on from a checkpoint warms up anew with the first steps that are left.
         """
         settings, first = self.request.measure, training.first_step
         timed = range(first + settings.warmup, training.steps) if settings.warmup else ()
@@ -402,7 +389,7 @@ class _TrainingJob:
             return metrics, {}
         return metrics, {"loss_flag": flag}
 
-    def _keep(self, training: Training, source: ModelSource) -> dict[str, str]:
+    def _save(self, training: Training, source: ModelSource) -> dict[str, str]:
         """Save the adapter or the whole model under its name; where, for the row."""
         request, context, method = self.request, self.context, self.method
         origin = {

@@ -8,16 +8,13 @@ loss and of the gradients at once, so that only one chunk's exist.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import cross_entropy, linear, log_softmax
 
 from workloads.base import Unsupported
 from workloads.training.data import NOT_LEARNED
-
-if TYPE_CHECKING:
-    import torch
 
 
 def aligned_next_tokens(
@@ -40,51 +37,26 @@ def aligned_targets(
 def next_token_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Cross entropy of each next token, summed over the labelled ones, in float32.
-
-    Args:
-        logits: [rows, positions, vocabulary].
-        labels: [rows, positions], not shifted.
-        kept: the positions that the logits are of; None: all of them.
-    """
-    import torch
-
-    of_next, next_labels = aligned_next_tokens(logits, labels, kept)
-    return torch.nn.functional.cross_entropy(
-        of_next.float(),
-        next_labels,
-        ignore_index=NOT_LEARNED,
-        reduction="sum",
-    )
+    """Cross entropy of each next token, summed over the labelled ones, in float32: of logits [rows,
+    positions, vocabulary], of all positions or those ``kept``, and labels [rows, positions], not
+    shifted."""
+    return _summed(*aligned_next_tokens(logits, labels, kept))
 
 
 def target_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Cross entropy of each labelled position, summed, in float32: nothing is shifted here, since a
-    decoder was given its target one place later, and a masked word is predicted where it stands.
+    """As ``next_token_loss`` where nothing is shifted, since a decoder was given its target one
+    place later, and a masked word is predicted where it stands."""
+    return _summed(*aligned_targets(logits, labels))
 
-    Args:
-        logits: [rows, positions, vocabulary].
-        labels: [rows, positions].
-        kept: not used; the logits are of all positions.
-    """
-    import torch
 
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
-        labels.flatten(),
-        ignore_index=NOT_LEARNED,
-        reduction="sum",
-    )
+def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.float(), labels, ignore_index=NOT_LEARNED, reduction="sum")
 
 
 def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
-    """The positions whose logits some row's loss needs, ascending.
-
-    Args:
-        labels: [rows, positions], not shifted; -100 where nothing is learned.
-    """
+    """The positions whose logits some row's loss needs, ascending, by labels [rows, positions]."""
     return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
 
 
@@ -92,7 +64,7 @@ def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
 CHUNK = 128
 
 
-class _Summed(torch.autograd.Function):
+class _ChunkedSum(torch.autograd.Function):
     """The summed cross entropy of states [positions, width] under a last layer."""
 
     @staticmethod
@@ -149,8 +121,7 @@ def summed(
 ) -> torch.Tensor:
     """The summed cross entropy of states [positions, width] under a last layer, for targets
     [positions]."""
-    found: torch.Tensor = _Summed.apply(states, weight, bias, targets)
-    return found
+    return _ChunkedSum.apply(states, weight, bias, targets)  # type: ignore[no-any-return]
 
 
 def without_last_layer(model: Any, device: str) -> ChunkedLoss:
@@ -191,13 +162,7 @@ class ChunkedLoss:
     def __call__(
         self, states: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Cross entropy of each next token, summed over the labelled ones.
-
-        Args:
-            states: [rows, positions, width], where others get logits.
-            labels: [rows, positions], not shifted.
-            kept: not used; the states are of all positions.
-        """
+        """As ``next_token_loss``, of states [rows, positions, width] at all positions."""
         targets = labels[:, 1:]
         learned = targets != NOT_LEARNED
         return self.cross_entropy(

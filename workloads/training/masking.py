@@ -58,16 +58,11 @@ def cut(ids: Sequence[int], special: Sequence[bool], length: int) -> list[Chunk]
     whole = len(ids) // length
     table = numpy.asarray(ids[: whole * length], numpy.int64).reshape(whole, length)
     marks = numpy.asarray(special[: whole * length], numpy.bool_).reshape(whole, length)
-    return [Chunk(*both) for both in zip(table, marks, strict=True)]
+    return list(map(Chunk, table, marks))
 
 
 def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
-    """The first ``count`` chunks of a corpus, or as many as there are.
-
-    Raises:
-        BadConfiguration: the model has fewer positions than a chunk has tokens, or its tokenizer
-            no mask token.
-    """
+    """The first ``count`` chunks of a corpus, or as many as there are."""
     room = usable_positions(form.config.to_dict())
     if room is not None and form.max_length > room:
         raise BadConfiguration(
@@ -78,11 +73,11 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
     ids: list[int] = []
     special: list[bool] = []
     texts = 0
-    for some in _encoded(examples, form.tokenizer):
+    for text_ids, text_special in _encoded(examples, form.tokenizer):
         if len(ids) >= count * form.max_length:
             break
-        ids += some[0]
-        special += some[1]
+        ids += text_ids
+        special += text_special
         texts += 1
     chunks = cut(ids, special, form.max_length)[:count]
     share = f"{form.parameters['masked_share']:.3g}"
@@ -97,17 +92,13 @@ def _encoded(examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[list
     """The tokens of each text, and which of them the tokenizer has put around it."""
     for start in range(0, len(examples), _TEXTS_AT_ONCE):
         texts = [text_of(example) for example in examples[start : start + _TEXTS_AT_ONCE]]
-        found = tokenizer(texts, return_special_tokens_mask=True, verbose=False)
-        yield from zip(found["input_ids"], found["special_tokens_mask"], strict=True)
+        encoded = tokenizer(texts, return_special_tokens_mask=True, verbose=False)
+        yield from zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
 
 
 def arrange(chunks: Sequence[Chunk], batch: int) -> list[list[int]]:
     """Global batches in the order of the corpus; an incomplete last one is dropped, so that each
-    chunk is met once before any is met again.
-
-    Raises:
-        BadConfiguration: there is less than one batch.
-    """
+    chunk is met once before any is met again."""
     whole = len(chunks) // batch
     if not whole:
         raise BadConfiguration(
@@ -119,9 +110,8 @@ def arrange(chunks: Sequence[Chunk], batch: int) -> list[list[int]]:
 
 def draw(chunks: Sequence[Chunk], form: SampleFormat, step: int) -> list[Chunk]:
     """A global batch as one step meets it."""
-    tokenizer = form.tokenizer
     share = float(form.parameters["masked_share"])
-    return masked(chunks, share, int(tokenizer.mask_token_id), len(tokenizer), step)
+    return masked(chunks, share, int(form.tokenizer.mask_token_id), len(form.tokenizer), step)
 
 
 def masked(
@@ -138,7 +128,7 @@ def masked(
     shown = numpy.where(number < share * REPLACED, mask_id, ids)
     anything = learned & (number >= share * REPLACED) & (number < share * (REPLACED + RANDOM))
     shown[anything] = random.integers(vocabulary, size=int(anything.sum()))
-    return [Chunk(*each) for each in zip(shown, special, labels, strict=True)]
+    return list(map(Chunk, shown, special, labels))
 
 
 def collate(chunks: Sequence[Chunk], form: SampleFormat, fixed: bool = False) -> Inputs:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from workloads.base import BadConfiguration, Metric, Unsupported
 from workloads.bench.profiling import PROFILE
 from workloads.data.datasets import DatasetParameters
-from workloads.models import precision as precisions
 from workloads.models import precision as weights
 from workloads.models import rules
 from workloads.settings import setting
@@ -241,11 +240,11 @@ def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any
     Raises:
         Unsupported: the base cannot be had on this device, or a package is missing.
     """
-    arguments = precisions.loading_arguments(base_precision(method, precision), device.name)
+    arguments = weights.loading_arguments(base_precision(method, precision), device.name)
     if method != "qlora":
         return arguments
     # QLoRA's products are in the job's precision, which is that of everything not in 4 bits.
-    dtype = precisions.compute_dtype(precision)
+    dtype = weights.compute_dtype(precision)
     arguments["quantization_config"].bnb_4bit_compute_dtype = dtype
     keyword = next(name for name in arguments if name.endswith("dtype"))
     return arguments | {keyword: dtype, "device_map": {"": device.torch_device}}
@@ -259,8 +258,10 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         Unsupported: sizes that the quantization cannot divide; a missing package.
     """
     method = parameters.method
+    from workloads.models.describe import linear_layers
+
     base = weights.inspect(model, base_precision(method, precision), device)
-    names = _layer_names(model)
+    names = [layer.name for layer in linear_layers(model)]
     detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
     if method == "qlora":
         # All stays as loaded. peft's prepare_model_for_kbit_training would turn embeddings and
@@ -289,33 +290,25 @@ def _keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _layer_names(model: Any) -> list[str]:
-    from workloads.models.describe import linear_layers
-
-    return [layer.name for layer in linear_layers(model)]
-
-
 def _with_adapter(model: Any, parameters: MethodParameters, chosen: tuple[str, ...]) -> Any:
     from peft import LoraConfig, TaskType, VeraConfig, get_peft_model
 
-    r = rank(parameters)
     # Conv1D, GPT-2's linear layer, stores its matrix the other way round.
     transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())
     pairs = getattr(model.config, "is_encoder_decoder", False)
     kind = TaskType.SEQ_2_SEQ_LM if pairs else TaskType.CAUSAL_LM
-    common: dict[str, Any] = {"target_modules": list(chosen), "task_type": kind}
-    if parameters.method == "vera":
-        config: Any = VeraConfig(r=r, fan_in_fan_out=transposed, **common)
-    else:
-        config = LoraConfig(
-            r=r,
-            lora_alpha=parameters.alpha or 2 * r,
-            use_dora=parameters.method == "dora",
-            fan_in_fan_out=transposed,
-            **common,
-        )
+    settings: dict[str, Any] = {
+        "r": rank(parameters),
+        "target_modules": list(chosen),
+        "task_type": kind,
+        "fan_in_fan_out": transposed,
+    }
+    if parameters.method != "vera":
+        settings["lora_alpha"] = parameters.alpha or 2 * rank(parameters)
+        settings["use_dora"] = parameters.method == "dora"
     try:
-        return get_peft_model(model, config)
+        config = VeraConfig if parameters.method == "vera" else LoraConfig
+        return get_peft_model(model, config(**settings))
     except (ValueError, NotImplementedError) as error:  # e.g. VeRA on shapes it cannot share
         raise Unsupported(f"{parameters.method} on this model: {error}") from error
 
@@ -328,45 +321,43 @@ def _trained_formats(model: Any) -> str:
 # ------------------------------------------------------------------ quantization-aware training
 
 
-def _qat_base() -> Any:
-    import torch
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup
-
-    return Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int4,  # type: ignore[attr-defined]
-        weight_granularity=PerGroup(QAT_GROUP),
-    )
-
-
 def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:
+    import torch
+
     try:
-        from torchao.quantization import quantize_
+        from torchao.quantization import (
+            Int8DynamicActivationIntxWeightConfig,
+            PerGroup,
+            quantize_,
+        )
         from torchao.quantization.qat import QATConfig
     except ImportError as error:
         raise Unsupported(f"quantization-aware training needs torchao: {error}") from error
 
     logging.getLogger("torchao").setLevel(logging.ERROR)
-    quantize_(model, QATConfig(_qat_base(), step=step), belongs)
+    base = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        weight_granularity=PerGroup(QAT_GROUP),
+    )
+    quantize_(model, QATConfig(base, step=step), belongs)
 
 
 def _fake_quantize(model: Any) -> None:
     import torch
 
     output = model.get_output_embeddings()
-    uneven = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-        and module is not output
-        and module.in_features % QAT_GROUP
-    ]
-    if uneven:
-        raise Unsupported(
-            f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not divide "
-            f"the inputs of {uneven[0]}"
-        )
-    _qat(model, "prepare", lambda m, _: isinstance(m, torch.nn.Linear) and m is not output)
-    if not any("FakeQuantized" in type(module).__name__ for module in model.modules()):
+
+    def belongs(module: Any, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and module is not output
+
+    for name, module in model.named_modules():
+        if belongs(module, name) and module.in_features % QAT_GROUP:
+            raise Unsupported(
+                f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not "
+                f"divide the inputs of {name}"
+            )
+    _qat(model, "prepare", belongs)
+    if not _fake_quantized(model):
         raise BadConfiguration("torchao put fake quantization on none of the model's layers")
 
 
@@ -382,10 +373,10 @@ def converted(model: Any) -> tuple[Any, str]:
 
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
-    fake = {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
+    fake = _fake_quantized(model)
     before = sum(weights.stored_bytes(p) for p in model.parameters())
     _qat(model, "convert", lambda module, name: isinstance(module, torch.nn.Linear))
-    left = {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
+    left = _fake_quantized(model)
     integer = {n for n in fake if _is_int4(model.get_submodule(n).weight)}
     if left or not fake or integer != fake:
         raise BadConfiguration(
@@ -394,6 +385,11 @@ def converted(model: Any) -> tuple[Any, str]:
         )
     after = sum(weights.stored_bytes(p) for p in model.parameters())
     return model, f"{len(integer)} layers to int4 weights; {before} to {after} bytes as stored"
+
+
+def _fake_quantized(model: Any) -> set[str]:
+    """Names of the layers with fake quantization."""
+    return {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
 
 
 def _is_int4(weight: torch.Tensor) -> bool:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.checkpoints import CheckpointKind
 from workloads.settings import WorkloadParameters, setting
-from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat
+from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat, rows_of
 from workloads.training.parallel.layout import model_parallel_size
 
 if TYPE_CHECKING:
-    import torch
-
     from workloads.data.shapes import Example
     from workloads.training.technique import Inputs
 
@@ -90,7 +89,15 @@ _OF_ONE_ROW = {
 
 def refuse(job: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
     """Objections to a job with such a model."""
-    yield from _fp16(job, kind)
+    autocast = job.parameters.get("autocast")
+    if kind.model_type in _OVERFLOWING and "fp16" in (job.precision, autocast):
+        name = "precision" if job.precision == "fp16" else "autocast"
+        yield Refusal(
+            setting=name,
+            reason="T5's feed-forward layers overflow in fp16",
+            hint=f"write {name}: bf16",
+            unsupported=True,
+        )
     if job.parameters.get("max_length", 512) != 512:
         yield Refusal(
             setting="max_length",
@@ -114,22 +121,6 @@ def refuse(job: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
             "cards",
             unsupported=True,
         )
-
-
-def _fp16(job: JobDescription, kind: CheckpointKind) -> Iterator[Refusal]:
-    if kind.model_type not in _OVERFLOWING:
-        return
-    for name, value in (
-        ("precision", job.precision),
-        ("autocast", job.parameters.get("autocast")),
-    ):
-        if value == "fp16":
-            yield Refusal(
-                setting=name,
-                reason="T5's feed-forward layers overflow in fp16",
-                hint=f"write {name}: bf16",
-                unsupported=True,
-            )
 
 
 #: T5's own checkpoints were trained with a prefix for each task.
@@ -163,12 +154,7 @@ def source_text(example: Example, prefix: str) -> str:
 
 
 def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
-    """The first ``count`` examples with a summary, each once, as pairs.
-
-    Raises:
-        BadConfiguration: no example has a summary; the model has too few positions.
-        Unsupported: the model does not say how a target begins.
-    """
+    """The first ``count`` examples with a summary, each once, as pairs."""
     longest, longest_target = source_length(form.parameters), target_length(form.parameters)
     form.check_length("max_source_length", longest)
     form.check_length("max_target_length", longest_target)
@@ -181,18 +167,11 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
         )
     prefix = str(form.parameters.get("source_prefix") or "")
     chosen = usable[:count]
-    sources = form.tokenizer(
-        [source_text(example, prefix) for example in chosen],
-        max_length=longest,
-        truncation=True,
-        return_attention_mask=False,
-    )["input_ids"]
-    targets = form.tokenizer(
-        text_target=[example.summary for example in chosen],
-        max_length=longest_target,
-        truncation=True,
-        return_attention_mask=False,
-    )["input_ids"]
+    tokenize = partial(form.tokenizer, truncation=True, return_attention_mask=False)
+    texts = [source_text(example, prefix) for example in chosen]
+    sources = tokenize(texts, max_length=longest)["input_ids"]
+    summaries = [example.summary for example in chosen]
+    targets = tokenize(text_target=summaries, max_length=longest_target)["input_ids"]
     return Encoded(
         samples=[Pair(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)],
         details={
@@ -218,19 +197,17 @@ def begin_token_id(config: Any) -> int:
     Raises:
         Unsupported: the model has none; its targets begin otherwise, with a language say.
     """
-    found = getattr(config, "decoder_start_token_id", None)
-    if not isinstance(found, int):
+    begin = getattr(config, "decoder_start_token_id", None)
+    if not isinstance(begin, int):
         raise Unsupported(
             f"{getattr(config, 'model_type', 'this model')} has no decoder_start_token_id in its "
             "config; this version trains models whose targets begin with one token"
         )
-    return found
+    return begin
 
 
 def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) -> Inputs:
     """One pair a row, both sides padded to the longest, or to all there may be if ``fixed``."""
-    import torch
-
     from workloads.training.technique import Inputs
 
     source, target = source_length(form.parameters), target_length(form.parameters)
@@ -239,15 +216,12 @@ def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) ->
         target = max(len(sample.target) for sample in samples)
     begin, pad = begin_token_id(form.config), form.pad_token_id
 
-    def rows(values: Sequence[Sequence[int]], length: int, filling: int) -> torch.Tensor:
-        filled = [[*row, *[filling] * (length - len(row))] for row in values]
-        return torch.tensor(filled, dtype=torch.long)
-
+    given = [[begin, *sample.target[:-1]] for sample in samples]
     return Inputs(
-        input_ids=rows([sample.source for sample in samples], source, pad),
-        attention_mask=rows([[1] * len(sample.source) for sample in samples], source, 0),
-        decoder_input_ids=rows([[begin, *sample.target[:-1]] for sample in samples], target, pad),
-        labels=rows([sample.target for sample in samples], target, NOT_LEARNED),
+        input_ids=rows_of([sample.source for sample in samples], source, pad),
+        attention_mask=rows_of([[1] * len(sample.source) for sample in samples], source, 0),
+        decoder_input_ids=rows_of(given, target, pad),
+        labels=rows_of([sample.target for sample in samples], target, NOT_LEARNED),
     )
 
 

@@ -52,21 +52,11 @@ class SampleAttention:
         position_ids: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Called by the model's layers.
+        """The outputs of a layer, [rows, positions, heads, width], and None for the weights.
 
-        Args:
-            module: the layer.
-            query: [rows, heads, positions, width].
-            key: as ``query``, with as many heads as the model keeps.
-            value: as ``key``.
-            attention_mask: none; positions say which sample a token is of.
-            scaling: of the scores.
-            dropout: of the weights.
-            position_ids: [rows, positions], handed through by the model.
-            others: further arguments, refused where they would change the result.
-
-        Returns:
-            [rows, positions, heads, width], and None for the weights.
+        ``query`` is [rows, heads, positions, width], ``key`` and ``value`` with as many heads as
+        the model keeps, ``position_ids`` [rows, positions], handed through by the model. Other
+        arguments are refused where they would change the result.
         """
         if position_ids is None or attention_mask is not None:
             raise Unsupported("packed_attention apart: this model tells its attention no positions")
@@ -89,11 +79,7 @@ class SampleAttention:
 
 
 def sample_lengths(places: torch.Tensor) -> list[int]:
-    """Tokens of each sample, by the positions of all tokens in turn.
-
-    Raises:
-        Unsupported: the first token is within a sample.
-    """
+    """Tokens of each sample, by the positions of all tokens in turn."""
     starts: list[int] = (places == 0).nonzero().flatten().tolist()
     if starts[:1] != [0]:
         raise Unsupported("packed_attention apart: positions do not begin with 0")

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.bench.measure import Observation
 from workloads.models.precision import logical_count
@@ -31,14 +31,8 @@ def plan_data(
     device: Device, form: SampleFormat, batch_size: int, layout: Layout, task: TaskSpec
 ) -> DataPlan:
     """Batches as they are without any technique: in order, read in turn, collated by the task."""
-
     collate = task.function("collate")
     draw = task.function("draw") if "draw" in task.functions else None
-
-    def move(inputs: Inputs) -> Inputs:
-        moved = {name: t.to(device.torch_device) for name, t in inputs.tensors().items()}
-        return Inputs(**moved)
-
     data = DataPlan(
         device=device,
         task=task,
@@ -50,7 +44,7 @@ def plan_data(
         collate=lambda samples: collate(samples, form),
         draw=lambda samples, step: samples if draw is None else draw(samples, form, step),
         feed=lambda make: map(make, itertools.count(data.first_step)),
-        move=move,
+        move=lambda inputs: inputs.changed(lambda tensor: tensor.to(device.torch_device)),
     )
     return data
 
@@ -82,6 +76,11 @@ def batch_maker(
     return make
 
 
+#: Parts of a step, each of which is timed.
+_PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+_Stamps: TypeAlias = "dict[str, list[tuple[Any, Any]]]"
+
+
 class Steps:
     """Runs optimizer steps one after another, as ``measure`` asks for them."""
 
@@ -93,47 +92,18 @@ class Steps:
         self._data = data
         self._feed: Iterator[StepBatch] = feed
         self._step = training.first_step
+        self._stamps: _Stamps = {}
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """One optimizer step; the returned function reads loss and times off the card."""
         training, device = self._training, self._training.device
-        stamps: dict[str, list[tuple[Any, Any]]] = {
-            "data_s": [],
-            "forward_s": [],
-            "backward_s": [],
-            "optimizer_s": [],
-        }
-
+        stamps = self._stamps = {part: [] for part in _PARTS}
         for exchange in training.exchanges:
             exchange.begin_step()
-
-        @contextlib.contextmanager
-        def timed(part: str) -> Iterator[None]:
-            began = device.stamp()
-            yield
-            stamps[part].append((began, device.stamp()))
-
-        with timed("data_s"):
+        with self._timed("data_s"):
             step = next(self._feed)
-        losses = []
-        if training.pipeline is not None:
-            with timed("data_s"):
-                moved = self._moved(step)
-            losses.append(training.pipeline.learn(moved, 1 / step.loss_tokens, stamps))
-        for number, host in enumerate(() if training.pipeline else step.micro_batches):
-            with timed("data_s"):
-                inputs = self._data.move(host)
-            last = number == len(step.micro_batches) - 1
-            with contextlib.ExitStack() as around:
-                for enter in training.around_micro_batch:
-                    around.enter_context(enter(last))
-                with timed("forward_s"):
-                    loss = self.loss(inputs) / step.loss_tokens
-                with timed("backward_s"):
-                    training.backward(loss)
-            losses.append(loss.detach())
-            device.mark_step()
-        with timed("optimizer_s"):
+        losses = self._passes(step)
+        with self._timed("optimizer_s"):
             training.update()
         training.losses.append(losses)
         for technique in self._techniques:
@@ -143,7 +113,7 @@ class Steps:
 
         def observe() -> Observation:
             training.losses[-1] = read = (sum(float(loss) for loss in losses),)
-            shares: dict[str, Any] = {
+            seconds: dict[str, Any] = {
                 part: device.seconds_in(pairs) for part, pairs in stamps.items()
             }
             return Observation(
@@ -152,7 +122,7 @@ class Steps:
                 computed_tokens=step.computed_tokens,
                 loss=read[0],
                 communication_s=_sum([one.waited_s() for one in training.exchanges]),
-                **shares,
+                **seconds,
             )
 
         return observe
@@ -160,34 +130,55 @@ class Steps:
     def untimed(self, step: StepBatch) -> None:
         """An optimizer step that no technique hears of. What the cards divide among them is learned
         from as in any step."""
-        training = self._training
-        if training.pipeline is not None:
-            training.pipeline.learn(self._moved(step), 1 / step.loss_tokens, {})
-        for number, host in enumerate(() if training.pipeline else step.micro_batches):
-            with contextlib.ExitStack() as around:
-                for enter in training.around_micro_batch:
-                    around.enter_context(enter(number == len(step.micro_batches) - 1))
-                training.backward(self.loss(self._data.move(host)) / step.loss_tokens)
-        training.update()
+        self._stamps = {}
+        self._passes(step)
+        self._training.update()
 
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
         """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
         training = self._training
-        if training.pipeline is not None:
-            training.pipeline.learn(self._moved(step), 0.0, {})
-        for host in () if training.pipeline else step.micro_batches:
-            with contextlib.ExitStack() as around:
-                for enter in training.around_rehearsal:
-                    around.enter_context(enter())
-                loss = self.loss(self._data.move(host)) / step.loss_tokens
-                training.backward(loss * 0)  # what an optimizer has summed up stays as it is
-            training.device.mark_step()
+        self._stamps = {}
+        self._passes(step, rehearsal=True)
         training.optimizer.zero_grad(set_to_none=True)
         training.device.synchronize()
         return {*step.shape}
 
+    def _passes(self, step: StepBatch, rehearsal: bool = False) -> list[torch.Tensor]:
+        """Forward and backward of all micro-batches; their losses, or that of all together."""
+        training = self._training
+        if training.pipeline is not None:
+            with self._timed("data_s"):
+                moved = self._moved(step)
+            scale = 0.0 if rehearsal else 1 / step.loss_tokens
+            return [training.pipeline.learn(moved, scale, self._stamps)]
+        losses = []
+        for number, host in enumerate(step.micro_batches):
+            last = number == len(step.micro_batches) - 1
+            with self._timed("data_s"):
+                inputs = self._data.move(host)
+            with contextlib.ExitStack() as around:
+                if rehearsal:
+                    for enter in training.around_rehearsal:
+                        around.enter_context(enter())
+                else:
+                    for begin in training.around_micro_batch:
+                        around.enter_context(begin(last))
+                with self._timed("forward_s"):
+                    loss = self.loss(inputs) / step.loss_tokens
+                with self._timed("backward_s"):
+                    # Of a rehearsal what an optimizer has summed up stays as it is.
+                    training.backward(loss * 0 if rehearsal else loss)
+            losses.append(loss.detach())
+            training.device.mark_step()
+        return losses
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = self._training.device.stamp()
+        yield
+        self._stamps.setdefault(part, []).append((began, self._training.device.stamp()))
+
     def _moved(self, step: StepBatch) -> list[Inputs]:
-        """All micro-batches on the card."""
         return [self._data.move(host) for host in step.micro_batches]
 
     def loss(self, inputs: Inputs, objective: Objective | None = None) -> torch.Tensor:
@@ -202,12 +193,40 @@ class Steps:
         """The loss on a batch as the model is now; nothing is learned."""
         import torch
 
-        parts, pipeline = step.micro_batches, self._training.pipeline
+        pipeline = self._training.pipeline
         if pipeline is not None:
             return float(pipeline.evaluate(self._moved(step))) / step.loss_tokens
         with torch.no_grad():
-            total = sum(float(self.loss(self._data.move(part), objective)) for part in parts)
+            total = sum(float(self.loss(part, objective)) for part in self._moved(step))
         return total / step.loss_tokens
+
+    def held_out_loss(
+        self, samples: Sequence[Learnable], objective: Objective | None = None
+    ) -> float:
+        """Mean loss of the learned tokens of held-out samples, as the model is now, without
+        dropout. It is the task's unless an objective is given, whatever is trained by.
+
+        They are read in batches of training's size, in their order; the last one is filled from
+        the first samples. Every rank computes its part.
+        """
+        training, data = self._training, self._data
+        plan = dataclasses.replace(data, arrange=in_order)
+        make = batch_maker(plan, samples, training.layout.data_rank)
+        summed = tokens = 0.0
+        compiled = training.model._compiled_call_impl
+        training.model.eval()
+        training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+        try:
+            for number in range(-(-len(samples) // (data.batch_size * data.cards))):
+                step = make(number)
+                mean = self.evaluate(step, objective or training.plain_loss)
+                summed += mean * step.loss_tokens
+                tokens += step.loss_tokens
+        finally:
+            training.model._compiled_call_impl = compiled
+            training.model.train()
+        means = training.gather(summed / tokens)
+        return math.fsum(means) / len(means)
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
@@ -216,62 +235,20 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(times) else None
 
 
-def held_out_loss(
-    steps: Steps,
-    training: Training,
-    data: DataPlan,
-    samples: Sequence[Learnable],
-    gather: Callable[[Any], list[Any]],
-    objective: Objective | None = None,
-) -> float:
-    """Mean loss of the learned tokens of held-out samples, as the model is now, without dropout.
-    It is the task's unless an objective is given, whatever is trained by.
-
-    They are read in batches of training's size, in their order; the last one is filled from the
-    first samples. Every rank computes its part.
-    """
-    plan = dataclasses.replace(data, arrange=in_order)
-    make = batch_maker(plan, samples, training.layout.data_rank)
-    batches = -(-len(samples) // (data.batch_size * data.cards))
-    summed = tokens = 0.0
-    compiled = training.model._compiled_call_impl
-    training.model.eval()
-    training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
-    try:
-        for number in range(batches):
-            step = make(number)
-            mean = steps.evaluate(step, objective or training.plain_loss)
-            summed += mean * step.loss_tokens
-            tokens += step.loss_tokens
-    finally:
-        training.model._compiled_call_impl = compiled
-        training.model.train()
-    each = gather(summed / tokens)
-    return math.fsum(each) / len(each)
-
-
 def flops_per_token(task: TaskSpec, model: Any, samples: Sequence[Learnable]) -> float:
-    """Operations of one training step for each token of these samples."""
-    if "layer_share" in task.functions:
-        return train_flops_per_token(model, task.function("layer_share")(samples))
-    return train_flops_per_token(model)
-
-
-def train_flops_per_token(model: Any, share: Callable[[str], float] = lambda name: 1.0) -> float:
-    """Floating-point operations of one training step for each token, for the share of a card's peak
-    that is used (MFU).
+    """Floating-point operations of one training step for each token of these samples, for the share
+    of a card's peak that is used (MFU).
 
     A linear layer of n weights takes 2n operations forward, 2n more for the gradient of its inputs,
-    and 2n for that of its weights if they learn. Layers below everything that learns need no
-    backward pass. Left out by convention: attention's own products, norms, activations, the
-    embedding, and what gradient checkpointing computes again.
-
-    Args:
-        model: as it is trained.
-        share: name of a layer -> share of the tokens that pass it.
+    and 2n for that of its weights if they learn; a task may say which share of the tokens passes a
+    layer. Layers below everything that learns need no backward pass. Left out by convention:
+    attention's own products, norms, activations, the embedding, and what gradient checkpointing
+    computes again.
     """
     import torch
 
+    by_layer = "layer_share" in task.functions
+    share = task.function("layer_share")(samples) if by_layer else lambda name: 1.0
     total = 0.0
     learning_below = False
     for name, module in model.named_modules():

@@ -1,23 +1,12 @@
 """The seam of training techniques: each is one switch of fine-tuning, and an axis of a grid.
 
 A technique is a pydantic model of its own parameters (names and descriptions go into grids and
-their schema), with methods for the points at which it may act, in this order:
-
-    refusals     pure: what it does not go together with, decided in the plan
-    notes        pure: what a reader of the plan should know
-    before_load  arguments for loading model and tokenizer, settings of the process
-    on_data      how samples become batches, and how batches reach the card
-    on_model     the model is on the card, the fine-tuning method is applied
-    on_cards     the model is as it will be trained; several cards divide it among them
-    on_optimizer the optimizer is made
-    before_steps everything is ready, nothing is timed yet
-    after_step   a step is over, still inside its timed part
-    after_steps  the last step is over, no longer timed; the last technique acts first
-
-The methods do nothing unless a technique overrides them. What they may change is what the objects
-that they are given hold: replace a function, add to a list. What has to end with the job, however
-it ends (processes, files), is put on their ``ending``. A module of a technique imports torch only
-inside those methods, so that a plan knows all techniques without it.
+their schema), with methods for the points at which it may act, in the order of ``Technique``. They
+do nothing unless a technique overrides them, and are called only where it is set to do something
+(``Technique.acts``). What they may change is what the objects that they are given hold: replace a
+function, add to a list. What has to end with the job, however it ends (processes, files), is put on
+their ``ending``. A module of a technique imports torch only inside those methods, so that a plan
+knows all techniques without it.
 """
 
 from __future__ import annotations
@@ -25,24 +14,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from workloads.base import JobDescription, Refusal
 from workloads.devices import CAPABILITIES, device_spec
 from workloads.registry import Metric
 from workloads.settings import Settings, Value
-from workloads.training.parallel.layout import Layout
+from workloads.training.parallel.layout import Layout, divides_weights, driven_by_deepspeed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
+    from torch.distributed.checkpoint.stateful import Stateful
 
     from workloads.base import Phase
     from workloads.devices.base import Device
     from workloads.registry import TaskSpec
     from workloads.training.data import Learnable, SampleFormat
+    from workloads.training.parallel.deepspeed import Divided
     from workloads.training.parallel.exchange import Exchange
+    from workloads.training.parallel.pipeline import Pipeline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,8 +73,12 @@ class Inputs:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that there are, by name."""
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+        """The same with every tensor put through a function."""
+        return Inputs(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,11 +117,8 @@ class StepBatch:
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from which a card copies without the host's help; the
         name by which torch's DataLoader asks for it."""
-        pinned = tuple(
-            Inputs(**{name: tensor.pin_memory() for name, tensor in inputs.tensors().items()})
-            for inputs in self.micro_batches
-        )
-        return replace(self, micro_batches=pinned)
+        pinned = (part.changed(lambda tensor: tensor.pin_memory()) for part in self.micro_batches)
+        return replace(self, micro_batches=tuple(pinned))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,51 +148,10 @@ class DataPlan:
     ending: ExitStack = field(default_factory=ExitStack)
 
 
+#: A setting, or one value of it.
+Key: TypeAlias = "str | tuple[str, Value]"
 #: A micro-batch, its logits and the positions that they are of (None: all) -> summed loss.
 Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
-
-
-class Passes(Protocol):
-    """The passes of all micro-batches of a step, where cards work on several of them at a time."""
-
-    def learn(
-        self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
-    ) -> torch.Tensor:
-        """Forward and backward: add the gradients of the summed loss times ``scale`` to those there
-        are. ``parts`` gets the stamps of ``forward_s`` and ``backward_s``. Returns that loss."""
-
-    def evaluate(self, inputs: Sequence[Inputs]) -> torch.Tensor:
-        """Forward only: the summed loss."""
-
-    def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
-        """Sum over the stages of what each of them has, on all."""
-
-
-class Stateful(Protocol):
-    """A part of training that remembers something between steps."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as plain values and tensors."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Take over such a state."""
-
-
-class DividedState(Protocol):
-    """Weights and optimizer that a library divides among the cards, and saves in parts."""
-
-    def save(self, directory: Path) -> None:
-        """Write every rank's part; all ranks are here."""
-
-    def load(self, directory: Path) -> None:
-        """Read every rank's part back; all ranks are here."""
-
-
-class HeldOutLoss(Protocol):
-    """Mean loss of the learned tokens of held-out examples."""
-
-    def __call__(self, objective: Objective | None = None) -> float:
-        """By the objective; None: by the task's loss."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,15 +203,15 @@ class Training:
     #: it; from ``on_cards`` on, with DeepSpeed from ``on_optimizer`` on.
     wrapper: Any = None
     #: Runs the micro-batches of a step together; None: one after another, by ``called``.
-    pipeline: Passes | None = None
+    pipeline: Pipeline | None = None
     #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
     #: The ways in which the cards exchange what they computed.
     exchanges: list[Exchange] = field(default_factory=list)
     compile_s: float = 0.0  # spent on compiling before the first step
-    #: Loss on the examples that are held out, as the model is now, by an objective or the task's
-    #: loss (None); asked for by all ranks together. None where none are held out.
-    held_out_loss: HeldOutLoss | None = None
+    #: Mean loss of the learned tokens of held-out examples, as the model is now, by an objective or
+    #: (without one) the task's loss; called by all ranks together. None where none are held out.
+    held_out_loss: Callable[..., float] | None = None
     #: Name of a metric -> the objective by which the held-out examples are read for it, as for
     #: ``held_out_loss``: after the last step, of the model as it then is.
     held_out_metrics: dict[str, Objective] = field(default_factory=dict)
@@ -269,6 +219,9 @@ class Training:
     origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)
+    #: Closed after the last step, before the trained model is looked at: what was put into the
+    #: model's code for the steps alone.
+    undo: ExitStack = field(default_factory=ExitStack)
     #: Closed when the job is over, which may take a second pass over it; ``ending`` after each.
     job_ending: ExitStack = field(default_factory=ExitStack)
     #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
@@ -279,7 +232,7 @@ class Training:
     #: By name, what remembers something between steps beside weights and optimizer.
     stateful: dict[str, Stateful] = field(default_factory=dict)
     #: Set where weights and optimizer are not this rank's alone to save.
-    divided: DividedState | None = None
+    divided: Divided | None = None
     begins_anew: str = ""  # reason why training does not go on from a checkpoint
     first_step: int = 0  # that this attempt takes
     #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
@@ -322,7 +275,7 @@ class Training:
 
 
 class Technique(Settings):
-    """Base of all: acts nowhere, goes together with everything."""
+    """Base of all: does nothing, goes together with everything."""
 
     name: ClassVar[str]  # of its file, or of its entry point
     #: What people call it, for documentation and reports.
@@ -330,6 +283,8 @@ class Technique(Settings):
     #: Among all techniques, which act at each point in ascending order, and after the last step in
     #: descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
+    #: True where it has something to do whatever its settings say.
+    always: ClassVar[bool] = False
     #: Functions of a task (``registry.TASKS``) without which it has nothing to act on.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Figures that it adds to rows of workloads that train (``Training.metrics``).
@@ -339,32 +294,62 @@ class Technique(Settings):
     beside: ClassVar[Mapping[str, tuple[str, tuple[Value, ...]]]] = {}
     #: The capability (``devices.CAPABILITIES``) that a device needs for a setting, or for one value
     #: of it.
-    capabilities: ClassVar[Mapping[str | tuple[str, Value], str]] = {}
+    capabilities: ClassVar[Mapping[Key, str]] = {}
+    #: What does not go together: a setting, or one value of it; another one, its values; why.
+    excludes: ClassVar[Sequence[tuple[Key, str, tuple[Value, ...], str]]] = ()
+    #: Settings, or one value of them, that read whole weights, and were tried with PyTorch's own
+    #: strategies only.
+    whole_weights: ClassVar[Sequence[Key]] = ()
+
+    @property
+    def acts(self) -> bool:
+        """True if it has something to do: a setting that means something alone is not its
+        default. Nothing else of a technique is called where it is not."""
+        settings = type(self).model_fields
+        alone = (name for name in settings if self.beside.get(name, ("",))[0] not in settings)
+        return self.always or not all(map(self.is_default, alone))
 
     def declared_refusals(self, job: JobDescription) -> Iterator[Refusal]:
-        """Objections by ``beside`` and ``capabilities``. Pure; no torch."""
+        """Objections by what is declared above. Pure; no torch."""
         for name, (other, values) in self.beside.items():
             there = job.parameters.get(other)
             if self.is_default(name) or (there in values if values else there):
                 continue
             wanted = " or ".join(f"{value}".lower() for value in values if value is not None)
+            companion = f"{other}: {wanted}" if wanted else other
             yield Refusal(
                 setting=name,
-                reason=f"it means something only beside {other}{f': {wanted}' if wanted else ''}",
-                hint=f"write {other}{f': {wanted}' if wanted else ''}, or leave {name} out",
+                reason=f"it means something only beside {companion}",
+                hint=f"write {companion}, or leave {name} out",
             )
+        for key, other, values, reason in self.excludes:
+            if (name := self._set(key)) and job.parameters.get(other) in values:
+                yield Refusal(setting=name, reason=reason, hint=f"leave {name} or {other} out")
+        device = device_spec(job.device)
         for key, capability in self.capabilities.items():
-            name, value = key if isinstance(key, tuple) else (key, None)
-            if self.is_default(name) or value not in (None, getattr(self, name)):
-                continue
-            device = device_spec(job.device)
-            if not device.can(capability):
+            if (name := self._set(key)) and not device.can(capability):
                 yield Refusal(
                     setting=name,
                     reason=f"it needs what {device.title} lacks: {CAPABILITIES[capability]}",
                     hint=f"leave {name} out",
                     unsupported=True,
                 )
+        driven, divided = driven_by_deepspeed(job), divides_weights(job.parameters, job.cards)
+        for name in filter(None, map(self._set, self.whole_weights if driven or divided else ())):
+            yield Refusal(
+                setting=name,
+                reason="it reads whole weights, of which each card has a part here"
+                if divided
+                else "DeepSpeed drives the model, and it was not tried with that",
+                hint=f"write strategy: ddp, or leave {name} out",
+                unsupported=True,
+            )
+
+    def _set(self, key: Key) -> str:
+        """Name of a setting that is set, to one value where the key has one; "": it is not."""
+        name, value = key if isinstance(key, tuple) else (key, None)
+        there = not self.is_default(name) and value in (None, getattr(self, name))
+        return name if there else ""
 
     def is_default(self, name: str) -> bool:
         """Tell if a setting of this technique has its default."""

@@ -9,8 +9,7 @@ import pytest
 import torch
 from finetuning_cases import asked, losses, refuse, train, trained, training_of
 
-from workloads.compression import teaching
-from workloads.compression import teaching as students
+from workloads.compression import distillation
 from workloads.compression.distillation import Distillation, Taught
 from workloads.models.loading import load_causal_model, open_model
 
@@ -43,15 +42,15 @@ def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
         reduction="sum",
         log_target=True,
     )
-    torch.testing.assert_close(teaching.summed_kl(student, teacher, labels, 2.0), reference)
+    torch.testing.assert_close(distillation.summed_kl(student, teacher, labels, 2.0), reference)
     largest = teacher.topk(40, dim=-1)
-    found = teaching.summed_kl_of_largest(student, largest.values, largest.indices, labels, 2.0)
+    found = distillation.summed_kl(student, largest.values, labels, 2.0, largest.indices)
     torch.testing.assert_close(found, reference)
     some = teacher.topk(8, dim=-1)
     left = torch.log_softmax(some.values[here] / 2, -1)
     of_student = torch.log_softmax(student[here] / 2, -1).gather(-1, some.indices[here])
     torch.testing.assert_close(
-        teaching.summed_kl_of_largest(student, some.values, some.indices, labels, 2.0),
+        distillation.summed_kl(student, some.values, labels, 2.0, some.indices),
         (left.exp() * (left - of_student)).sum(),
     )
 
@@ -68,7 +67,7 @@ def test_training_learns_from_what_plain_torch_computes() -> None:
     result = trained(**SMALL, distillation_alpha=0.7, temperature=3.0)
     source = open_model("tiny-chatglm3")
     teacher = load_causal_model(source, dtype=torch.float32).eval()
-    student = students.make_student(teacher, 2, None)
+    student = distillation.make_student(teacher, 2, None)
     reading = method_of({"samples": 8, "max_length": 48, "held_out": 4}).reading()
     examples = load_dataset("advertisegen-synthetic", reading).examples
     samples = encode_samples(examples, 4, load_tokenizer(source), source, 48)
@@ -105,7 +104,7 @@ def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_
     training = training_of(torch.nn.Linear(2, 2))
     taught = Taught(teacher=None, directory=Path(), training=training)
     technique = Distillation()
-    technique.in_training.append(taught)
+    technique._taught = taught
     for step in (5, 6, 7):
         taught.stamps.append((float(step), step + 0.5))
         technique.after_step(training, step)
@@ -119,7 +118,7 @@ def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_st
     training.first_step = first_step
     training.held_out_loss = lambda objective=None: 1.0
     technique = Distillation()
-    technique.in_training.append(Taught(teacher=None, directory=Path(), training=training))
+    technique._taught = Taught(teacher=None, directory=Path(), training=training)
     technique.before_steps(training, lambda step: set())
     assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
     assert training.metrics["teacher_held_out_loss"] == 1.0
@@ -145,7 +144,7 @@ def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> No
 def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all of a small vocabulary kept the losses are those of the teacher itself; a second job
     reads what the first has written, whatever its temperature."""
-    monkeypatch.setattr(teaching, "LARGEST", 100_000)
+    monkeypatch.setattr(distillation, "LARGEST", 100_000)
     usual = {**SMALL, "distillation_alpha": 0.7, "temperature": 3.0}
     computed = trained(**usual)
     first = train(**usual, teacher_logits="kept")
@@ -176,14 +175,14 @@ def test_the_largest_64_of_each_position_are_kept() -> None:
 def test_students_keep_layers_or_width() -> None:
     """Copied layers are the teacher's; a narrower student runs, and has its heads' size."""
     teacher = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32)
-    student = students.make_student(teacher, 2, None)
+    student = distillation.make_student(teacher, 2, None)
     theirs, ours = teacher.state_dict(), student.state_dict()
-    assert students.layers_kept(4, 2) == [0, 2]
+    assert distillation.layers_kept(4, 2) == [0, 2]
     for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
         torch.testing.assert_close(ours[f"model.layers.1.{name}"], theirs[f"model.layers.2.{name}"])
     torch.testing.assert_close(ours["lm_head.weight"], theirs["lm_head.weight"])
-    size = students.head_size(teacher.config)
-    narrow: Any = students.make_student(teacher, 6, 2 * size)
+    size = distillation.head_size(teacher.config)
+    narrow: Any = distillation.make_student(teacher, 6, 2 * size)
     assert narrow.config.num_attention_heads == 2 and narrow.config.num_hidden_layers == 6
     assert narrow.dtype == torch.float32
     assert narrow(input_ids=torch.tensor([[5, 9, 77]])).logits.isfinite().all()

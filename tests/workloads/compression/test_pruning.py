@@ -186,7 +186,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
     layer = torch.nn.Linear(8, 8, bias=False)
     mask = pruning.two_of_four_mask(layer.weight)
     technique = Sparsity(sparsity="2:4")
-    technique.in_training.append(Pruned(bytes_before=0, masks={layer.weight: mask}))
+    pruned = technique._pruned = Pruned(masks={layer.weight: mask})
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     for step in range(2):
         layer.weight.grad = torch.ones_like(layer.weight)
@@ -194,7 +194,7 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
         assert bool((layer.weight[~mask] != 0).all())
         technique.after_step(training_of(layer), step)
         assert bool((layer.weight[~mask] == 0).all()) and bool(layer.weight[mask].any())
-    technique.in_training[0].mask_averages(optimizer)
+    pruned.mask_averages(optimizer)
     (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]
     assert bool((average[~mask] == 0).all()) and bool(average[mask].any())
 

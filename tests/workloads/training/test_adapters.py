@@ -16,8 +16,9 @@ from generation_cases import Worker, request
 
 from workloads import text_generation
 from workloads.base import BadConfiguration, DataMissing
+from workloads.models.chatglm3.conversion import convert
+from workloads.models.loading import load_causal_model, open_model
 from workloads.training import adapters
-from workloads.training import adapters as chatglm3_lora
 from workloads.training.adapters import Lora
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
@@ -43,19 +44,9 @@ def small(shared: None) -> str:
     return "small"
 
 
-def _base() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    from workloads.models.loading import open_model
-
-    path = open_model("tiny-chatglm3").path
-    return AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
-
-
-def _logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
+def _logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    return found
+        return model(input_ids=IDS, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
@@ -73,7 +64,8 @@ def test_a_saved_adapter_gives_the_same_logits_again(
         return save(model, name, origin)
 
     monkeypatch.setattr(adapters, "save_adapter", watching)
-    result = train(method=method, learning_rate=0.1, save_adapter=f"kept-{method}", samples=8)
+    job = {"method": method, "learning_rate": 0.1, "samples": 8, "steps": 2}
+    result = train(**job, save_adapter=f"kept-{method}")
     directory = Path(result.details["saved_adapter"])
     assert {file.name for file in directory.iterdir()} >= {
         "adapter_config.json",
@@ -81,7 +73,7 @@ def test_a_saved_adapter_gives_the_same_logits_again(
         "nightgrid.json",
     }
     assert json.loads((directory / "nightgrid.json").read_text())["model"] == "tiny-chatglm3"
-    base = _base()
+    base = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32).eval()
     plain = _logits(base)
     detail = adapters.attach(base, f"kept-{method}")
     assert detail.startswith(f"kept-{method}: ") and "q_proj" in detail
@@ -138,13 +130,11 @@ def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int
     """A native model converted from a random checkpoint of the original layout, and that one."""
     from transformers import AutoModelForCausalLM
 
-    from workloads.models.chatglm3.conversion import convert
-
     state = reference.random_state()
     source = reference.write_checkpoint(directory / "original", state)
     convert(source, directory / "native")
     model = AutoModelForCausalLM.from_pretrained(directory / "native", torch_dtype=torch.float32)
-    return model.eval(), state, chatglm3_lora.rows_of(model.config)
+    return model.eval(), state, adapters.rows_of(model.config)
 
 
 def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Lora:
@@ -220,9 +210,9 @@ def test_from_fused_to_split_and_back_is_the_same_adapter(tmp_path: Path) -> Non
     """Bit for bit, with its rank and alpha."""
     rows = (64, 32, 32)
     fused = _fused_lora(("dense", "query_key_value"))
-    split = chatglm3_lora.to_native(fused, rows)
+    split = adapters.to_native(fused, rows)
     assert set(split.targets) == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    back = chatglm3_lora.to_original(split, rows)
+    back = adapters.to_original(split, rows)
     assert (back.rank, back.alpha, back.targets) == (4, 6.0, ("dense", "query_key_value"))
     assert set(back.state) == set(fused.state)
     assert all(tensor.equal(back.state[name]) for name, tensor in fused.state.items())
@@ -231,14 +221,14 @@ def test_from_fused_to_split_and_back_is_the_same_adapter(tmp_path: Path) -> Non
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
     """Three unlike adapters become one of three times the rank, with the same logits."""
     model, state, rows = _converted(tmp_path)
-    split = chatglm3_lora.to_native(_fused_lora(("dense", "query_key_value")), rows)
+    split = adapters.to_native(_fused_lora(("dense", "query_key_value")), rows)
     generator = torch.Generator().manual_seed(2)
     unlike = {
         name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1
         for name, tensor in split.state.items()
     }
     split = Lora(state=unlike, rank=split.rank, alpha=split.alpha, targets=split.targets)
-    back = chatglm3_lora.to_original(split, rows)
+    back = adapters.to_original(split, rows)
     assert back.rank_pattern == {"query_key_value": 12} and back.rank == 4
     expected = reference.logits(_merged(state, back), IDS)
     adapters.attach(model, str(_write(tmp_path / "adapter", split)))
@@ -252,14 +242,12 @@ def test_what_is_not_plain_lora_is_refused(tmp_path: Path) -> None:
     for flag in ("use_dora", "use_rslora"):
         with pytest.raises(BadConfiguration, match="only plain LoRA"):
             Lora.of(LoraConfig(target_modules=["query_key_value"], **{flag: True}), {})
-    split = chatglm3_lora.to_native(_fused_lora(), (64, 32, 32))
+    split = adapters.to_native(_fused_lora(), (64, 32, 32))
     lone = {name: tensor for name, tensor in split.state.items() if "q_proj" in name}
     with pytest.raises(BadConfiguration, match="all of q_proj, k_proj, v_proj"):
-        chatglm3_lora.to_original(
-            Lora(state=lone, rank=4, alpha=6.0, targets=("q_proj",)), (64, 32, 32)
-        )
+        adapters.to_original(Lora(state=lone, rank=4, alpha=6.0, targets=("q_proj",)), (64, 32, 32))
     with pytest.raises(BadConfiguration, match="this model's query, key and value 136 together"):
-        chatglm3_lora.to_native(_fused_lora(), (72, 32, 32))
+        adapters.to_native(_fused_lora(), (72, 32, 32))
 
 
 def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import losses, train, trained, training_of
-from fused_cases import distance, in_place_of_liger, passed, small
+from finetuning_cases import losses, small_model, train, trained, training_of
+from fused_cases import distance, in_place_of_liger, passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -28,8 +28,6 @@ from workloads.training.techniques.kernels import FusedKernels
 #: Relative, in float32: sums in another order.
 SAME = 1e-4
 ALL = {NORMS: 5, GATES: 2, TURNS: 2}
-#: Nothing of it is dropped, so that two passes are the same.
-GPT2 = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         ("phi3", {"head_dim": 16, "partial_rotary_factor": 0.5}, {NORMS: 5, GATES: 2}),
         ("gemma", {}, {TURNS: 2}),  # 1 + weight, and another activation
         ("phi", {"partial_rotary_factor": 0.5}, {TURNS: 2}),  # other norms, and no gates
-        ("gpt2", GPT2, {}),
+        ("gpt2", {}, {}),
     ],
 )
 @pytest.mark.parametrize("frozen", [False, True], ids=["learning", "frozen"])
@@ -71,7 +69,7 @@ def test_kernels_change_no_loss_and_no_gradient(
 ) -> None:
     """Twice in a row, whether weights learn or only the embedding does; what computes otherwise
     keeps its own code."""
-    model = small(kind, **changes)
+    model = small_model(kind, **changes, wide=True)
     if frozen:
         model.requires_grad_(False)
         model.get_input_embeddings().requires_grad_(True)
@@ -91,7 +89,9 @@ def test_they_go_with_adapters_and_checkpointing(
     """Adapters on every layer, whose products a kernel overwrites; layers that run twice."""
     gates = ["gate_proj", "up_proj"] if kind == "llama" else ["gate_up_proj"]
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", *gates, "down_proj"]
-    model = get_peft_model(small(kind), LoraConfig(r=2, target_modules=targets, **more))
+    model = get_peft_model(
+        small_model(kind, wide=True), LoraConfig(r=2, target_modules=targets, **more)
+    )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -106,7 +106,7 @@ def test_they_go_with_adapters_and_checkpointing(
 @pytest.mark.parametrize("kind", ["llama", "glm"])
 def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
     """Also where the pass before had others, or another length."""
-    model = small(kind)
+    model = small_model(kind, wide=True)
     inputs = [
         {"input_ids": torch.arange(3, 3 + length)[None], "position_ids": places[None]}
         for length, places in ((5, torch.arange(5)), (5, torch.arange(9, 14)), (7, torch.arange(7)))
@@ -122,7 +122,7 @@ def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
 def test_they_go_with_adapters_that_are_computed_together() -> None:
     """Gate and up are then parts of one tensor."""
     layers = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
-    model = get_peft_model(small("llama"), LoraConfig(r=2, target_modules=layers))
+    model = get_peft_model(small_model("llama", wide=True), LoraConfig(r=2, target_modules=layers))
     plain = passed(model)
     put_together(model, lambda: model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False))
     fuse(model, in_place_of_liger())
@@ -130,37 +130,28 @@ def test_they_go_with_adapters_that_are_computed_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
-def test_the_next_model_meets_nothing_of_it(kind: str) -> None:
-    """Classes, functions of transformers and models made before or after stay as they are."""
-    before, model = small(kind), small(kind)
+def test_nothing_is_left_of_it(kind: str) -> None:
+    """Classes, functions of transformers and other models stay as they are, no random number is
+    drawn, and undone (twice does no harm) a model computes as before, to the last bit."""
+    other, model = small_model(kind, wide=True), small_model(kind, wide=True)
     module = sys.modules[type(model).__module__]
-    known = {each: type(each).forward for each in model.modules()}
-    functions = dict(vars(module))
-    plain = passed(before)
-    fuse(model, in_place_of_liger())
-    assert all(type(each).forward is forward for each, forward in known.items())
-    assert dict(vars(module)) == functions
-    for other in (before, small(kind)):
-        assert not any("forward" in vars(each) for each in other.modules())
-        assert distance(passed(other), plain) == 0.0
-
-
-@pytest.mark.parametrize("kind", ["llama", "glm"])
-def test_undone_a_model_computes_as_before(kind: str) -> None:
-    """To the last bit; undoing it twice does no harm."""
-    model = small(kind)
-    plain = passed(model)
+    known = {part: type(part).forward for part in model.modules()}
+    functions, plain, state = dict(vars(module)), passed(model), torch.get_rng_state()
     _, undo = fuse(model, in_place_of_liger())
+    assert torch.get_rng_state().equal(state)
+    assert all(type(part).forward is forward for part, forward in known.items())
+    assert dict(vars(module)) == functions
     passed(model)
     undo()
     undo()
-    assert not any("forward" in vars(each) for each in model.modules())
-    assert distance(passed(model), plain) == 0.0
+    for one in (other, model):
+        assert not any("forward" in vars(part) for part in one.modules())
+        assert distance(passed(one), plain) == 0.0
 
 
 def test_a_hook_in_place_of_a_forward_comes_back() -> None:
     """As accelerate puts one into each module of a model whose weights are in 4 bits."""
-    model = small("llama")
+    model = small_model("llama", wide=True)
     own = model.model.norm.forward
     model.model.norm.forward = hook = lambda states: own(states)
     _, undo = fuse(model, in_place_of_liger())
@@ -183,7 +174,7 @@ class Learned(torch.nn.Module):
 
 def test_a_module_that_wants_no_states_keeps_its_own_code() -> None:
     """It is tried like a norm, and fails in a way of its own; the others have their kernels."""
-    model = small("llama")
+    model = small_model("llama", wide=True)
     model.model.learned = Learned()
     found, undo = fuse(model, in_place_of_liger())
     assert dict(found) == ALL and "forward" not in vars(model.model.learned)
@@ -196,24 +187,16 @@ def test_a_trial_that_is_cut_short_leaves_the_model_as_it_was() -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    model = small("llama")
+    model = small_model("llama", wide=True)
     model.model.norm.forward = interrupted
     with pytest.raises(KeyboardInterrupt):
         fuse(model, in_place_of_liger())
     assert [each for each in model.modules() if "forward" in vars(each)] == [model.model.norm]
 
 
-def test_no_random_number_is_drawn() -> None:
-    """They belong to the training."""
-    model = small("glm")
-    state = torch.get_rng_state()
-    fuse(model, in_place_of_liger())
-    assert torch.get_rng_state().equal(state)
-
-
 def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
     """With weights in 32 bits, as its own code does, the result has 32 bits."""
-    model = small("llama")
+    model = small_model("llama", wide=True)
     fuse(model, in_place_of_liger())
     states = torch.randn(1, 3, 32, dtype=torch.bfloat16)
     assert model.model.norm(states).dtype == torch.float32
@@ -238,22 +221,18 @@ def test_a_job_learns_as_without_them(logits: Any) -> None:
 
 @pytest.mark.usefixtures("in_place")
 def test_the_kernels_go_with_the_last_step() -> None:
-    """Those of the loss, too; and where a job fails before its last step."""
-    for over in ("after_steps", "ending"):
-        technique, training = FusedKernels(fused_kernels="liger"), training_of(small("glm"))
-        technique.on_model(training)
-        assert "forward" in vars(training.model.model.norm)
-        if over == "after_steps":
-            technique.after_steps(training)
-        else:
-            training.ending.close()
-        assert not any("forward" in vars(each) for each in training.model.modules())
+    """The model computes by its own code when it is looked at."""
+    training = training_of(small_model("glm", wide=True))
+    FusedKernels(fused_kernels="liger").on_model(training)
+    assert "forward" in vars(training.model.model.norm)
+    training.undo.close()
+    assert not any("forward" in vars(module) for module in training.model.modules())
 
 
 @pytest.mark.usefixtures("in_place")
 def test_a_model_without_any_such_part_is_refused() -> None:
     """Rather than trained as it is under another name."""
-    training = training_of(small("gpt2", **GPT2))
+    training = training_of(small_model("gpt2"))
     with pytest.raises(Unsupported, match="GPT2LMHeadModel has no norm"):
         FusedKernels(fused_kernels="liger").on_model(training)
 
@@ -268,7 +247,6 @@ def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatc
     words = rf"'{missing}', which is not installed here; .*pip install 'nightgrid\[liger\]'"
     with pytest.raises(Unsupported, match=words):
         FusedKernels(fused_kernels="liger").before_load(loading)
-    FusedKernels().before_load(loading)
 
 
 # Adapters of layers that read the same input: together they are what peft computes one by one.
@@ -355,19 +333,13 @@ def test_together_they_are_what_each_is(
 
 
 def test_frozen_weights_are_held_once() -> None:
-    """Those of a group lie in one tensor, of which each layer's is a part."""
-    model = adapted(Layers((4, 2), (True, False)), 2)
-    put_together(model, lambda: model(torch.randn(1, WIDTH)))
-    left, right = (getattr(model.base_model.model, n).base_layer.weight for n in ("left", "right"))
-    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-    assert left.shape == (4, WIDTH) and right.shape == (2, WIDTH)
-
-
-def test_frozen_weights_are_held_once_afterwards() -> None:
-    """A group's tensor goes, though the function that undoes it stays."""
+    """Those of a group lie in one tensor, which goes with the group, though the function that
+    undoes it stays."""
     model = adapted(Layers((4, 2), (True, False)), 2)
     _, undo = put_together(model, lambda: model(torch.randn(1, WIDTH)))
-    layers = [each for each in model.modules() if isinstance(each, Together)]
+    layers = [layer for layer in model.modules() if isinstance(layer, Together)]
+    left, right = (getattr(model.base_model.model, n).base_layer.weight for n in ("left", "right"))
+    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
     whole = [weakref.ref(layer.group.weight) for layer in layers]
     undo()
     assert all(weight() is None for weight in whole)

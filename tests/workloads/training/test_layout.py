@@ -4,75 +4,19 @@ configuration: all pure."""
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from finetuning_cases import asked, refuse
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import JobDescription, Unsupported
-from workloads.training.parallel.deepspeed import announce, deepspeed_config
+from workloads.devices import device_for
+from workloads.training.parallel.deepspeed import announce, deepspeed_config, use_its_algorithms
 from workloads.training.parallel.layout import Layout, generation_refusals
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting", "words"),
-    [
-        ({"cards": 1, "strategy": "ddp"}, "strategy", "has one card"),
-        ({"cards": 1, "offload_optimizer": True}, "offload_optimizer", "has one card"),
-        ({"cards": 1, "tensor_parallel": 2}, "tensor_parallel", "has one card"),
-        ({"cards": 4, "strategy": "tensor-parallel"}, "strategy", "6 attention heads cannot"),
-        ({"cards": 4, "tensor_parallel": 3}, "tensor_parallel", "4 cards cannot be divided"),
-        (
-            {"cards": 4, "strategy": "tensor-parallel", "tensor_parallel": 2},
-            "tensor_parallel",
-            "over all 4 cards",
-        ),
-        ({"cards": 2, "offload_optimizer": True}, "offload_optimizer", "ddp keeps everything"),
-        (
-            {"cards": 2, "strategy": "zero2", "offload_parameters": True},
-            "offload_parameters",
-            "zero2 keeps everything",
-        ),
-        (
-            {"cards": 2, "batch_size": 3, "gradient_accumulation": 2},
-            "gradient_accumulation",
-            "a batch of 3",
-        ),
-    ],
-)
-def test_what_contradicts_itself_is_a_mistake_in_the_grid(
-    changes: dict[str, Any], setting: str, words: str
-) -> None:
-    """Refused before anything starts, with what would be right."""
-    (refusal,) = refuse(asked(**changes))
-    assert refusal.setting == setting and words in refusal.reason and refusal.hint
-    assert not refusal.unsupported
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting"),
-    [
-        ({"strategy": "tensor-parallel", "method": "dora"}, "method"),
-        ({"strategy": "tensor-parallel", "save_adapter": "a"}, "save_adapter"),
-        ({"strategy": "zero3", "method": "qlora"}, "method"),
-        ({"strategy": "zero3", "method": "qat"}, "method"),
-        ({"strategy": "zero1", "autocast": "bf16"}, "autocast"),
-        ({"strategy": "zero1", "optimizer": "adafactor"}, "optimizer"),
-        ({"strategy": "zero2", "tensor_parallel": 2}, "tensor_parallel"),
-    ],
-)
-def test_what_this_version_lacks_becomes_a_row(changes: dict[str, Any], setting: str) -> None:
-    """It makes sense, so it is no mistake."""
-    (refusal,) = refuse(asked(cards=2, **changes))
-    assert refusal.setting == setting and refusal.unsupported
-
-
-@pytest.mark.parametrize("cards", [1, 2, 4, 8])
-def test_without_a_strategy_any_number_of_cards_will_do(cards: int) -> None:
-    """So that `cards: [1, 2, 4, 8]` can be an axis."""
-    assert refuse(asked(cards=cards)) == ()
 
 
 @pytest.mark.parametrize(
@@ -104,31 +48,33 @@ def test_groups_are_a_table_of_all_ranks(data: int, pipeline: int, tensor: int) 
         Layout(rank=rank, world_size=size, tensor=tensor, pipeline=pipeline) for rank in range(size)
     ]
     first = layouts[0]
-    for groups in (first.tensor_groups(), first.pipeline_groups(), first.data_groups()):
+    for groups in (first.groups("tensor"), first.groups("pipeline"), first.groups("data")):
         assert sorted(rank for group in groups for rank in group) == list(range(size))
     for layout in layouts:
-        (tensors,) = (group for group in first.tensor_groups() if layout.rank in group)
-        (stages,) = (group for group in first.pipeline_groups() if layout.rank in group)
-        (copies,) = (group for group in first.data_groups() if layout.rank in group)
+        (tensors,) = (group for group in first.groups("tensor") if layout.rank in group)
+        (stages,) = (group for group in first.groups("pipeline") if layout.rank in group)
+        (copies,) = (group for group in first.groups("data") if layout.rank in group)
         assert tensors[layout.tensor_rank] == layout.rank and len(tensors) == tensor
         assert stages[layout.stage] == layout.rank and len(stages) == pipeline
         assert copies[layout.data_rank] == layout.rank and len(copies) == data
     assert sum(layout.counts for layout in layouts) == first.data_size == data
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    """A generated configuration."""
-    settings: dict[str, Any] = {
-        "stage": 2,
-        "device": "cuda",
-        "precision": "bf16",
-        "batch_size": 8,
-        "micro_batches": 2,
-        "data_size": 4,
-        "trained": 1_000_000,
-        "learning_rate": 1e-4,
-    }
-    return deepspeed_config(**settings | changes)
+def config(
+    stage: int = 2, device: str = "cuda", trained: int = 1_000_000, **more: Any
+) -> dict[str, Any]:
+    """A configuration that is generated for four cards."""
+    training: Any = SimpleNamespace(
+        device=device_for(device),
+        precision="bf16",
+        batch_size=8,
+        micro_batches=2,
+        layout=Layout(rank=0, world_size=4),
+        trainable=lambda: [SimpleNamespace(numel=lambda: trained)],
+        learning_rate=1e-4,
+        max_gradient_norm=more.pop("max_gradient_norm", None),
+    )
+    return deepspeed_config(training, stage, **more)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
@@ -177,7 +123,9 @@ def test_gradients_are_exchanged_beside_the_backward_pass_from_stage_two_on(stag
 
 
 def test_nothing_has_to_be_compiled() -> None:
-    """torch's optimizer everywhere, also where its state is offloaded."""
+    """torch's optimizer everywhere, also where its state is offloaded; gradients are clipped where
+    the job has a limit."""
+    assert config(max_gradient_norm=0.5)["gradient_clipping"] == 0.5
     made = config(offload_optimizer=True, offload_parameters=True, stage=3)
     assert made["optimizer"]["params"]["torch_adam"] is True
     assert made["zero_force_ds_cpu_optimizer"] is False
@@ -190,3 +138,28 @@ def test_without_deepspeed_the_row_says_how_to_get_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[deepspeed\]'"):
         announce("cpu")
+
+
+def test_every_job_with_deepspeed_has_its_choice_of_algorithms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Gaudi DeepSpeed wants the deterministic ones, and says so once in a process: the second
+    job has them as the first."""
+    spoken: list[bool] = []
+
+    def get_accelerator() -> None:
+        if not spoken:
+            spoken.append(True)
+            torch.use_deterministic_algorithms(True)
+
+    library: Any = ModuleType("deepspeed")
+    library.accelerator = SimpleNamespace(get_accelerator=get_accelerator)
+    monkeypatch.setitem(sys.modules, "deepspeed", library)
+    monkeypatch.setattr("workloads.training.parallel.deepspeed._deterministic", [])
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        for _ in range(2):
+            torch.use_deterministic_algorithms(False)  # as a worker does after each job
+            assert use_its_algorithms() and torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuning_cases import MODEL, losses, parameters, request, train, trained
+import torch
+from finetuning_cases import MODEL, losses, parameters, train, trained
 from generation_cases import Worker
 
 from workloads.base import BadConfiguration, MeasureSettings, Result, Unsupported
+from workloads.data.datasets import load_examples
+from workloads.data.shapes import Turn
+from workloads.devices import device_for
+from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.models.precision import stored_bytes
+from workloads.models.prompts import encode_answer, encode_prompt
+from workloads.training import losses as loss_functions
+from workloads.training import methods
+from workloads.training.data import TrainingSample, encode_samples
+from workloads.training.methods import method_for
 
 RATE = {"vera": 0.3}  # its vectors start small
 
@@ -25,6 +36,24 @@ def learned(method: str, precision: str) -> Result:
     """A job of that method on four samples."""
     rate = RATE.get(method, 1e-2)
     return trained(method=method, precision=precision, learning_rate=rate, samples=4)
+
+
+def samples_of(dataset: str, count: int, length: int = 160) -> list[TrainingSample]:
+    """The last samples of a dataset, as the embedded model learns them."""
+    source = open_model(MODEL)
+    examples = load_examples(dataset)[-count:]
+    return encode_samples(examples, count, load_tokenizer(source), source, length)
+
+
+def plain_loss(samples: list[TrainingSample]) -> float:
+    """The embedded model's mean loss of a learned token, by transformers, sample by sample."""
+    model = load_causal_model(open_model(MODEL), dtype=torch.float32).eval()
+    total = 0.0
+    for sample in samples:
+        ids, labels = torch.tensor([sample.ids]), torch.tensor([sample.labels])
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * sample.learned_tokens
+    return total / sum(sample.learned_tokens for sample in samples)
 
 
 @pytest.mark.slow
@@ -73,18 +102,10 @@ def test_a_4_bit_base_learns_after_a_trial_in_evaluation(trial: dict[str, Any]) 
 def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
     """Embeddings, norms and output layer stay in the job's 16 bits, and only the adapter learns:
     QLoRA's weights take less memory than LoRA's."""
-    import torch
-
-    from workloads.devices import device_for
-    from workloads.models.loading import load_causal_model, open_model
-    from workloads.models.precision import stored_bytes
-    from workloads.training import methods
-    from workloads.training.methods import method_for
-
-    held = {}
+    sizes = {}
     for name in ("lora", "qlora"):
         model = load_causal_model(
-            open_model("tiny-chatglm3"),
+            open_model(MODEL),
             **methods.loading_arguments(name, "bf16", device_for("cpu")),
         )
         method = method_for(parameters(method=name), probe=False)
@@ -92,8 +113,8 @@ def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
         wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
         assert wide == {n for n, p in model.named_parameters() if p.requires_grad}
         assert wide and all("lora_" in n for n in wide)
-        held[name] = sum(stored_bytes(parameter) for parameter in model.parameters())
-    assert held["qlora"] < 0.8 * held["lora"]
+        sizes[name] = sum(stored_bytes(parameter) for parameter in model.parameters())
+    assert sizes["qlora"] < 0.8 * sizes["lora"]
 
 
 @pytest.mark.slow
@@ -111,12 +132,8 @@ def test_quantization_aware_training_ends_in_int4_weights(method: str) -> None:
 
 def test_each_step_is_a_sample(lora: Result) -> None:
     """Warm-up steps are apart, each later step is a repeat, and its parts fit into its time."""
-    assert [(s.repeat, s.batch, s.warmup) for s in lora.samples] == [
-        (0, 0, True),
-        (1, 0, False),
-        (2, 0, False),
-        (3, 0, False),
-    ]
+    steps = [(sample.repeat, sample.batch, sample.warmup) for sample in lora.samples]
+    assert steps == [(number, 0, number == 0) for number in range(4)]
     assert lora.stop_reason == "max_repeats"
     for sample in lora.samples:
         assert sample.items == 4 and sample.output_tokens == 0 and sample.complete
@@ -127,16 +144,11 @@ def test_each_step_is_a_sample(lora: Result) -> None:
 
 def test_padding_is_computed_but_not_counted(lora: Result) -> None:
     """Real tokens are those of the samples, computed ones fill the rectangle of the batch."""
-    from workloads.data.datasets import load_examples
-    from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.data import encode_samples
-
-    source = open_model("tiny-chatglm3")
-    samples = encode_samples(
-        load_examples("advertisegen-synthetic"), 32, load_tokenizer(source), source, 160
-    )
+    source = open_model(MODEL)
+    examples = load_examples("advertisegen-synthetic")
+    samples = encode_samples(examples, 32, load_tokenizer(source), source, 160)
     for step, sample in enumerate(lora.samples):
-        lengths = [len(each.ids) for each in samples[4 * step : 4 * step + 4]]
+        lengths = [len(one.ids) for one in samples[4 * step : 4 * step + 4]]
         assert sample.input_tokens == sum(lengths)
         assert sample.computed_tokens == 4 * max(lengths)
     assert any(s.input_tokens < s.computed_tokens for s in lora.samples)
@@ -147,38 +159,21 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
     """The last examples of the dataset, in whatever batches, beside transformers' own loss; what is
     learned, and whether dropout is on, makes the difference. Techniques that change nothing of what
     is learned change nothing of it either."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from workloads.data.datasets import load_examples
-    from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.data import encode_samples
-
     lines = [
         json.dumps({"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)}) for n in range(9)
     ]
     data = tmp_path / "nine.json"
     data.write_text("\n".join(lines))
     small = {"dataset": str(data), "held_out": 4, "samples": 9, "batch_size": 2, "steps": 2}
+    plain = plain_loss(samples_of(str(data), 4))
     still = train(**small, learning_rate=1e-30)
-    source = open_model(MODEL)
-    tokenizer = load_tokenizer(source)
-    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32).eval()
-    total = count = 0.0
-    held = load_examples(str(data))[-4:]
-    for sample in encode_samples(held, 4, tokenizer, source, 160):
-        ids, labels = torch.tensor([sample.ids]), torch.tensor([sample.labels])
-        with torch.no_grad():
-            total += float(model(input_ids=ids, labels=labels).loss) * sample.learned_tokens
-        count += sample.learned_tokens
-    assert still.metrics["held_out_loss"] == pytest.approx(total / count, rel=1e-4)
+    assert still.metrics["held_out_loss"] == pytest.approx(plain, rel=1e-4)
     moved = train(**small, learning_rate=1e-2)
-    assert moved.metrics["held_out_loss"] != pytest.approx(total / count, rel=1e-3)
-    packed = train(**small, learning_rate=1e-2, padding="packing", gradient_accumulation=2)
+    assert moved.metrics["held_out_loss"] != pytest.approx(plain, rel=1e-3)
     expected = moved.metrics["held_out_loss"]
-    assert packed.metrics["held_out_loss"] == pytest.approx(expected, rel=1e-4)
     rows = {"padding": "packing", "packed_attention": "apart", "packed_length": "longest"}
-    filled = train(**small, learning_rate=1e-2, **rows)  # what is held out is longer
+    # What is held out is longer.
+    filled = train(**small, learning_rate=1e-2, **rows, gradient_accumulation=2)
     assert filled.metrics["held_out_loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(BadConfiguration, match=r"held_out is 9, and .* has 9 examples"):
         train(**small | {"held_out": 9})
@@ -187,35 +182,15 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
 def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
     """Against transformers' own loss, sample by sample: only answers are learned, each token
     counts alike whatever its sample's length."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from workloads.data.datasets import load_examples
-    from workloads.models.loading import load_tokenizer, open_model
-    from workloads.training.data import encode_samples
-
-    source = open_model("tiny-chatglm3")
-    examples = load_examples("advertisegen-synthetic")
+    source = open_model(MODEL)
+    examples = load_examples("advertisegen-synthetic")[:4]
     samples = encode_samples(examples, 4, load_tokenizer(source), source, 160)
-    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32)
-    total, tokens = 0.0, 0
-    for sample in samples:
-        labels = torch.tensor([sample.labels])
-        with torch.no_grad():
-            loss = model(input_ids=torch.tensor([sample.ids]), labels=labels).loss
-        total += float(loss) * sample.learned_tokens
-        tokens += sample.learned_tokens
-    assert losses(lora)[0] == pytest.approx(total / tokens, abs=1e-5)
+    assert losses(lora)[0] == pytest.approx(plain_loss(samples), abs=1e-5)
 
 
 def test_samples_end_as_the_model_should(cache: Path) -> None:
     """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
-    from workloads.data.datasets import load_examples
-    from workloads.models.loading import load_tokenizer, open_model
-    from workloads.models.prompts import encode_prompt
-    from workloads.training.data import encode_samples
-
-    source = open_model("tiny-chatglm3")
+    source = open_model(MODEL)
     tokenizer = load_tokenizer(source)
     examples = load_examples("advertisegen-synthetic")
     for example, sample in zip(
@@ -252,16 +227,14 @@ def test_a_loss_that_rises_is_told(cache: Path) -> None:
 
 def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN stays in the samples and is named with the step where it began."""
-    from workloads.training import losses as module
-
-    healthy = module.next_token_loss
+    healthy = loss_functions.next_token_loss
     calls: list[int] = []
 
     def sick(*args: Any) -> Any:
         calls.append(1)
         return healthy(*args) * (math.nan if len(calls) > 1 else 1.0)
 
-    monkeypatch.setattr(module, "next_token_loss", sick)
+    monkeypatch.setattr(loss_functions, "next_token_loss", sick)
     result = train()
     assert [math.isnan(loss) for loss in losses(result)] == [False, True, True]
     assert result.details["loss_flag"] == ("the loss is no number in 2 of 3 steps, first at step 1")
@@ -292,20 +265,11 @@ def test_training_leaves_no_trace_in_the_next_job() -> None:
     assert all(loaded is None for loaded in worker.loaded.values())
 
 
-def test_a_plain_text_is_learned_whole() -> None:
-    """Examples without an answer train a model on the text itself."""
-    result = train(dataset="english-prompts", samples=8, steps=1)
-    assert losses(result)[0] > 0
-
-
 @pytest.mark.parametrize(
     ("record", "parameters", "learned"),
     [
-        (
-            {"instruction": "Name a colour.", "input": "Not red.", "output": "Blue."},
-            {},
-            "the answer",
-        ),
+        ({"instruction": "Name it.", "input": "Not red.", "output": "Blue."}, {}, "the answer"),
+        ({"text": "Examples without an answer are learned whole."}, {}, "every token of the text"),
         (
             {
                 "messages": [
@@ -353,11 +317,7 @@ def test_what_cannot_run_says_why(
 
 def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
     """For models with a template the answer is what the template adds, its ending included."""
-    from workloads.data.shapes import Turn
-    from workloads.models.loading import load_tokenizer, open_model
-    from workloads.models.prompts import encode_answer, encode_prompt
-
-    tokenizer = load_tokenizer(open_model("tiny-chatglm3"))
+    tokenizer = load_tokenizer(open_model(MODEL))
     tokenizer.init_kwargs.pop("prompt_layout")
     tokenizer.chat_template = (
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
@@ -375,12 +335,3 @@ def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
         encode_prompt(tokenizer, None, "问", earlier)
     tokenizer.chat_template = None
     assert encode_answer(tokenizer, "问", "显瘦")[-1] == tokenizer.eos_token_id
-
-
-def test_a_request_is_plain_json() -> None:
-    """Every parameter is a scalar, so that it can be an axis and a column."""
-    assert all(
-        value is None or isinstance(value, (str, int, float, bool))
-        for value in request().parameters.values()
-    )
-    json.dumps(dict(request().parameters))

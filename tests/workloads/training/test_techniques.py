@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import asked, losses, refuse, trained, training_of
+from finetuning_cases import (
+    losses,
+    parameters,
+    small_model,
+    trained,
+    training_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.base import Result, Unsupported
 from workloads.devices import device_for
-from workloads.registry import TASKS
-from workloads.training import data
+from workloads.training import data, methods
 from workloads.training.data import NOT_LEARNED, TrainingSample, cut
-from workloads.training.parallel.deepspeed import deepspeed_config
-from workloads.training.technique import Training
+from workloads.training.losses import ChunkedLoss, next_token_loss
+from workloads.training.methods import method_of
 from workloads.training.techniques import all_techniques, chosen
-from workloads.training.techniques.optimization import GradientClipping, Schedule
+from workloads.training.techniques.optimization import Freezing, GradientClipping, Schedule
 from workloads.training.techniques.precision import Autocast
 
 pytestmark = pytest.mark.slow  # each compares training jobs
@@ -112,13 +117,7 @@ def test_freezing_trains_the_upper_part_only(full: Result) -> None:
     assert int(frozen.details[state]) < 0.5 * int(full.details[state])
     assert losses(frozen)[0] == pytest.approx(losses(full)[0], **SAME)
     assert losses(frozen)[-1] < losses(frozen)[0]
-
-
-def test_frozen_weights_do_not_change() -> None:
-    """After a large step the frozen layers are bit for bit what they were, the others not."""
-    from workloads.training.techniques.memory import Freezing
-
-    model = _random_model("llama")
+    model = small_model("llama")
     training = training_of(model, "SGD", 0.1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Freezing(freeze_embeddings=True, freeze_layers=1).on_model(training)
@@ -153,11 +152,7 @@ def test_autocast_computes_in_the_short_format(baseline: Result) -> None:
 def test_loss_scaling_leaves_the_update_as_it_is() -> None:
     """Scaled up before the backward pass and down before the update, a step changes weights as
     without; an overflowed one is left out."""
-    import torch
-
-    from workloads.training.techniques.precision import Autocast
-
-    plain, scaled = (training_of(_random_model("llama"), "SGD", 0.1) for _ in range(2))
+    plain, scaled = (training_of(small_model("llama"), "SGD", 0.1) for _ in range(2))
     Autocast(autocast="fp16").on_optimizer(scaled)
     for training in (plain, scaled):
         _one_step(training)
@@ -176,17 +171,16 @@ def test_every_technique_says_what_it_is() -> None:
     for kind in all_techniques():
         assert kind.title and kind.__doc__
         assert all(field.description for field in kind.model_fields.values())
-    assert [type(technique) for technique in chosen(_defaults())] == list(all_techniques())
+    acting = [type(technique) for technique in chosen(parameters())]
+    assert acting == [kind for kind in all_techniques() if kind.always]
 
 
 def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
     """Where position_ids separate them, it passes; a model that ignores them is refused."""
-    from workloads.devices import device_for
-
     for kind in ("glm", "llama", "qwen2", "gpt2"):
-        data.check_packing(_random_model(kind), device_for("cpu"))
+        data.check_packing(small_model(kind), device_for("cpu"))
     with pytest.raises(Unsupported, match="lets packed samples attend to each other"):
-        data.check_packing(_random_model("bloom"), device_for("cpu"))
+        data.check_packing(small_model("bloom"), device_for("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -204,11 +198,7 @@ def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
 )
 def test_default_targets_suit_every_architecture(kind: str, targets: tuple[str, ...]) -> None:
     """The adapter sits on the attention's inputs of every layer, and a step changes it."""
-    from workloads.training import methods
-    from workloads.training.methods import method_of
-
-    model = _random_model(kind)
-    applied = methods.apply(model, method_of(_defaults()), "fp32", "cpu")
+    applied = methods.apply(small_model(kind), method_of(parameters()), "fp32", "cpu")
     assert applied.adapter == f"rank 8, alpha 16 on {', '.join(targets)}"
     adapted = {n.split(".lora_A")[0] for n, p in applied.model.named_parameters() if "lora_A" in n}
     assert len(adapted) == 2 * len(targets)
@@ -240,7 +230,8 @@ SAMPLES = st.lists(
 def test_packing_keeps_every_sample_whole(samples: list[TrainingSample], capacity: int) -> None:
     """Read back by their positions, the rows hold each sample once, with its labels, and no row
     is longer than it may be."""
-    packed = data.packed(samples, 0, capacity)
+    form: Any = SimpleNamespace(pad_token_id=0, max_length=capacity)
+    packed = data.pack(samples, form)
     assert packed.attention_mask is None and packed.position_ids is not None
     assert packed.input_ids.shape[1] <= capacity
     found = []
@@ -272,10 +263,6 @@ def test_the_loss_in_chunks_is_that_of_all_logits(
 ) -> None:
     """And so are its gradients, of states, of the last layer and of its bias, whatever part of the
     positions is learned and whatever is done with the loss."""
-    import torch
-
-    from workloads.training.losses import ChunkedLoss, next_token_loss
-
     torch.manual_seed(seed)
     head = torch.nn.Linear(6, 11, bias=biased)
     states = torch.randn(1, len(learned), 6, requires_grad=True)
@@ -329,77 +316,10 @@ def test_cutting_leaves_both_parts(prompt: int, answer: int, longest: int) -> No
         assert len(learned) >= min(answer, longest // 2)
 
 
-# ------------------------------------------------------------------ small models of each kind
-
-
-def _defaults() -> dict[str, Any]:
-    from finetuning_cases import parameters
-
-    return parameters()
-
-
-def _random_model(kind: str) -> Any:
-    """Two layers of an architecture with random weights, without dropout."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = {
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
-    per_kind: dict[str, dict[str, Any]] = {
-        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-        "bloom": {"n_layer": 2, "n_head": 4},
-        "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
-        "glm": {"head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 64},
-    }
-    common = {"intermediate_size": 64, "num_key_value_heads": 4}
-    names = {"vocab_size": 128} if kind == "gpt2" else sizes
-    rates = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
-    dropout = dict.fromkeys(rates, 0.0)
-    config = AutoConfig.for_model(kind, **{**dropout, **names, **per_kind.get(kind, common)})
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).train()
-
-
 def _one_step(training: Any) -> None:
-    import torch
-
     ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
     training.backward(training.model(input_ids=ids, labels=ids).loss)
     training.update()
-
-
-# Gradient clipping and the learning-rate schedule: what transformers' Trainer does by default.
-
-
-def training(weights: torch.nn.Module, rate: float = 1.0) -> Training:
-    """A training by plain gradient descent, in which a step is the gradient."""
-
-    def update() -> None:
-        for act in made.before_update:
-            act()
-        made.optimizer.step()
-
-    made = Training(
-        device=device_for("cpu"),
-        task=TASKS["causal-lm"],
-        cards=1,
-        method="full",
-        precision="fp32",
-        model=weights,
-        learning_rate=rate,
-        make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
-        loss=lambda logits, labels, kept: logits,
-        backward=lambda loss: loss.backward(),
-        update=update,
-        steps=10,
-    )
-    return made
 
 
 @given(
@@ -414,9 +334,8 @@ def test_gradients_together_are_no_longer_than_the_limit(
     scaler hands gradients over only once they are what they are."""
     net = torch.nn.Linear(len(slopes), 1, bias=False)
     torch.nn.init.zeros_(net.weight)
-    one = training(net)
+    one = training_of(net, "SGD", 1.0)
     GradientClipping(max_gradient_norm=limit).on_model(one)
-    one.optimizer = one.make_optimizer(one.trainable())
     if scaled:
         Autocast(autocast="fp16").on_optimizer(one)
     one.backward((net.weight * torch.tensor([slopes])).sum())
@@ -426,48 +345,24 @@ def test_gradients_together_are_no_longer_than_the_limit(
     assert torch.allclose(-net.weight.detach(), wanted, rtol=1e-3, atol=1e-5)
 
 
-@given(st.integers(1, 50), st.integers(1, 60), st.floats(1e-6, 1.0))
-def test_the_linear_schedule_is_the_trainers(steps: int, whole: int, rate: float) -> None:
-    """The rate of every step is that of transformers' scheduler over as many steps."""
+@given(st.integers(1, 50), st.integers(1, 60), st.floats(1e-6, 1.0), st.booleans())
+def test_the_linear_schedule_is_the_trainers(
+    steps: int, whole: int, rate: float, longer: bool
+) -> None:
+    """The rate of every step is that of transformers' scheduler over as many steps: those of the
+    job, or of the longer training whose beginning it is."""
     from transformers import get_linear_schedule_with_warmup
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, whole)
     ours: Any = SimpleNamespace(
-        optimizer=SimpleNamespace(param_groups=[{"lr": rate}]), learning_rate=rate, steps=whole
+        optimizer=SimpleNamespace(param_groups=[{"lr": rate}]),
+        learning_rate=rate,
+        steps=9 if longer else whole,
     )
-    technique = Schedule(learning_rate_schedule="linear")
+    technique = Schedule(learning_rate_schedule="linear", schedule_steps=whole if longer else None)
     for step in range(steps):
         assert ours.optimizer.param_groups[0]["lr"] == pytest.approx(scheduler.get_last_lr()[0])
         technique.after_step(ours, step)
         optimizer.step()
         scheduler.step()
-
-
-def test_the_rates_of_a_long_training_are_those_of_its_beginning() -> None:
-    """With schedule_steps a job of ten steps is the first ten of a hundred."""
-    technique = Schedule(learning_rate_schedule="linear", schedule_steps=100)
-    assert technique.rate(10, 1.0, 10) == pytest.approx(0.9)
-    assert Schedule(learning_rate_schedule="linear").rate(10, 1.0, 10) == 0.0
-
-
-def test_what_has_no_object_is_refused() -> None:
-    """An end of a constant rate; clipping goes with every strategy."""
-    (refusal,) = refuse(asked(schedule_steps=5))
-    assert refusal.setting == "schedule_steps" and "linear" in refusal.reason
-    for strategy in ("ddp", "zero1", "tensor-parallel"):
-        assert not refuse(asked(max_gradient_norm=1.0, cards=2, strategy=strategy, method="full"))
-
-
-def test_deepspeed_clips_by_itself() -> None:
-    """The job's limit is in its configuration, and without one it clips as little as others."""
-    base: dict[str, Any] = {"stage": 1, "precision": "bf16", "batch_size": 2, "micro_batches": 1}
-    base |= {"data_size": 2, "trained": 10, "learning_rate": 1e-3}
-    for device, limit, clipped in (
-        ("cpu", 0.5, 0.5),
-        ("cpu", None, 0.0),
-        ("hpu", None, 0.0),
-        ("hpu", 0.5, 0.5),
-    ):
-        config = deepspeed_config(device=device, max_gradient_norm=limit, **base)
-        assert config["gradient_clipping"] == clipped

@@ -23,11 +23,24 @@ from workloads.training.techniques import all_techniques
 
 ROOT = Path(__file__).resolve().parents[3]
 METHODS = ("full", "lora", "vera", "dora", "qlora", "qat", "qat-lora")
-FP32 = {"precision": "fp32"}
-FULL = {"method": "full"}
-PACKED = {"padding": "packing", "packed_attention": "apart"}
-TOGETHER = {"method": "lora", "adapter_products": "together"}
-PINNED = {"pin_memory": True}
+FP32: dict[str, Any] = {"precision": "fp32"}
+FULL: dict[str, Any] = {"method": "full"}
+QUARTER: dict[str, Any] = {"gradient_accumulation": 4}
+PACKED: dict[str, Any] = {"padding": "packing", "packed_attention": "apart"}
+TOGETHER: dict[str, Any] = {"method": "lora", "adapter_products": "together"}
+PINNED: dict[str, Any] = {"pin_memory": True}
+CHUNKED: dict[str, Any] = {"logits": "chunked"}
+LIGER: dict[str, Any] = {"fused_kernels": "liger"}
+TWO: dict[str, Any] = {"cards": 2}
+FOUR: dict[str, Any] = {"cards": 4}
+TENSOR: dict[str, Any] = TWO | {"strategy": "tensor-parallel"}
+FSDP2: dict[str, Any] = TWO | {"strategy": "fsdp2"}
+ZERO1: dict[str, Any] = TWO | {"strategy": "zero1"}
+ZERO2: dict[str, Any] = TWO | {"strategy": "zero2"}
+ZERO3: dict[str, Any] = TWO | {"strategy": "zero3"}
+#: A pipeline over all of four cards, in four micro-batches.
+PIPE: dict[str, Any] = FOUR | QUARTER | {"strategy": "pipeline"}
+LOOPED: dict[str, Any] = PIPE | {"pipeline_schedule": "interleaved"}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -47,10 +60,11 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
         ({"targets": "q_proj,kproj"}, "targets", "no linear layer is named kproj"),
         ({"targets": ","}, "targets", "no linear layer"),
         ({"gradient_accumulation": 3}, "gradient_accumulation", "cannot be cut into 3"),
+        (QUARTER | {"batch_size": "max"}, "gradient_accumulation", "what fits in one pass"),
         (
-            {"batch_size": "max", "gradient_accumulation": 2},
+            TWO | QUARTER | {"batch_size": 6},
             "gradient_accumulation",
-            "what fits in one pass",
+            "of 6 cannot hint: 1, 2, 3, 6",
         ),
         ({"freeze_layers": 1}, "freeze_layers", "beside method: full or qat or distill"),
         ({"precision": "fp16"}, "precision", "plain fp16 ends in NaN"),
@@ -62,48 +76,57 @@ def test_every_method_is_allowed_on_every_device(method: str, device: str, preci
         ({"logits": "learned", "torch_compile": True}, "logits", "would be compiled"),
         ({"compile_scope": "layers"}, "compile_scope", "beside torch_compile: true"),
         ({"packed_length": "longest"}, "packed_length", "beside packed_attention: apart"),
-        ({"logits": "chunked", "autocast": "bf16"}, "logits", "outside of autocast"),
-        ({"logits": "chunked", "method": "qat-lora"}, "logits", "which QAT converts whole"),
+        (CHUNKED | {"autocast": "bf16"}, "logits", "outside of autocast"),
+        (CHUNKED | {"method": "qat-lora"}, "logits", "which QAT converts whole"),
         (FP32 | {"attention": "flash_attention_2"}, "attention", "fp16 and bf16 only"),
         ({"matmul_precision": "high"}, "matmul_precision", "those of this job are in bf16"),
-        (
-            FP32 | {"matmul_precision": "high", "autocast": "bf16"},
-            "matmul_precision",
-            "none is left in fp32",
-        ),
+        (FP32 | {"matmul_precision": "high", "autocast": "bf16"}, "matmul_precision", "none is"),
         ({"prefetch_batches": 4}, "prefetch_batches", "beside data_workers"),
-        (
-            PINNED | {"copy_ahead": True, "non_blocking_copies": True},
-            "non_blocking_copies",
-            "by the card alone",
-        ),
+        (PINNED | {"copy_ahead": True, "non_blocking_copies": True}, "non_blocking_copies", "by"),
         ({"copy_ahead": True}, "copy_ahead", "beside pin_memory: true"),
-        (
-            FULL | {"save_every": 5, "save_mode": "incremental"},
-            "save_mode",
-            "an increment is the whole model",
-        ),
-        (
-            {"fused_kernels": "liger", "torch_compile": True},
-            "fused_kernels",
-            "fuses the same passes",
-        ),
+        (FULL | {"save_every": 5, "save_mode": "incremental"}, "save_mode", "the whole model"),
+        (LIGER | {"torch_compile": True}, "fused_kernels", "fuses the same passes"),
+        ({"schedule_steps": 5}, "schedule_steps", "beside learning_rate_schedule: linear"),
         ({"gradient_compression": "fp16"}, "gradient_compression", "exchanges no gradients"),
+        (TENSOR | {"gradient_compression": "fp16"}, "gradient_compression", "exchange activations"),
+        ({"strategy": "ddp"}, "strategy", "has one card"),
+        ({"tensor_parallel": 2}, "tensor_parallel", "has one card"),
+        (TENSOR | FOUR, "strategy", "6 attention heads cannot"),
+        (FOUR | {"tensor_parallel": 3}, "tensor_parallel", "4 cards cannot be divided"),
+        (TENSOR | FOUR | {"tensor_parallel": 2}, "tensor_parallel", "over all 4 cards"),
+        (TWO | {"offload_optimizer": True}, "offload_optimizer", "beside strategy: zero1 or zero"),
+        (ZERO2 | {"offload_parameters": True}, "offload_parameters", "beside strategy: zero3"),
+        (ZERO1 | {"tensor_parallel": 2}, "tensor_parallel", "there is one hint: below 2"),
+        (PIPE | {"cards": 1}, "strategy", "has one card"),
+        (PIPE | {"cards": 8, "batch_size": 8, "gradient_accumulation": 8}, "strategy", "4 layers"),
+        (LOOPED, "strategy", "2 groups of layers each hint: 1, 2"),
+        (PIPE | {"pipeline_parallel": 3}, "pipeline_parallel", "pipeline 3 is 3 cards hint: to be"),
+        (PIPE | {"data_parallel": 3}, "data_parallel", "data 3 × tensor 1 hint: to be 4"),
+        (PIPE | {"data_parallel": 4, "pipeline_parallel": 2}, "pipeline_parallel", "2 is 8 cards"),
+        (FOUR | {"data_parallel": 2}, "data_parallel", "is 2 cards hint: data_parallel: 4"),
+        (PIPE | {"cards": 16, "tensor_parallel": 4}, "tensor_parallel", "6 attention heads"),
+        (PIPE | {"gradient_accumulation": 2}, "gradient_accumulation", "2 micro-batches hint: 16"),
         (
-            {"cards": 2, "strategy": "tensor-parallel", "gradient_compression": "fp16"},
-            "gradient_compression",
-            "exchange activations",
+            LOOPED | {"pipeline_parallel": 2, "gradient_accumulation": 1},
+            "gradient_accumulation",
+            "a multiple of the 2 stages hint: : 8",
         ),
+        (PIPE | {"padding": "packing"}, "padding", "of one shape hint: fixed"),
+        (PIPE | {"pipeline_chunks": 2}, "pipeline_chunks", "beside pipeline_schedule: interleaved"),
+        (TWO | {"pipeline_parallel": 2}, "pipeline_parallel", "ddp cuts no layers hint: pipeline"),
+        (FSDP2 | {"pipeline_schedule": "interleaved"}, "pipeline_schedule", "strategy: pipeline"),
     ],
 )
 def test_a_contradiction_is_wrong_on_every_device(
     changes: dict[str, Any], setting: str, words: str
 ) -> None:
-    """It is refused with the setting, the reason and what would be right."""
+    """It is refused before anything starts, with the setting, the reason and what would be
+    right."""
+    reason, _, hint = words.partition(" hint: ")
     for device in ("cuda", "cpu"):
         wrong = [r for r in refuse(asked(device=device, **changes)) if not r.unsupported]
         assert [refusal.setting for refusal in wrong] == [setting]
-        assert words in wrong[0].reason and wrong[0].hint
+        assert reason in wrong[0].reason and hint in wrong[0].hint and wrong[0].hint
 
 
 @pytest.mark.parametrize(
@@ -116,31 +139,43 @@ def test_a_contradiction_is_wrong_on_every_device(
         (FP32 | {"autocast": "fp16"}, "hpu", "what Gaudi lacks: torch's gradient scaler"),
         ({"attention": "flash_attention_2"}, "cpu", "no cpu kernels"),
         ({"attention": "xformers"}, "hpu", "no hpu kernels"),
-        ({"fused_kernels": "liger"}, "cpu", "package liger-kernel"),
-        ({"cards": 2, "strategy": "zero1", "fused_kernels": "liger"}, "cuda", "DeepSpeed drives"),
-        ({"cards": 2, "strategy": "zero3", "fused_kernels": "liger"}, "cuda", "whole weights"),
-        ({"cards": 2, "strategy": "zero0", "logits": "chunked"}, "cuda", "DeepSpeed drives"),
-        (TOGETHER | {"cards": 2, "strategy": "fsdp2"}, "cuda", "whole weights"),
+        (LIGER, "cpu", "package liger-kernel"),
+        (ZERO1 | LIGER, "cuda", "DeepSpeed drives"),
+        (ZERO3 | LIGER, "cuda", "whole weights"),
+        (ZERO1 | CHUNKED, "cuda", "DeepSpeed drives"),
+        (FSDP2 | CHUNKED, "cuda", "whole weights"),
+        (FSDP2 | TOGETHER, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
         (FP32 | {"matmul_backend": "onednn"}, "cuda", "lacks: fp32 products by oneDNN"),
         (PINNED, "cpu", "page-locked"),
         (PINNED | {"copy_ahead": True}, "hpu", "copied beside the work"),
-        ({"cards": 2, "strategy": "zero2", "torch_compile": True}, "cuda", "DeepSpeed drives"),
-        (
-            {"cards": 2, "strategy": "tensor-parallel", "torch_compile": True},
-            "cuda",
-            "split over cards",
-        ),
-        (
-            {"cards": 2, "strategy": "zero1", "save_every": 5, "save_mode": "async"},
-            "cuda",
-            "DeepSpeed writes its parts",
-        ),
-        (
-            {"cards": 2, "strategy": "zero1", "gradient_compression": "fp16"},
-            "cuda",
-            "DeepSpeed's own way",
-        ),
+        (ZERO2 | {"torch_compile": True}, "cuda", "DeepSpeed drives"),
+        (TENSOR | {"torch_compile": True}, "cuda", "whole weights"),
+        (ZERO1 | {"save_every": 5, "save_mode": "async"}, "cuda", "DeepSpeed writes its parts"),
+        (ZERO1 | {"gradient_compression": "fp16"}, "cuda", "DeepSpeed's own way"),
+        (TENSOR | {"method": "dora"}, "cpu", "no method dora over split matrices"),
+        (TENSOR | {"save_adapter": "a"}, "cpu", "no save_adapter a over split matrices"),
+        (ZERO3 | {"method": "qlora"}, "cpu", "no method qlora under DeepSpeed"),
+        (ZERO3 | {"method": "qat"}, "cpu", "no qat under zero3"),
+        (ZERO1 | {"autocast": "bf16"}, "cpu", "DeepSpeed switches torch's autocast off"),
+        (ZERO1 | {"optimizer": "adafactor"}, "cpu", "no optimizer adafactor under DeepSpeed"),
+        (ZERO2 | {"tensor_parallel": 2}, "cpu", "no zero2 of split matrices"),
+        (ZERO1 | FOUR | {"tensor_parallel": 2, "save_every": 1}, "cpu", "no checkpoints of zero1"),
+        (FSDP2 | {"profile": True}, "cpu", "no profile true under fsdp2"),
+        (FSDP2 | {"method": "qlora"}, "cpu", "no method qlora under fsdp2"),
+        (FSDP2 | {"save_every": 1}, "cpu", "saves no training by strategy fsdp2"),
+        (FSDP2 | {"optimizer": "adafactor"}, "cpu", "no optimizer adafactor under fsdp2"),
+        (FSDP2 | FOUR | {"tensor_parallel": 2}, "cpu", "no fsdp2 of split matrices"),
+        (PIPE | {"method": "qlora"}, "cpu", "no method qlora over the stages of a pipeline"),
+        (PIPE | FP32 | {"autocast": "fp16"}, "cpu", "no autocast fp16 over the stages"),
+        (PIPE | {"logits": "learned"}, "cpu", "no logits learned over the stages"),
+        (PIPE | {"save_adapter": "a"}, "cpu", "no save_adapter a over the stages"),
+        (PIPE | FULL | {"freeze_layers": 1}, "cpu", "no freeze_layers 1 over the stages"),
+        (PIPE | {"profile": True}, "cpu", "no profile true over the stages"),
+        (PIPE | FULL | {"save_model": "a"}, "cpu", "each card holds a part of the model"),
+        (PIPE | FULL | {"sparsity": "magnitude"}, "cpu", "each card holds a part of every matrix"),
+        (PIPE | {"save_every": 1}, "cpu", "saves no training by strategy pipeline"),
+        (PIPE | {"torch_compile": True}, "cpu", "whole weights"),
     ],
 )
 def test_what_cannot_run_becomes_a_row(changes: dict[str, Any], device: str, words: str) -> None:
@@ -163,7 +198,10 @@ def test_what_cannot_run_becomes_a_row(changes: dict[str, Any], device: str, wor
         {"cards": 2, "torch_compile": True, "gradient_compression": "powersgd"},
         {"method": "full", "freeze_layers": 2, "save_every": 5, "save_mode": "incremental"},
         {"cards": 2, "save_every": 5, "save_mode": "async", "release_memory_every": 1},
-        {"cards": 2, "save_every": 5, "strategy": "zero3"},
+        ZERO3 | {"save_every": 5},
+        *({"cards": cards} for cards in (1, 4, 8)),  # so that cards can be an axis
+        *(TENSOR | FULL | {"strategy": one, "max_gradient_norm": 1.0} for one in ("ddp", "zero1")),
+        TENSOR | FULL | {"max_gradient_norm": 1.0},
     ],
     ids=lambda changes: "-".join(changes),
 )

@@ -17,13 +17,12 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, Unsupported
 from workloads.data.cache import flush_tree
-from workloads.devices import device_spec
 from workloads.training.parallel.exchange import Stamped
 from workloads.training.parallel.layout import Groups, Layout
 from workloads.training.technique import Training
@@ -38,42 +37,24 @@ PERSISTENCE_THRESHOLD = 1000
 
 
 def deepspeed_config(
-    *,
+    training: Training,
     stage: int,
-    device: str,
-    precision: str,
-    batch_size: int,
-    micro_batches: int,
-    data_size: int,
-    trained: int,
-    learning_rate: float,
-    max_gradient_norm: float | None = None,
+    *,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
 ) -> dict[str, Any]:
-    """The configuration of one job.
-
-    Args:
-        stage: of ZeRO, 0 to 3.
-        device: by its name; what DeepSpeed can do there differs.
-        precision: of the job; bf16 keeps a master copy of what is trained in fp32.
-        batch_size: samples of one card in one optimizer step.
-        micro_batches: passes in which a card works them off.
-        data_size: cards that share a batch.
-        trained: number of parameters that learn; no bucket is larger.
-        learning_rate: of AdamW, without weight decay.
-        max_gradient_norm: to which gradients are clipped; None: they are not.
-        offload_optimizer: keep optimizer state, and update, on the host.
-        offload_parameters: keep weights on the host between uses.
-    """
-    spec = device_spec(device)
+    """The configuration of one job with a stage of ZeRO, 0 to 3. Under bf16 there is a master copy
+    of what is trained in fp32; offloaded optimizer state is updated on the host, and offloaded
+    weights lie there between uses."""
+    spec = training.device.spec
+    trained = sum(parameter.numel() for parameter in training.trainable())
     zero: dict[str, Any] = {
         "stage": stage,
         "contiguous_gradients": spec.can("contiguous_gradients"),
         "overlap_comm": spec.can("overlapped_exchange") and stage > 1,
     }
     if stage:
-        zero["reduce_bucket_size"] = min(BUCKET, trained)
+        zero["reduce_bucket_size"] = min(BUCKET, trained)  # no larger than what learns
     if stage in (1, 2):
         zero["allgather_bucket_size"] = min(BUCKET, trained)
     if stage == 2:
@@ -87,15 +68,15 @@ def deepspeed_config(
     if offload_parameters:
         zero["offload_param"] = on_host
     return {
-        "train_batch_size": batch_size * data_size,
-        "train_micro_batch_size_per_gpu": batch_size // micro_batches,
-        "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": max_gradient_norm or 0.0,
+        "train_batch_size": training.batch_size * training.layout.data_size,
+        "train_micro_batch_size_per_gpu": training.batch_size // training.micro_batches,
+        "gradient_accumulation_steps": training.micro_batches,
+        "gradient_clipping": training.max_gradient_norm or 0.0,
         "steps_per_print": 1_000_000_000,
-        "bf16": {"enabled": precision == "bf16"},
+        "bf16": {"enabled": training.precision == "bf16"},
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": learning_rate, "weight_decay": 0.0, "torch_adam": True},
+            "params": {"lr": training.learning_rate, "weight_decay": 0.0, "torch_adam": True},
         },
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
@@ -103,11 +84,7 @@ def deepspeed_config(
 
 
 def announce(device: str) -> None:
-    """Tell DeepSpeed, before its import, on what it runs (undone after the job).
-
-    Raises:
-        Unsupported: it is not installed.
-    """
+    """Tell DeepSpeed, before its import, on what it runs (undone after the job)."""
     if importlib.util.find_spec("deepspeed") is None:
         raise Unsupported(
             "strategies zero0 to zero3 need the package 'deepspeed', which is not installed here; "
@@ -123,12 +100,9 @@ _deterministic: list[bool] = []
 
 
 def use_its_algorithms() -> bool:
-    """Put DeepSpeed's choice of torch's algorithms in force for this job; whether they are the
-    deterministic ones.
-
-    On Gaudi they are. DeepSpeed says so once in a process, when it is imported, and a worker puts
-    torch back after each job: without this the first job would compute otherwise than the next.
-    """
+    """Put DeepSpeed's choice of torch's algorithms in force for this job; tell if they are the
+    deterministic ones, as on Gaudi. DeepSpeed says so once in a process, when it is imported, and a
+    worker puts torch back after each job: without this the next one would compute otherwise."""
     import torch
 
     if not _deterministic:
@@ -151,37 +125,27 @@ class _Ranks:
                 setattr(self, f"get_{name}_parallel_{what}", lambda answer=answer: answer)
 
 
-class _Divided:
+class Divided:
     """The parts of a training that DeepSpeed has divided among the ranks."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     def save(self, directory: Path) -> None:
-        """Write every rank's part; all ranks are here."""
+        """Write every rank's part; all ranks call this together."""
         self._engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
         flush_tree(directory)
 
     def load(self, directory: Path) -> None:
-        """Read every rank's part back; all ranks are here.
-
-        Raises:
-            BadConfiguration: DeepSpeed has found nothing that it takes for its own.
-        """
-        found, _ = self._engine.load_checkpoint(str(directory.parent), tag=directory.name)
-        if found is None:
+        """Read every rank's part back; all ranks call this together."""
+        path, _ = self._engine.load_checkpoint(str(directory.parent), tag=directory.name)
+        if path is None:
             raise BadConfiguration(f"DeepSpeed reads no checkpoint in {directory}")
 
 
-def start(training: Training, config: Mapping[str, Any], groups: Groups | None = None) -> None:
-    """Hand model and optimizer over to DeepSpeed.
-
-    Args:
-        groups: of a model whose matrices are split; None: every rank has a whole copy.
-
-    Raises:
-        BadConfiguration: it does not see the gang as it is.
-    """
+def start(training: Training, groups: Groups, stage: int, **offload: bool) -> None:
+    """Hand model and optimizer over to DeepSpeed, which has to see the gang as it is."""
+    config = deepspeed_config(training, stage, **offload)
     deterministic = use_its_algorithms()
     deepspeed = importlib.import_module("deepspeed")
     with contextlib.suppress(AttributeError, KeyError):
@@ -196,23 +160,22 @@ def start(training: Training, config: Mapping[str, Any], groups: Groups | None =
     engine, optimizer, _, _ = deepspeed.initialize(
         model=training.model,
         model_parameters=training.trainable(),
-        config=dict(config),
-        mpu=None if groups is None else _Ranks(training.layout, groups),
+        config=config,
+        mpu=_Ranks(training.layout, groups) if training.layout.tensor > 1 else None,
         dist_init_required=False,
     )
-    kept = importlib.import_module("deepspeed.utils.groups")
-    training.ending.callback(setattr, kept, "mpu", None)  # else the next job would have them too
+    registry = importlib.import_module("deepspeed.utils.groups")
+    training.ending.callback(setattr, registry, "mpu", None)  # else the next job would have it too
     if int(engine.world_size) != training.cards:
         raise BadConfiguration(
             f"DeepSpeed sees {engine.world_size} processes where there are {training.cards}"
         )
-    stage = int(config["zero_optimization"]["stage"])
     if int(engine.zero_optimization_stage()) != stage:
         raise BadConfiguration(
             f"DeepSpeed runs ZeRO {engine.zero_optimization_stage()} instead of {stage}"
         )
     training.wrapper, training.optimizer = engine, optimizer
-    training.divided = _Divided(engine)
+    training.divided = Divided(engine)
     exchange = Stamped(training.device)
     training.ending.enter_context(
         exchange.watch(importlib.import_module("deepspeed.comm.comm").cdb)
@@ -232,6 +195,8 @@ def start(training: Training, config: Mapping[str, Any], groups: Groups | None =
     if stage == 3:
         parameters = training.trainable()
         training.gathered = lambda: deepspeed.zero.GatheredParameters(parameters)
-    training.details["deepspeed_config"] = json.dumps(config, sort_keys=True)
-    training.details["deterministic_algorithms"] = str(deterministic).lower()
-    training.details["deepspeed"] = str(deepspeed.__version__)
+    training.details |= {
+        "deepspeed_config": json.dumps(config, sort_keys=True),
+        "deterministic_algorithms": str(deterministic).lower(),
+        "deepspeed": str(deepspeed.__version__),
+    }

@@ -120,11 +120,8 @@ class Overlapped:
         """Communication less what ran beside it."""
         self._wrapper.logger.set_runtime_stats_and_log()
         account = self._wrapper._get_ddp_logging_data()
-        nanoseconds = [
-            account.get(name)
-            for name in ("backward_comm_time", "backward_compute_comm_overlap_time")
-        ]
-        whole, hidden = (float(value or 0) for value in nanoseconds)
+        whole = float(account.get("backward_comm_time") or 0)  # nanoseconds
+        hidden = float(account.get("backward_compute_comm_overlap_time") or 0)
         # It keeps no books on devices for which torch has no timer.
         return max(0.0, whole - hidden) / 1e9 if whole else None
 
@@ -134,15 +131,8 @@ _TESTED = "2.13"
 
 
 def require(strategy: str, *names: str) -> None:
-    """Make sure that this torch has what a strategy uses.
-
-    Args:
-        strategy: as the job names it.
-        names: ``module:attribute``; for a parameter, ``module:function(parameter)``.
-
-    Raises:
-        Unsupported: something is missing.
-    """
+    """Raise Unsupported where this torch lacks what a strategy uses: names are
+    ``module:attribute``, or ``module:function(parameter)``."""
     import torch
 
     if missing := [name.replace(":", ".") for name in names if not _has(name)]:
@@ -155,7 +145,7 @@ def require(strategy: str, *names: str) -> None:
 def _has(name: str) -> bool:
     name, _, parameter = name.rstrip(")").partition("(")
     try:
-        found = pkgutil.resolve_name(name)
+        thing = pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return False
-    return not parameter or parameter in inspect.signature(found).parameters
+    return not parameter or parameter in inspect.signature(thing).parameters

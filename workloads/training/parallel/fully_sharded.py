@@ -29,11 +29,7 @@ _NEEDED_FOR_STAMPS = (
 
 
 def shard(training: Training) -> None:
-    """Divide a model that is whole on every card, in place.
-
-    Raises:
-        Unsupported: nobody says where its layers begin, or torch lacks a part that this needs.
-    """
+    """Divide a model that is whole on every card, in place."""
     stamped = not training.device.spec.can("overlapped_exchange")
     require("fsdp2", *_NEEDED, *(_NEEDED_FOR_STAMPS if stamped else ()))
     from torch.distributed.device_mesh import init_device_mesh
@@ -53,17 +49,13 @@ def shard(training: Training) -> None:
         training.exchanges.append(exchange)  # else stamps would count what computing hides
 
     @contextlib.contextmanager
-    def micro_batch(last: bool) -> Iterator[None]:
-        model.set_requires_gradient_sync(last)
+    def exchanged(whether: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(whether)
         yield
 
-    @contextlib.contextmanager
-    def rehearsal() -> Iterator[None]:
-        model.set_requires_gradient_sync(True)  # else gradients of nothing are kept, unsharded
-        yield
-
-    training.around_micro_batch.append(micro_batch)
-    training.around_rehearsal.append(rehearsal)
+    training.around_micro_batch.append(exchanged)
+    # Else gradients of nothing are kept, unsharded.
+    training.around_rehearsal.append(lambda: exchanged(True))
     training.gathered = lambda: _gathered(model)
     training.details["fsdp2"] = f"{len(layers)} layers and the rest over {training.cards} cards"
 
@@ -72,39 +64,33 @@ def _layers(model: Any) -> list[nn.Module]:
     """The modules that transformers never divides between cards, which are a model's layers."""
     inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     kinds = set(getattr(inner, "_no_split_modules", None) or ())
-    held = Counter(
-        id(parameter)
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-    )
-    found = [
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    layers = [
         module
         for module in model.modules()
         if type(module).__name__ in kinds
-        and all(held[id(parameter)] == 1 for parameter in module.parameters())  # none is tied
+        and all(owners[id(parameter)] == 1 for parameter in module.parameters())  # none is tied
     ]
-    if not found:
+    if not layers:
         raise Unsupported(
             f"strategy fsdp2: transformers does not name the layers of {type(inner).__name__}"
         )
-    return found
+    return layers
 
 
 def _stamp(module: Any, exchange: Stamped) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-    class Gather(collectives.DefaultAllGather):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            with exchange.timed():
-                return super().__call__(*args, **kwargs)
+    def timed(kind: Any) -> Any:
+        class Timed(kind):  # type: ignore[misc]
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with exchange.timed():
+                    return super().__call__(*args, **kwargs)
 
-    class Scatter(collectives.DefaultReduceScatter):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            with exchange.timed():
-                return super().__call__(*args, **kwargs)
+        return Timed()
 
-    module.set_custom_all_gather(Gather())
-    module.set_custom_reduce_scatter(Scatter())
+    module.set_custom_all_gather(timed(collectives.DefaultAllGather))
+    module.set_custom_reduce_scatter(timed(collectives.DefaultReduceScatter))
 
 
 @contextlib.contextmanager
@@ -116,11 +102,12 @@ def _gathered(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # the last pass left some gathered, for a backward pass
-    parts: list[tuple[nn.Module, str, Any]] = []
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if isinstance(parameter, DTensor):
-                parts.append((module, name, parameter))
+    parts: list[tuple[nn.Module, str, Any]] = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if isinstance(parameter, DTensor)
+    ]
     whole: dict[int, nn.Parameter] = {}  # tied weights stay tied
     for module, name, part in parts:
         if id(part) not in whole:

@@ -14,16 +14,20 @@ schedule a multiple of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+import numpy
 
 from workloads.base import JobDescription, Refusal, WorkloadError
 from workloads.models.catalog import known_config
 from workloads.models.chatglm3.layout import from_original_config, is_original
 from workloads.models.precision import quantized
-from workloads.training.methods import method_name
+from workloads.training.methods import Method, method_name
 
+#: DeepSpeed's, by stage.
+ZERO = ("zero0", "zero1", "zero2", "zero3")
 #: Strategies that leave a card a part of each weight between its uses, by DeepSpeed or by torch.
 _SHARDED = ("zero3", "fsdp2")
 
@@ -67,27 +71,19 @@ class Layout:
         """True if this rank counts its samples: of those that share a batch, only the first."""
         return self.rank % self.model_parallel == 0
 
-    def tensor_groups(self) -> list[list[int]]:
-        """The ranks that split matrices among them."""
-        return [
-            list(range(first, first + self.tensor))
-            for first in range(0, self.world_size, self.tensor)
-        ]
+    def groups(self, kind: str) -> list[list[int]]:
+        """All ranks in groups of one kind: ``tensor`` split matrices among them, ``pipeline`` hold
+        the same part of the matrices of all layers, by stage, ``data`` the same part of the
+        model."""
+        axis = ("data", "pipeline", "tensor").index(kind)
+        sizes = (self.data_size, self.pipeline, self.tensor)
+        ranks = numpy.arange(self.world_size).reshape(sizes)
+        groups: list[list[int]] = numpy.moveaxis(ranks, axis, -1).reshape(-1, sizes[axis]).tolist()
+        return groups
 
-    def pipeline_groups(self) -> list[list[int]]:
-        """The ranks that hold the same part of the matrices of all layers together, by stage."""
-        return [
-            list(range(first + part, first + self.model_parallel, self.tensor))
-            for first in range(0, self.world_size, self.model_parallel)
-            for part in range(self.tensor)
-        ]
-
-    def data_groups(self) -> list[list[int]]:
-        """The ranks that hold the same part of the model."""
-        return [
-            list(range(part, self.world_size, self.model_parallel))
-            for part in range(self.model_parallel)
-        ]
+    def group(self, kind: str) -> list[int]:
+        """The group of a kind that this rank is in."""
+        return next(ranks for ranks in self.groups(kind) if self.rank in ranks)
 
 
 def tensor_size(parameters: Mapping[str, Any], cards: int) -> int:
@@ -129,17 +125,14 @@ def make_groups(layout: Layout) -> Groups:
     """Form the groups; all ranks must call this together."""
     import torch.distributed as dist
 
-    def mine(groups: list[list[int]]) -> Any:
+    def mine(kind: str) -> Any:
+        groups = layout.groups(kind)
         if len(groups) == 1 or len(groups[0]) == 1:  # everybody, or nobody else
             return None
         made = [dist.new_group(ranks) for ranks in groups]  # every rank makes every group
-        return next(g for g, ranks in zip(made, groups, strict=True) if layout.rank in ranks)
+        return made[groups.index(layout.group(kind))]
 
-    return Groups(
-        tensor=mine(layout.tensor_groups()),
-        pipeline=mine(layout.pipeline_groups()),
-        data=mine(layout.data_groups()),
-    )
+    return Groups(tensor=mine("tensor"), pipeline=mine("pipeline"), data=mine("data"))
 
 
 #: What has to be divided, by its name in a model's config.
@@ -169,10 +162,7 @@ def model_config(name: str) -> Mapping[str, Any] | None:
 
 
 def tensor_refusals(job: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
-    """Objections to splitting matrices over ``tensor`` of the job's cards.
-
-    ``setting`` is the parameter that asks for it.
-    """
+    """Objections to splitting matrices over ``tensor`` cards, as the parameter ``setting`` asks."""
     if job.cards % tensor:
         divisors = [n for n in range(1, job.cards + 1) if job.cards % n == 0]
         yield Refusal(
@@ -231,15 +221,15 @@ def chunks_of(parameters: Mapping[str, Any]) -> int:
     return int(parameters.get("pipeline_chunks") or CHUNKS)
 
 
-def note(job: JobDescription) -> str:
-    """One line of the plan about a pipeline; empty without one."""
+def pipeline_notes(job: JobDescription) -> Iterator[str]:
+    """The line of the plan about a pipeline, where there is one."""
     stages = pipeline_size(job.parameters, job.cards)
     if stages < 2:
-        return ""
+        return
     micro_batches, chunks = job.parameters["gradient_accumulation"], chunks_of(job.parameters)
     share = idle_share(stages, micro_batches, chunks)
     by_chunks = f" of {chunks} groups of layers each" if chunks > 1 else ""
-    return (
+    yield (
         f"pipeline_parallel {stages} with {micro_batches} micro-batches"
         f" (gradient_accumulation){by_chunks}: idle share (p-1)/(m"
         f"{'v' if chunks > 1 else ''}+p-1) = {share:.1%}"
@@ -248,11 +238,8 @@ def note(job: JobDescription) -> str:
 
 def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to data × tensor × pipeline that is not the number of cards."""
-    given = {
-        "data_parallel": job.parameters.get("data_parallel"),
-        "tensor_parallel": job.parameters.get("tensor_parallel"),
-        "pipeline_parallel": job.parameters.get("pipeline_parallel"),
-    }
+    names = ("data_parallel", "tensor_parallel", "pipeline_parallel")
+    given = {name: job.parameters.get(name) for name in names}
     tensor = tensor_size(job.parameters, job.cards)
     stages = pipeline_size(job.parameters, job.cards)
     data = int(given["data_parallel"] or max(job.cards // (tensor * stages), 1))
@@ -263,10 +250,7 @@ def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
     if blamed == "data_parallel" and fixed and job.cards % (tensor * stages) == 0:
         hint = f"write data_parallel: {job.cards // (tensor * stages)}, or leave it out"
     else:
-        hint = (
-            "the product of data_parallel, tensor_parallel and pipeline_parallel has to be "
-            f"{job.cards}"
-        )
+        hint = f"the product of {', '.join(names[:2])} and {names[2]} has to be {job.cards}"
     yield Refusal(
         setting=blamed,
         reason=f"data {data} × tensor {tensor} × pipeline {stages} is {data * tensor * stages} "
@@ -290,24 +274,7 @@ def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
             "padded to max_length",
             hint="write padding: fixed",
         )
-    lacking = {
-        "method": (method_name(parameters), ("full", "lora")),
-        "autocast": (parameters.get("autocast", "none"), ("none", "bf16")),
-        "logits": (parameters.get("logits", "all"), ("all",)),
-        "save_adapter": (parameters.get("save_adapter"), (None,)),
-        "profile": (bool(parameters.get("profile")), (False,)),
-        "freeze_layers": (parameters.get("freeze_layers") or 0, (0,)),
-        "freeze_embeddings": (bool(parameters.get("freeze_embeddings")), (False,)),
-    }
-    for name, (value, possible) in lacking.items():
-        if value not in possible:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            yield Refusal(
-                setting=name,
-                reason=f"this version has no {name} {shown} over the stages of a pipeline",
-                hint="write strategy: ddp",
-                unsupported=True,
-            )
+    yield from _lacking(job, "over the stages of a pipeline", _IN_STAGES)
 
 
 def _layers(job: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
@@ -352,62 +319,56 @@ def _micro_batches(count: int, stages: int, chunks: int) -> Iterator[Refusal]:
         )
 
 
-#: DeepSpeed's, by stage.
-ZERO = ("zero0", "zero1", "zero2", "zero3")
+#: What this version has beside a way of dividing a model: setting -> its possible values.
+_PARTS: dict[str, Sequence[Any]] = {"method": ("full", "lora"), "autocast": ("none", "bf16")}
+_IN_STAGES = _PARTS | {
+    "logits": ("all",),
+    "save_adapter": (None,),
+    "profile": (False,),
+    "freeze_layers": (0,),
+    "freeze_embeddings": (False,),
+}
+_SPLIT = _PARTS | {"save_adapter": (None,)}
+_BY_FSDP2 = _PARTS | {"profile": (False,), "optimizer": ("adamw", "adamw-fused")}
+_BY_DEEPSPEED = {
+    "method": [name for name in get_args(Method) if name != "qlora"],
+    "optimizer": ("adamw",),
+}
 
 
-def combination_refusals(
-    job: JobDescription, strategy: str | None, tensor: int
+def _lacking(
+    job: JobDescription, where: str, possible: Mapping[str, Sequence[Any]]
 ) -> Iterator[Refusal]:
-    """Objections to a strategy, on several cards, beside a job's other settings.
+    """Objections to settings that this version does not have there."""
+    given = {**job.parameters, "method": method_name(job.parameters)}
+    for name, values in possible.items():
+        value = given.get(name, values[0])
+        if value not in values:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            yield Refusal(
+                setting=name,
+                reason=f"this version has no {name} {shown} {where}",
+                hint="write strategy: ddp",
+                unsupported=True,
+            )
 
-    Args:
-        strategy: of the job; None: ddp.
-        tensor: cards that split each matrix.
-    """
+
+def combination_refusals(job: JobDescription) -> Iterator[Refusal]:
+    """Objections to the strategy of a job on several cards beside its other settings."""
+    strategy, tensor = job.parameters.get("strategy"), tensor_size(job.parameters, job.cards)
     if tensor > 1:
-        yield from _with_tensor_parallel(job)
+        yield from _lacking(job, "over split matrices", _SPLIT)
     if strategy in ZERO:
         yield from _with_deepspeed(job, strategy, tensor)
     if strategy == "fsdp2":
-        yield from _with_fsdp2(job, tensor)
+        yield from _lacking(job, "under fsdp2", _BY_FSDP2)
+        if tensor > 1:
+            yield _cannot("tensor_parallel", "fsdp2 of split matrices; ddp and zero1 do")
 
 
 def driven_by_deepspeed(job: JobDescription) -> bool:
     """Tell if DeepSpeed's engine runs the model's passes and steps."""
     return job.cards > 1 and job.parameters.get("strategy") in ZERO
-
-
-def whole_weights_refusals(
-    job: JobDescription, setting: str, *, value: str, instead: str = ""
-) -> Iterator[Refusal]:
-    """Objections to a technique that reads whole weights, and was tried with strategies of
-    PyTorch's own only.
-
-    Args:
-        setting: of the technique.
-        value: that it is set to.
-        instead: what would be right as well as another strategy; "": to leave the setting out.
-    """
-    if job.cards > 1 and divides_weights(job.parameters, job.cards):
-        reason = f"{value} reads whole weights, of which each card has a part here"
-    elif driven_by_deepspeed(job):
-        reason = f"DeepSpeed drives the model, and {value} was not tried with it"
-    else:
-        return
-    hint = f"write strategy: ddp, or {instead or f'leave {setting} out'}"
-    yield Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
-
-
-def _with_tensor_parallel(job: JobDescription) -> Iterator[Refusal]:
-    parameters = job.parameters
-    method = method_name(parameters)
-    if method not in ("full", "lora"):
-        yield _cannot("method", f"{method} over split matrices; full and lora do")
-    if parameters.get("autocast") == "fp16":
-        yield _cannot("autocast", "loss scaling over split matrices")
-    if parameters.get("save_adapter"):
-        yield _cannot("save_adapter", "keeping an adapter that is split over cards")
 
 
 def _with_deepspeed(job: JobDescription, strategy: str, tensor: int) -> Iterator[Refusal]:
@@ -424,7 +385,7 @@ def _with_deepspeed(job: JobDescription, strategy: str, tensor: int) -> Iterator
             hint=f"write a tensor_parallel below {job.cards}, or strategy: tensor-parallel",
         )
     method = method_name(parameters)
-    if method == "qlora" or (method.startswith("qat") and strategy == "zero3"):
+    if method.startswith("qat") and strategy == "zero3":
         yield _cannot("method", f"{method} under {strategy}; strategy ddp does")
     if parameters.get("autocast", "none") != "none":
         yield Refusal(
@@ -433,26 +394,9 @@ def _with_deepspeed(job: JobDescription, strategy: str, tensor: int) -> Iterator
             hint="write precision: bf16 (fp32 master weights), or strategy: ddp",
             unsupported=True,
         )
-    if parameters.get("optimizer", "adamw") != "adamw":
-        yield _cannot("optimizer", f"{parameters['optimizer']} under DeepSpeed; adamw does")
+    yield from _lacking(job, "under DeepSpeed", _BY_DEEPSPEED)
     if job.precision == "fp16":
         yield _cannot("precision", "fp16 weights under DeepSpeed; bf16 does")
-
-
-def _with_fsdp2(job: JobDescription, tensor: int) -> Iterator[Refusal]:
-    parameters = job.parameters
-    if tensor > 1:
-        yield _cannot("tensor_parallel", "fsdp2 of split matrices; ddp and zero1 do")
-    method = method_name(parameters)
-    if method not in ("full", "lora"):
-        yield _cannot("method", f"{method} under fsdp2; full and lora do")
-    if parameters.get("autocast") == "fp16":
-        yield _cannot("autocast", "loss scaling under fsdp2; bf16 needs none")
-    if parameters.get("profile"):
-        yield _cannot("profile", "profile that puts divided weights back; zero3 and ddp have")
-    optimizer = parameters.get("optimizer", "adamw")
-    if not optimizer.startswith("adamw") or "8bit" in optimizer:
-        yield _cannot("optimizer", f"{optimizer} of divided weights; adamw does")
 
 
 def _cannot(setting: str, what: str) -> Refusal:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,17 +44,13 @@ class Stage(nn.Module):
     def forward(self, given: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
         """Hidden states, or logits."""
         with self._around():
-            found = self.body(**{self._takes: given}, **masks, **self._arguments)
-        result: torch.Tensor = found.logits if self._last else found.last_hidden_state
+            output = self.body(**{self._takes: given}, **masks, **self._arguments)
+        result: torch.Tensor = output.logits if self._last else output.last_hidden_state
         return result
 
 
 def stages_of(training: Training, count: int) -> list[Stage]:
-    """The whole model as so many stages, which share its layers.
-
-    Raises:
-        Unsupported: it cannot be cut like this.
-    """
+    """The whole model as so many stages, which share its layers."""
     model = _innermost(training.model)
     inner = getattr(model, model.base_model_prefix, None)
     layers = getattr(inner, "layers", None)
@@ -65,7 +61,7 @@ def stages_of(training: Training, count: int) -> list[Stage]:
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         raise Unsupported("the output layer is the embedding, which would lie in two stages")
     share = len(layers) // count
-    found = []
+    stages = []
     for index in range(count):
         first, last = index == 0, index == count - 1
         body = _shallow(inner)
@@ -78,8 +74,8 @@ def stages_of(training: Training, count: int) -> list[Stage]:
             whole = _shallow(model)
             setattr(whole, model.base_model_prefix, body)
             body = whole
-        found.append(Stage(body, training, first=first, last=last))
-    return found
+        stages.append(Stage(body, training, first=first, last=last))
+    return stages
 
 
 def _innermost(model: Any) -> Any:
@@ -102,11 +98,8 @@ def emptied(model: Any) -> None:
 
 @torch.no_grad()
 def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and logits of a short text by the stages, one after another.
-
-    Raises:
-        Unsupported: the logits are not those of the whole model.
-    """
+    """Hidden states and logits of a short text by the stages, one after another; logits that are
+    not the model's raise Unsupported."""
     ids = torch.tensor(
         [[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]], device=training.device.torch_device
     )
@@ -136,12 +129,8 @@ _NEEDED = tuple(
 
 
 def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
-    """Leave this card its stages of a model that is whole on every card, and run by them.
-
-    Args:
-        schedule: 1f1b or interleaved.
-        chunks: groups of layers on each card.
-        length: positions of every sample.
+    """Leave this card its stages of a model that is whole on every card, ``chunks`` of them, and
+    run by them; samples have ``length`` positions.
 
     Raises:
         Unsupported: the model cannot be cut like this, or torch lacks a part that this needs.
@@ -175,7 +164,7 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
     ]
     for stage in made:
         stage.clock = clock
-    training.pipeline = _Pipeline(training, groups, made, clock, schedule)
+    training.pipeline = Pipeline(training, groups, made, clock, schedule)
     training.exchanges.append(clock)
     emptied(training.model)
     training.model = nn.ModuleList(stages[index] for index in mine).train()
@@ -243,8 +232,8 @@ class _TimedStage(PipelineStage):
             return super().backward_one_chunk(*args, **kwargs)
 
 
-class _Pipeline:
-    """The passes of all micro-batches of a step (``techniques.base.Passes``)."""
+class Pipeline:
+    """The passes of all micro-batches of a step, several of which are under way at a time."""
 
     def __init__(
         self,
@@ -271,14 +260,13 @@ class _Pipeline:
         )
         self._first = layout.stage == 0
         self._last = layout.stage == layout.pipeline - 1
-        self._at_the_end = next(
-            ranks[-1] for ranks in layout.pipeline_groups() if layout.rank in ranks
-        )
+        self._last_rank = layout.group("pipeline")[-1]
 
     def learn(
         self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
     ) -> torch.Tensor:
-        """Add the gradients of these micro-batches to those there are; the loss."""
+        """Forward and backward: add the gradients of the summed loss times ``scale`` to those there
+        are. ``parts`` gets the stamps of ``forward_s`` and ``backward_s``. Returns that loss."""
         self._scale = scale
         with self._clock.schedule(parts):
             loss = self._run(self._schedule.step, inputs)
@@ -300,7 +288,8 @@ class _Pipeline:
 
     def _run(self, run: Any, inputs: Sequence[Inputs]) -> torch.Tensor:
         device = self._training.device.torch_device
-        whole = _joined([each.tensors() for each in inputs])
+        parts = [one.tensors() for one in inputs]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         labels, ids = whole.pop("labels"), whole.pop("input_ids")
         losses: list[torch.Tensor] = []
         run(
@@ -313,7 +302,7 @@ class _Pipeline:
         summed = torch.zeros((), device=device)
         for loss in losses:  # at the last stage
             summed += loss.detach().float()
-        dist.broadcast(summed, src=self._at_the_end, group=self._groups.pipeline)
+        dist.broadcast(summed, src=self._last_rank, group=self._groups.pipeline)
         return summed
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -321,24 +310,21 @@ class _Pipeline:
             return self._training.loss(logits, labels, None) * self._scale
 
 
-def _joined(each: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Micro-batches of one shape as the batch that a schedule cuts up again."""
-    return {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
-
-
 def _average(parameters: Sequence[nn.Parameter], group: Any, size: int) -> None:
     """Average gradients over the copies of the model, in a few large exchanges."""
-    bucket: list[torch.Tensor] = []
-    held = 0
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    for number, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        held += gradient.nbytes
-        following = gradients[number + 1] if number + 1 < len(gradients) else None
-        if following is None or held >= _BUCKET_BYTES or following.dtype != gradient.dtype:
-            flat = torch.cat([one.flatten() for one in bucket])
-            dist.all_reduce(flat, group=group)
-            pieces = (flat / size).split([one.numel() for one in bucket])
-            for one, piece in zip(bucket, pieces, strict=True):
-                one.copy_(piece.view_as(one))
-            bucket, held = [], 0
+    buckets: list[list[torch.Tensor]] = []
+    nbytes = 0
+    for gradient in (parameter.grad for parameter in parameters):
+        if gradient is None:
+            continue
+        if not buckets or nbytes >= _BUCKET_BYTES or gradient.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(gradient)
+        nbytes += gradient.nbytes
+    for bucket in buckets:
+        flat = torch.cat([one.flatten() for one in bucket])
+        dist.all_reduce(flat, group=group)
+        pieces = (flat / size).split([one.numel() for one in bucket])
+        for one, piece in zip(bucket, pieces, strict=True):
+            one.copy_(piece.view_as(one))

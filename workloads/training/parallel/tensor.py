@@ -14,10 +14,10 @@ in full.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,9 @@ from torch import nn
 from workloads.base import Unsupported
 from workloads.training.parallel.exchange import Stamped
 from workloads.training.parallel.layout import Groups, Layout, split_problem
-from workloads.training.technique import Passes
+
+if TYPE_CHECKING:
+    from workloads.training.parallel.pipeline import Pipeline
 
 #: The library's names of styles (transformers 4.5x and 5) -> column or row, and whether the side
 #: that is split is whole outside of the layer.
@@ -85,55 +87,22 @@ def _sliced(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     return tensor.chunk(part.size, dim=-1)[part.rank].contiguous()
 
 
-class _SumGradients(torch.autograd.Function):
-    """Whole inputs of a split layer: each rank's gradient is a part of the sum."""
+def _unchanged(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    return tensor.view_as(tensor)
+
+
+class _Exchange(torch.autograd.Function):
+    """A function of this rank's tensor and part, and another one of the gradient on the way back:
+    what is summed has the same gradient everywhere, what is gathered has a slice of it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        ctx.part = part
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return _summed(gradients[0], ctx.part), None
-
-
-class _Sum(torch.autograd.Function):
-    """Partial outputs of all ranks -> their sum."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        return _summed(tensor, part)
+    def forward(ctx: Any, tensor: torch.Tensor, part: Part, there: Any, back: Any) -> Any:
+        ctx.part, ctx.back = part, back
+        return there(tensor, part)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0], None
-
-
-class _Gather(torch.autograd.Function):
-    """Every rank's channels -> all channels."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        ctx.part = part
-        return _gathered(tensor, part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return _sliced(gradients[0], ctx.part), None
-
-
-class _Slice(torch.autograd.Function):
-    """All channels -> this rank's."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        ctx.part = part
-        return _sliced(tensor, part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return _gathered(gradients[0], ctx.part), None
+        return ctx.back(gradients[0], ctx.part), None, None, None
 
 
 class ColumnLinear(nn.Linear):
@@ -143,8 +112,8 @@ class ColumnLinear(nn.Linear):
     whole: bool
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output = super().forward(_SumGradients.apply(input, self.part))
-        return _Gather.apply(output, self.part) if self.whole else output
+        output = super().forward(_Exchange.apply(input, self.part, _unchanged, _summed))
+        return _Exchange.apply(output, self.part, _gathered, _sliced) if self.whole else output
 
 
 class RowLinear(nn.Linear):
@@ -154,8 +123,9 @@ class RowLinear(nn.Linear):
     whole: bool
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        mine = _Slice.apply(input, self.part) if self.whole else input
-        output = _Sum.apply(nn.functional.linear(mine, self.weight), self.part)
+        mine = _Exchange.apply(input, self.part, _sliced, _gathered) if self.whole else input
+        product = nn.functional.linear(mine, self.weight)
+        output = _Exchange.apply(product, self.part, _summed, _unchanged)
         return output if self.bias is None else output + self.bias  # once, not once a rank
 
 
@@ -165,8 +135,7 @@ def split(model: Any, layout: Layout, groups: Groups, exchange: Stamped | None =
     Raises:
         Unsupported: the model has no plan, does not divide, or has layers that are not plain.
     """
-    problem = split_problem(vars(model.config), layout.tensor)
-    if problem:
+    if problem := split_problem(vars(model.config), layout.tensor):
         raise Unsupported(problem)
     part = Part(group=groups.tensor, rank=layout.tensor_rank, size=layout.tensor, exchange=exchange)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -187,38 +156,37 @@ def _plan(model: Any) -> dict[str, tuple[str, bool, int]]:
     prefix = f"{model.base_model_prefix}."
     patterns = {prefix + pattern: style for pattern, style in inner.items()}
     patterns |= dict(getattr(type(model), "_tp_plan", None) or {})
-    found: dict[str, tuple[str, bool, int]] = {}
+    layers: dict[str, tuple[str, bool, int]] = {}
+    names = [name for name, _ in model.named_modules()]
     for pattern, style in patterns.items():
         expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-        for name in filter(expression.fullmatch, _names(model)):
+        for name in filter(expression.fullmatch, names):
             if isinstance(model.get_submodule(name), nn.Embedding):
                 continue  # stays whole, which is right as well
             if style == _SHARED:
-                found[name] = ("shared", True, 1)
+                layers[name] = ("shared", True, 1)
                 continue
             if style not in _STYLES:
                 raise Unsupported(
                     f"the tensor-parallel plan of {type(model).__name__} wants {name} to be "
                     f"{style!r}, which this version cannot do"
                 )
-            found[name] = (*_STYLES[style], 1)
-    for name in list(found):
+            layers[name] = (*_STYLES[style], 1)
+    for name in list(layers):
         stem, _, last = name.rpartition(".")
         taker = f"{stem}.{_FUSED.get(last)}"
-        if found.get(taker) == ("row", True, 1) and found[name] == ("column", True, 1):
-            found[name], found[taker] = ("column", False, 2), ("row", False, 1)
-    return found
-
-
-def _names(model: Any) -> Iterator[str]:
-    return (name for name, _ in model.named_modules())
+        if layers.get(taker) == ("row", True, 1) and layers[name] == ("column", True, 1):
+            layers[name], layers[taker] = ("column", False, 2), ("row", False, 1)
+    return layers
 
 
 def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part: Part) -> int:
     """Split one layer of the plan, with the adapter on it; how many were split (0 or 1)."""
     layer = model.get_submodule(name)
-    if layer is model.get_output_embeddings() and _stays_whole(model, layer, part):
-        return 0
+    if layer is model.get_output_embeddings() and (
+        layer.weight is model.get_input_embeddings().weight or layer.weight.shape[0] % part.size
+    ):
+        return 0  # tied to the embedding, or not divisible
     inside = getattr(layer, "base_layer", None)  # peft's wrapping
     plain = inside if inside is not None else layer
     if type(plain) is not nn.Linear:
@@ -246,12 +214,6 @@ def _sum_gradients(layer: Any, part: Part) -> None:
             parameter.register_hook(lambda gradient: _summed(gradient, part))
 
 
-def _stays_whole(model: Any, head: Any, part: Part) -> bool:
-    """Tell if the output layer cannot be split: tied to the embedding, or not divisible."""
-    tied = head.weight is model.get_input_embeddings().weight
-    return tied or bool(head.weight.shape[0] % part.size)
-
-
 def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Linear:
     """This rank's part of a linear layer."""
     weight, bias = layer.weight.data, layer.bias.data if layer.bias is not None else None
@@ -273,7 +235,7 @@ def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Li
 
 
 def total_norm(
-    model: Any, parameters: Sequence[torch.nn.Parameter], pipeline: Passes | None = None
+    model: Any, parameters: Sequence[torch.nn.Parameter], pipeline: Pipeline | None = None
 ) -> torch.Tensor:
     """Root of the sum of squares of all gradients; the ranks that share a copy of the model ask
     together."""
@@ -300,7 +262,7 @@ def clip(
     model: Any,
     parameters: Sequence[torch.nn.Parameter],
     limit: float,
-    pipeline: Passes | None = None,
+    pipeline: Pipeline | None = None,
 ) -> None:
     """Scale gradients down together where their norm is above the limit, as torch does."""
     scale = (limit / (total_norm(model, parameters, pipeline) + 1e-6)).clamp(max=1.0)

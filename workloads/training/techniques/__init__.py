@@ -30,18 +30,18 @@ TECHNIQUES: Declared[type[Technique]] = Declared(
         "adapter-products": "workloads.training.techniques.kernels",
         "attention": "workloads.training.techniques.kernels",
         "autocast": "workloads.training.techniques.precision",
-        "checkpointing": "workloads.training.techniques.memory",
+        "checkpointing": "workloads.training.techniques.optimization",
         "clipping": "workloads.training.techniques.optimization",
         "compilation": "workloads.training.techniques.compilation",
         "compression": "workloads.training.techniques.strategy",
         "data-loading": "workloads.training.techniques.batches",
         "distillation": "workloads.compression.distillation",
-        "freezing": "workloads.training.techniques.memory",
+        "freezing": "workloads.training.techniques.optimization",
         "fused-kernels": "workloads.training.techniques.kernels",
         "learned-logits": "workloads.training.techniques.kernels",
         "matmul-backend": "workloads.training.techniques.precision",
         "matmul-precision": "workloads.training.techniques.precision",
-        "memory-release": "workloads.training.techniques.memory",
+        "memory-release": "workloads.training.techniques.optimization",
         "optimizers": "workloads.training.techniques.optimization",
         "padding": "workloads.training.techniques.batches",
         "saving": "workloads.training.techniques.saving",
@@ -60,37 +60,41 @@ def all_techniques() -> tuple[type[Technique], ...]:
     """Every technique, in the order in which they act at each point. One of another package whose
     setting has the name of another one's, of the method's or of a job's field is left out, with a
     warning."""
-    found: dict[str, type[Technique]] = {}
-    settings = {each.name: "a job" for each in fields(JobDescription)}  # name -> whatever has it
+    kinds: dict[str, type[Technique]] = {}
+    settings = {field.name: "a job" for field in fields(JobDescription)}  # name -> its owner
     settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
     for name in TECHNIQUES:  # ours come first
         kind = TECHNIQUES[name]
-        if twice := settings.keys() & kind.model_fields.keys():
-            taken = min(twice)
+        if doubled := settings.keys() & kind.model_fields.keys():
+            taken = min(doubled)
             text = f"technique {name}: {settings[taken]} has a setting {taken} already; rename one"
             if name in TECHNIQUES.own:
                 raise TypeError(text)
             logging.getLogger("nightgrid.techniques").warning("left out: %s", text)
             continue
-        found[name] = kind
+        kinds[name] = kind
         settings |= dict.fromkeys(kind.model_fields, name)
-    return tuple(sorted(found.values(), key=lambda kind: (kind.order, kind.name)))
+    return tuple(sorted(kinds.values(), key=lambda kind: (kind.order, kind.name)))
+
+
+def _set(parameters: Mapping[str, Any]) -> Iterator[Technique]:
+    """Every technique that a job's workload has, set as its parameters say."""
+    for kind in all_techniques():
+        if next(iter(kind.model_fields)) in parameters:
+            yield kind.model_validate({name: parameters[name] for name in kind.model_fields})
 
 
 def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
-    """Every technique that a job's workload has, set as its parameters say."""
-    return tuple(
-        kind.model_validate({name: parameters[name] for name in kind.model_fields})
-        for kind in all_techniques()
-        if next(iter(kind.model_fields)) in parameters
-    )
+    """The techniques that have something to do in a job with these parameters."""
+    return tuple(technique for technique in _set(parameters) if technique.acts)
 
 
 def technique_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections of all techniques of a job."""
-    for technique in chosen(job.parameters):
+    for technique in _set(job.parameters):
         yield from technique.declared_refusals(job)
-        yield from technique.refusals(job)
+        if technique.acts:
+            yield from technique.refusals(job)
 
 
 def technique_metrics(tasks: Sequence[str]) -> tuple[Metric, ...]:
@@ -117,21 +121,15 @@ def with_techniques(
     tasks: Sequence[str],
     defaults: Mapping[str, Value] | None = None,
 ) -> type[Any]:
-    """The parameters of a workload that trains: its own, and those of the techniques for which one
-    of its tasks has all functions that they need.
-
-    Args:
-        name: of the model that is made.
-        base: the workload's own parameters.
-        tasks: of the workload.
-        defaults: of settings whose default is another one in this workload.
-    """
-    found: dict[str, Any] = {
+    """The parameters of a workload that trains: those of its ``base``, and those of the techniques
+    for which one of its ``tasks`` has all functions that they need. ``defaults`` are of settings
+    whose default is another one in this workload."""
+    settings: dict[str, Any] = {
         setting: (info.annotation, _with_default(info, setting, defaults or {}))
         for kind in _able(tasks)
         for setting, info in kind.model_fields.items()
     }
-    return create_model(name, __base__=base, __doc__=base.__doc__, **found)
+    return create_model(name, __base__=base, __doc__=base.__doc__, **settings)
 
 
 def _with_default(info: FieldInfo, name: str, defaults: Mapping[str, Value]) -> FieldInfo:

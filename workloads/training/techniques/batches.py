@@ -6,15 +6,14 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.settings import setting
 from workloads.training import data as rows
 from workloads.training.data import Learnable
-from workloads.training.technique import DataPlan, Inputs, Loading, StepBatch, Technique, Training
+from workloads.training.technique import DataPlan, Loading, StepBatch, Technique, Training
 from workloads.training.techniques.compilation import compiles_whole
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ class TokenizerKind(Technique):
     name: ClassVar[str] = "tokenizers"
     title: ClassVar[str] = "fast and slow tokenizers"
     order: ClassVar[int] = 10
+    always: ClassVar[bool] = True
 
     tokenizer: Literal["auto", "fast", "slow"] = setting(
         "auto",
@@ -47,14 +47,14 @@ class TokenizerKind(Technique):
             loading.tokenizer_arguments["use_fast"] = self.tokenizer == "fast"
 
         def check(model: Any, tokenizer: Any) -> None:
-            found = "fast" if getattr(tokenizer, "is_fast", False) else "slow"
-            loading.details["tokenizer"] = f"{found} ({type(tokenizer).__name__})"
-            if self.tokenizer not in ("auto", found):
+            kind = "fast" if getattr(tokenizer, "is_fast", False) else "slow"
+            loading.details["tokenizer"] = f"{kind} ({type(tokenizer).__name__})"
+            if self.tokenizer not in ("auto", kind):
                 import transformers
 
                 raise Unsupported(
                     f"the checkpoint has no {self.tokenizer} tokenizer that transformers "
-                    f"{transformers.__version__} loads, only a {found} one "
+                    f"{transformers.__version__} loads, only a {kind} one "
                     f"({type(tokenizer).__name__})"
                 )
 
@@ -82,6 +82,14 @@ class Padding(Technique):
         "packed_length": ("packed_attention", ("apart",)),
     }
     capabilities: ClassVar[Any] = {"packed_attention": "dynamic_shapes"}
+    excludes: ClassVar[Any] = (
+        (
+            ("packed_attention", "apart"),
+            "attention",
+            ("eager", "flash_attention_2", "xformers"),
+            "apart is PyTorch's own attention; the job asks for another one",
+        ),
+    )
 
     padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
         "dynamic",
@@ -116,18 +124,11 @@ class Padding(Technique):
         "compiles the whole model once.",
     )
 
-    _attention: list[Any] = PrivateAttr(default_factory=list)  # SampleAttention, once it is used
+    _attention: Any = None  # SampleAttention, once it is used
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.packed_attention != "apart":
-            return
-        if job.parameters.get("attention", "sdpa") != "sdpa":
-            yield Refusal(
-                setting="packed_attention",
-                reason="apart is PyTorch's own attention; the job asks for another one",
-                hint="leave attention out, or write packed_attention: masked",
-            )
-        if compiles_whole(job.parameters) and not one_shape(job.parameters):
+        apart = self.packed_attention == "apart"
+        if apart and compiles_whole(job.parameters) and not one_shape(job.parameters):
             yield Refusal(
                 setting="packed_attention",
                 reason="with torch_compile every new length of a row would be compiled",
@@ -146,10 +147,7 @@ class Padding(Technique):
             if self.packed_length == "longest":
                 self._one_shape(data)
         elif self.padding == "uniform-length":
-            data.arrange = self._by_length
-
-    def _by_length(self, samples: Sequence[Learnable], batch: int) -> list[list[int]]:
-        return rows.uniform_length(samples, batch, self.length_window)
+            data.arrange = partial(rows.uniform_length, window=self.length_window)
 
     def _one_shape(self, data: DataPlan) -> None:
         """Fill each step's row up to the longest, which is known when samples become batches."""
@@ -170,14 +168,14 @@ class Padding(Technique):
         if self.packed_attention == "apart":
             from workloads.training import sample_attention
 
-            self._attention.append(sample_attention.register())
+            self._attention = sample_attention.register()
             training.model.config._attn_implementation = sample_attention.NAME
         if self.padding == "packing":
             training.task.function("check_packing")(training.model, training.device)
 
     def after_steps(self, training: Training) -> None:
-        for attention in self._attention:
-            training.details["packed_attention"] = attention.method
+        if self._attention is not None:
+            training.details["packed_attention"] = self._attention.method
 
 
 def one_shape(parameters: Mapping[str, Any]) -> bool:
@@ -213,6 +211,14 @@ class DataLoading(Technique):
         "non_blocking_copies": "pinned_memory",
         "copy_ahead": "side_copies",
     }
+    excludes: ClassVar[Any] = (
+        (
+            "non_blocking_copies",
+            "copy_ahead",
+            (True,),
+            "batches that are copied ahead are waited for by the card alone",
+        ),
+    )
 
     data_workers: int = setting(
         0,
@@ -249,20 +255,15 @@ class DataLoading(Technique):
         "pin_memory).",
     )
 
-    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.copy_ahead and self.non_blocking_copies:
-            yield Refusal(
-                setting="non_blocking_copies",
-                reason="batches that are copied ahead are waited for by the card alone",
-                hint="leave out one of copy_ahead and non_blocking_copies",
-            )
-
     def on_data(self, data: DataPlan) -> None:
         if self.non_blocking_copies:
-            data.move = lambda inputs: _move(inputs, data.device.torch_device)
+            card = data.device.torch_device
+            data.move = lambda inputs: inputs.changed(
+                lambda tensor: tensor.to(card, non_blocking=True)
+            )
         if self.copy_ahead:
             data.feed = lambda make: ahead(self._feed(data, make), data.device.side_copies())
-        elif self.data_workers or self.pin_memory:
+        else:
             data.feed = lambda make: self._feed(data, make)
 
     def _feed(self, data: DataPlan, make: Callable[[int], StepBatch]) -> Iterator[StepBatch]:
@@ -319,9 +320,7 @@ def ahead(batches: Iterator[StepBatch], copies: SideCopies) -> Iterator[StepBatc
         batch, copied = coming
         there = iter(copies.arrived(copied))
         coming = begin()
-        parts = tuple(
-            Inputs(**{name: next(there) for name in part.tensors()}) for part in batch.micro_batches
-        )
+        parts = tuple(part.changed(lambda _: next(there)) for part in batch.micro_batches)  # noqa: B023
         yield replace(batch, micro_batches=parts)
 
 
@@ -333,11 +332,6 @@ class _Steps:
 
     def __getitem__(self, step: int) -> tuple[int, StepBatch]:
         return os.getpid(), self._make(step)
-
-
-def _move(inputs: Inputs, card: str) -> Inputs:
-    moved = {name: tensor.to(card, non_blocking=True) for name, tensor in inputs.tensors().items()}
-    return Inputs(**moved)
 
 
 SPECS = (TokenizerKind, Padding, DataLoading)

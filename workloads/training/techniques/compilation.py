@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices.base import torch_compilations
 from workloads.settings import setting
-from workloads.training.parallel.layout import divides_weights, driven_by_deepspeed
 from workloads.training.technique import Technique, Training
 
 #: Most batches that are tried until one of a new shape needs no new graph.
@@ -39,6 +39,7 @@ class Compilation(Technique):
     order: ClassVar[int] = 120  # of what the others have made of the model
     beside: ClassVar[Any] = {"compile_scope": ("torch_compile", (True,))}
     capabilities: ClassVar[Any] = {"compile_scope": "dynamic_shapes"}
+    whole_weights: ClassVar[Any] = ("torch_compile",)
 
     torch_compile: bool = setting(
         False,
@@ -57,44 +58,27 @@ class Compilation(Technique):
     )
 
     _compiled: list[Any] = PrivateAttr(default_factory=list)
-    _graphs: list[int] = PrivateAttr(default_factory=list)  # before, after the rehearsals
-
-    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        driven = driven_by_deepspeed(job)
-        if self.torch_compile and (driven or divides_weights(job.parameters, job.cards)):
-            yield Refusal(
-                setting="torch_compile",
-                reason="this version compiles no model that "
-                + ("DeepSpeed drives" if driven else "is split over cards"),
-                hint="write strategy: ddp",
-                unsupported=True,
-            )
+    _graphs: tuple[int, int] = (0, 0)  # before and after the rehearsals
 
     def on_model(self, training: Training) -> None:
-        if not self.torch_compile:
-            return
-        lacking = training.device.cannot_compile()
-        if lacking:
+        if lacking := training.device.cannot_compile():
             raise Unsupported(f"torch.compile: {lacking}")
         import torch
 
         _from_nothing(training)
-        self._graphs.append(compiled_graphs())
-        backend: dict[str, Any] = {"backend": training.device.compile_backend}
-        self._compiled.append(training.model)
-        if self.compile_scope == "layers":
-            backend["dynamic"] = True
-            self._compiled[:] = _layers(training.model)
+        self._graphs = (compiled_graphs(), 0)
+        by_layer = self.compile_scope == "layers"
+        self._compiled += _layers(training.model) if by_layer else [training.model]
         for module in self._compiled:
             # In place: names of parameters, and the class that adapters know, stay as they are.
-            module.compile(**backend)
+            module.compile(
+                backend=training.device.compile_backend, dynamic=True if by_layer else None
+            )
         training.ending.callback(torch.compiler.reset)
 
     def before_steps(
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
-        if not self.torch_compile:
-            return
         training.enter_phase("compile")
         met: set[tuple[int, ...]] = set()
         compiling: list[float] = []
@@ -111,13 +95,11 @@ class Compilation(Technique):
                     break  # sizes are variables by now
             met |= shapes
         training.compile_s += max(sum(compiling) - len(compiling) * usual, 0.0)
-        self._graphs.append(compiled_graphs())
+        self._graphs = (self._graphs[0], compiled_graphs())
         if self._graphs[1] == self._graphs[0]:
             raise BadConfiguration("torch.compile left the model as it is: no graph was compiled")
 
     def after_steps(self, training: Training) -> None:
-        if not self.torch_compile:
-            return
         before, rehearsed = self._graphs
         training.details["compiled_graphs"] = str(rehearsed - before)
         training.details["graphs_compiled_in_steps"] = str(compiled_graphs() - rehearsed)
@@ -126,20 +108,16 @@ class Compilation(Technique):
 
 
 def _layers(model: Any) -> list[Any]:
-    """A model's layers, which are alike; its class names theirs.
-
-    Raises:
-        Unsupported: it names none.
-    """
-    text = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
-    names = {name for some in text for name in some}
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if not found:
+    """A model's layers, which are alike; its class names theirs."""
+    named = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
+    names = {*itertools.chain.from_iterable(named)}
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
         raise Unsupported(
             f"compile_scope layers: {type(model).__name__} does not say what its layers are; "
             "write compile_scope: model"
         )
-    return found
+    return layers
 
 
 def compiles_whole(parameters: Mapping[str, Any]) -> bool:

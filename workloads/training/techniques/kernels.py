@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
-
-from pydantic import PrivateAttr
 
 from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.models.attention import make_ready, refusals
 from workloads.settings import setting
-from workloads.training.parallel.layout import whole_weights_refusals
 from workloads.training.technique import Loading, Technique, Training
 from workloads.training.techniques.batches import one_shape
 from workloads.training.techniques.compilation import compiles_whole
@@ -30,6 +27,7 @@ class Attention(Technique):
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "attention implementation"
     order: ClassVar[int] = 90
+    always: ClassVar[bool] = True
 
     attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = setting(
         "sdpa",
@@ -52,14 +50,11 @@ class Attention(Technique):
             )
 
     def before_load(self, loading: Loading) -> None:
-        make_ready(self.attention)
-        loading.model_arguments["attn_implementation"] = self.attention
-        loading.checks.append(self._check)
-
-    def _check(self, model: Any, tokenizer: Any) -> None:
         from workloads.models.loading import check_attention
 
-        check_attention(model, self.attention)
+        make_ready(self.attention)
+        loading.model_arguments["attn_implementation"] = self.attention
+        loading.checks.append(lambda model, tokenizer: check_attention(model, self.attention))
 
     def on_model(self, training: Training) -> None:
         training.details["attention"] = self.attention
@@ -80,6 +75,7 @@ class AdapterProducts(Technique):
     order: ClassVar[int] = 106  # of the layers as sparsity has left them
     needs: ClassVar[tuple[str, ...]] = ("pack",)
     beside: ClassVar[Any] = {"adapter_products": ("method", ("lora",))}
+    whole_weights: ClassVar[Any] = ("adapter_products",)
 
     adapter_products: Literal["each", "together"] = setting(
         "each",
@@ -89,16 +85,7 @@ class AdapterProducts(Technique):
         "and two thin ones for all of them.",
     )
 
-    _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
-
-    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.adapter_products == "each":
-            return ()
-        return whole_weights_refusals(job, "adapter_products", value=self.adapter_products)
-
     def on_model(self, training: Training) -> None:
-        if self.adapter_products == "each":
-            return
         import torch
 
         from workloads.training.adapter_products import put_together
@@ -110,12 +97,8 @@ class AdapterProducts(Technique):
             return training.model(input_ids=ids, use_cache=False, **decoder)
 
         groups, undo = put_together(training.model, look)
-        self._undo.append(undo)
+        training.undo.callback(undo)
         training.details["adapter_products"] = f"together, {groups} inputs"
-
-    def after_steps(self, training: Training) -> None:
-        for undo in self._undo:
-            undo()
 
 
 class FusedKernels(Technique):
@@ -136,6 +119,15 @@ class FusedKernels(Technique):
     order: ClassVar[int] = 107  # of the layers as the techniques before have made them
     needs: ClassVar[tuple[str, ...]] = ("pack",)
     capabilities: ClassVar[Any] = {"fused_kernels": "liger_kernels"}
+    whole_weights: ClassVar[Any] = ("fused_kernels",)
+    excludes: ClassVar[Any] = (
+        (
+            "fused_kernels",
+            "torch_compile",
+            (True,),
+            "torch_compile fuses the same passes into kernels of its own",
+        ),
+    )
 
     fused_kernels: Literal["none", "liger"] = setting(
         "none",
@@ -145,22 +137,7 @@ class FusedKernels(Technique):
         "each (CUDA only; run on no card yet, its kernels by Triton's interpreter).",
     )
 
-    _undo: list[Callable[[], None]] = PrivateAttr(default_factory=list)
-
-    def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.fused_kernels == "none":
-            return
-        if job.parameters.get("torch_compile"):
-            yield Refusal(
-                setting="fused_kernels",
-                reason="torch_compile fuses the same passes into kernels of its own",
-                hint="write torch_compile: false, or leave fused_kernels out",
-            )
-        yield from whole_weights_refusals(job, "fused_kernels", value=self.fused_kernels)
-
     def before_load(self, loading: Loading) -> None:
-        if self.fused_kernels == "none":
-            return
         for package in ("liger-kernel", "triton"):
             if importlib.util.find_spec(package.replace("-", "_")) is None:
                 raise Unsupported(
@@ -171,30 +148,23 @@ class FusedKernels(Technique):
             raise Unsupported(f"fused_kernels liger: {lacking}")
 
     def on_model(self, training: Training) -> None:
-        if self.fused_kernels == "none":
-            return
         from workloads.training.fused_kernels import fuse, liger
         from workloads.training.losses import ChunkedLoss, summed
 
         kernels = liger()
         found, undo = fuse(training.model, kernels)
-        self._undo.append(undo)
-        training.ending.callback(undo)  # where a job fails
+        training.undo.callback(undo)
         parts = [f"{count} {part}" for part, count in found.items()]
         if isinstance(loss := training.loss, ChunkedLoss):
             parts.append("loss")
             loss.cross_entropy = kernels.cross_entropy
-            self._undo.append(lambda: setattr(loss, "cross_entropy", summed))
+            training.undo.callback(setattr, loss, "cross_entropy", summed)
         if not parts:
             raise Unsupported(
                 f"fused_kernels liger: {type(training.model).__name__} has no norm, gated layer or "
                 "rotary embedding that the kernels compute; leave fused_kernels out"
             )
         training.details["fused_kernels"] = f"{kernels.title}: {', '.join(parts)}"
-
-    def after_steps(self, training: Training) -> None:
-        for undo in self._undo:
-            undo()
 
 
 class LearnedLogits(Technique):
@@ -213,6 +183,21 @@ class LearnedLogits(Technique):
     order: ClassVar[int] = 100
     needs: ClassVar[tuple[str, ...]] = ("positions",)
     capabilities: ClassVar[Any] = {"logits": "dynamic_shapes"}
+    whole_weights: ClassVar[Any] = (("logits", "chunked"),)
+    excludes: ClassVar[Any] = (
+        (
+            ("logits", "chunked"),
+            "autocast",
+            ("bf16", "fp16"),
+            "chunked computes the last layer in the precision of its weights, outside of autocast",
+        ),
+        (
+            ("logits", "chunked"),
+            "method",
+            ("qat", "qat-lora"),
+            "chunked leaves the last layer out of the model, which QAT converts whole",
+        ),
+    )
 
     logits: Literal["all", "learned", "chunked"] = setting(
         "all",
@@ -224,8 +209,6 @@ class LearnedLogits(Technique):
     )
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.logits == "all":
-            return
         of_all = self.logits == "chunked" and one_shape(job.parameters)
         if compiles_whole(job.parameters) and not of_all:
             yield Refusal(
@@ -233,30 +216,8 @@ class LearnedLogits(Technique):
                 reason="with torch_compile every new number of positions would be compiled",
                 hint="write logits: all, or compile_scope: layers",
             )
-        if self.logits == "chunked":
-            yield from self._chunked_refusals(job)
-
-    def _chunked_refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if job.parameters.get("autocast", "none") != "none":
-            yield Refusal(
-                setting="logits",
-                reason="chunked computes the last layer in the precision of its weights, outside "
-                "of autocast",
-                hint="write logits: learned, or autocast: none",
-            )
-        if str(job.parameters.get("method", "")).startswith("qat"):
-            yield Refusal(
-                setting="logits",
-                reason="chunked leaves the last layer out of the model, which QAT converts whole",
-                hint="write logits: learned",
-            )
-        yield from whole_weights_refusals(
-            job, "logits", value=self.logits, instead="logits: learned"
-        )
 
     def on_model(self, training: Training) -> None:
-        if self.logits == "all":
-            return
         inner = _innermost(training.model)
         if self.logits == "chunked":
             from workloads.training.losses import without_last_layer

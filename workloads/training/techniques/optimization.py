@@ -1,13 +1,18 @@
-"""Techniques of the update: optimizer, gradient clipping, learning rate and accumulation."""
+"""Techniques of the update, what it trains, and the memory that it takes."""
 
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from workloads.base import JobDescription, Refusal, Unsupported
+from pydantic import PrivateAttr
+
+from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.settings import setting
+from workloads.training.methods import WHOLE_METHODS
 from workloads.training.technique import DataPlan, Technique, Training
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ class OptimizerChoice(Technique):
     name: ClassVar[str] = "optimizers"
     title: ClassVar[str] = "optimizer"
     order: ClassVar[int] = 110
+    always: ClassVar[bool] = True
     capabilities: ClassVar[Any] = {
         ("optimizer", "adamw-8bit"): "optimizers_8bit",
         ("optimizer", "adamw-8bit-torchao"): "optimizers_8bit",
@@ -59,14 +65,10 @@ class OptimizerChoice(Technique):
                 f"optimizer {self.optimizer} needs the package '{package}', which is not installed "
                 "here; install it with: pip install 'nightgrid[quant]'"
             )
-
-        def make(parameters: Sequence[torch.nn.Parameter]) -> Any:
-            return _make(self.optimizer, parameters, training)
-
-        training.make_optimizer = make
+        training.make_optimizer = partial(_make, self.optimizer, training)
 
 
-def _make(name: str, parameters: Sequence[torch.nn.Parameter], training: Training) -> Any:
+def _make(name: str, training: Training, parameters: Sequence[torch.nn.Parameter]) -> Any:
     import torch
 
     settings: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": 0.0}
@@ -95,9 +97,9 @@ def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
 
     class Optimizer(kind):  # type: ignore[misc]
         def get_config(self, gindex: int, pindex: int, group: Any) -> Any:
-            found = super().get_config(gindex, pindex, group)
+            config = super().get_config(gindex, pindex, group)
             whole = id(group["params"][pindex]) in embeddings
-            return found | {"optim_bits": 32} if whole else found
+            return config | {"optim_bits": 32} if whole else config
 
     return Optimizer
 
@@ -126,20 +128,6 @@ def _by_torchao(kind: Any, embeddings: set[int]) -> Any:
     return Optimizer
 
 
-def state_bytes(optimizer: Any) -> int:
-    """Bytes of the optimizer's state, all tensors of it, on whatever device."""
-    import torch
-
-    from workloads.models.precision import stored_bytes
-
-    return sum(
-        stored_bytes(value)
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
-
-
 class GradientClipping(Technique):
     """Gradient clipping: no step goes further than the usual ones.
 
@@ -163,8 +151,7 @@ class GradientClipping(Technique):
 
     def on_model(self, training: Training) -> None:
         norm = training.max_gradient_norm = self.max_gradient_norm
-        if norm is None:
-            return
+        assert norm is not None
         import torch
 
         learning: list[torch.nn.Parameter] = []
@@ -211,21 +198,13 @@ class Schedule(Technique):
         "job, warm-up included.",
     )
 
-    def rate(self, step: int, first: float, steps: int) -> float:
-        """The learning rate of a step (from 0), of the first step's and the number of all."""
-        if self.learning_rate_schedule == "constant":
-            return first
-        return first * max(1 - step / (self.schedule_steps or steps), 0.0)
-
     def on_model(self, training: Training) -> None:
-        if self.learning_rate_schedule != "constant":
-            steps = self.schedule_steps or training.steps
-            training.details["learning_rate_schedule"] = f"linear to 0 after {steps} steps"
+        steps = self.schedule_steps or training.steps
+        training.details["learning_rate_schedule"] = f"linear to 0 after {steps} steps"
 
     def after_step(self, training: Training, step: int) -> None:
-        if self.learning_rate_schedule == "constant":
-            return
-        rate = self.rate(step + 1, training.learning_rate, training.steps)
+        steps = self.schedule_steps or training.steps
+        rate = training.learning_rate * max(1 - (step + 1) / steps, 0.0)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
 
@@ -253,8 +232,6 @@ class GradientAccumulation(Technique):
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         parts = self.gradient_accumulation
-        if parts == 1:
-            return
         if not isinstance(job.batch_size, int):
             yield Refusal(
                 setting="gradient_accumulation",
@@ -273,4 +250,137 @@ class GradientAccumulation(Technique):
         data.micro_batches = self.gradient_accumulation
 
 
-SPECS = (OptimizerChoice, GradientClipping, Schedule, GradientAccumulation)
+class GradientCheckpointing(Technique):
+    """Gradient checkpointing: memory for time.
+
+    The backward pass needs what every layer computed on the way forward. With checkpointing only
+    the inputs of layers are kept, and each layer runs forward once more when its turn comes: about
+    a third more arithmetic, and memory for activations that hardly grows with depth. Gradients are
+    the same.
+    """
+
+    name: ClassVar[str] = "checkpointing"
+    title: ClassVar[str] = "gradient checkpointing"
+    order: ClassVar[int] = 60
+
+    gradient_checkpointing: bool = setting(
+        False,
+        role="choice",
+        always_in_id=True,
+        description="Keep only the inputs of layers on the way forward, and compute the rest "
+        "again on the way back: less memory, about a third more arithmetic.",
+    )
+
+    def on_model(self, training: Training) -> None:
+        model = training.model
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise Unsupported(f"{type(model).__name__} has no gradient checkpointing")
+        # The other kind (reentrant) drops the gradients of adapters below a frozen embedding.
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+class Freezing(Technique):
+    """Freezing: train only the upper part of a model.
+
+    Lower layers and embeddings change least in fine-tuning. Frozen, they need no gradients and no
+    optimizer state, and the backward pass stops above them, which saves their share of its
+    arithmetic. Adapters leave the whole model frozen anyway, so this belongs to methods that train
+    all of it.
+    """
+
+    name: ClassVar[str] = "freezing"
+    title: ClassVar[str] = "freezing"
+    order: ClassVar[int] = 50
+    beside: ClassVar[Any] = dict.fromkeys(
+        ("freeze_embeddings", "freeze_layers"), ("method", (None, *WHOLE_METHODS))
+    )
+
+    freeze_embeddings: bool = setting(
+        False,
+        role="work",
+        always_in_id=True,
+        description="Leave the embeddings as they are (methods full and qat).",
+    )
+    freeze_layers: int = setting(
+        0,
+        role="work",
+        always_in_id=True,
+        ge=0,
+        description="Leave the first so many layers as they are (methods full and qat); of the "
+        "encoder, where the model has one.",
+    )
+
+    def on_model(self, training: Training) -> None:
+        import torch
+
+        if self.freeze_embeddings:
+            for module in training.model.modules():
+                if isinstance(module, torch.nn.Embedding):
+                    module.requires_grad_(False)
+        if self.freeze_layers:
+            layers = _layers(training.model)
+            if self.freeze_layers >= len(layers):
+                raise BadConfiguration(
+                    f"freeze_layers is {self.freeze_layers}; the model has {len(layers)} layers, "
+                    "and one at least has to learn"
+                )
+            for layer in layers[: self.freeze_layers]:
+                layer.requires_grad_(False)
+
+
+def _layers(model: Any) -> list[Any]:
+    """The model's layers in order, the encoder's if it has one: the longest list of modules."""
+    import torch
+
+    below = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    lists: list[Any] = [m for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
+    if not lists:
+        raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
+    return list(max(lists, key=lambda modules: len(modules)))
+
+
+class MemoryRelease(Technique):
+    """Releasing memory between steps: order for time.
+
+    Allocators keep what a step has freed, for the next one. Where steps differ in length, blocks of
+    one step do not fit the next, and the kept memory grows until a card is full of holes. Giving it
+    all back after a step costs the time of asking for it again; where memory is tight that can be
+    the difference between running and not.
+    """
+
+    name: ClassVar[str] = "memory-release"
+    title: ClassVar[str] = "memory release between steps"
+    order: ClassVar[int] = 160
+
+    release_memory_every: int = setting(
+        0,
+        role="choice",
+        always_in_id=True,
+        ge=0,
+        description="Give memory that is not in use back to the device (on CPUs to the system) "
+        "after every so many optimizer steps, within their time; 0: never.",
+    )
+
+    _seconds: list[float] = PrivateAttr(default_factory=list)
+
+    def after_step(self, training: Training, step: int) -> None:
+        if (step + 1) % self.release_memory_every:
+            return
+        began = time.perf_counter()
+        training.device.release_memory()
+        self._seconds.append(time.perf_counter() - began)
+
+    def after_steps(self, training: Training) -> None:
+        training.details["memory_releases"] = str(len(self._seconds))
+        training.details["memory_release_s"] = f"{sum(self._seconds):.6g}"
+
+
+SPECS = (
+    OptimizerChoice,
+    GradientClipping,
+    Schedule,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Freezing,
+    MemoryRelease,
+)

@@ -26,6 +26,7 @@ class Autocast(Technique):
     name: ClassVar[str] = "autocast"
     title: ClassVar[str] = "mixed precision"
     order: ClassVar[int] = 70
+    always: ClassVar[bool] = True  # weights in fp16 need it
     capabilities: ClassVar[Any] = {("autocast", "fp16"): "loss_scaling"}
 
     autocast: Literal["none", "bf16", "fp16"] = setting(
@@ -87,8 +88,8 @@ ROUNDING = 1e-5
 
 
 def refusals(job: JobDescription, otherwise: str) -> Iterator[Refusal]:
-    """Objections to fewer bits in a job's products; ``otherwise`` is said where the device knows
-    only the exact ones."""
+    """Objections to fewer bits in a job's products; ``otherwise`` is the hint where the device
+    knows only the exact ones."""
     autocast = job.parameters.get("autocast", "none")
     if job.parameters.get("matmul_precision") in (None, "highest"):
         return
@@ -139,9 +140,8 @@ class MatmulPrecision(Technique):
         return refusals(job, "write autocast: bf16 and matmul_precision: highest")
 
     def on_model(self, training: Training) -> None:
-        if self.matmul_precision != "highest":
-            found = in_force(self.matmul_precision, training.device)
-            training.details["matmul_precision"] = found
+        effect = in_force(self.matmul_precision, training.device)
+        training.details["matmul_precision"] = effect
 
 
 def in_force(precision: str, device: Device) -> str:
@@ -188,6 +188,14 @@ class MatmulBackend(Technique):
     title: ClassVar[str] = "library of matrix products on CPUs"
     order: ClassVar[int] = 81
     capabilities: ClassVar[Any] = {"matmul_backend": "onednn"}
+    excludes: ClassVar[Any] = (
+        (
+            "matmul_backend",
+            "matmul_precision",
+            ("high", "medium"),
+            "PyTorch has one switch for both, and matmul_precision is set too",
+        ),
+    )
 
     matmul_backend: Literal["default", "onednn"] = setting(
         "default",
@@ -198,24 +206,15 @@ class MatmulBackend(Technique):
     )
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.matmul_backend == "default":
-            return
         if job.precision != "fp32" or job.parameters.get("autocast", "none") != "none":
             yield Refusal(
                 setting="matmul_backend",
                 reason="it is about fp32 products, of which this job has none",
                 hint="write precision: fp32 and no autocast, or leave matmul_backend out",
             )
-        if job.parameters.get("matmul_precision", "highest") != "highest":
-            yield Refusal(
-                setting="matmul_backend",
-                reason="PyTorch has one switch for both, and matmul_precision is set too",
-                hint="leave one of the two out",
-            )
 
     def on_model(self, training: Training) -> None:
-        if self.matmul_backend != "default":
-            training.details["matmul_backend"] = multiply_by_onednn(training.device)
+        training.details["matmul_backend"] = multiply_by_onednn(training.device)
 
 
 def multiply_by_onednn(device: Device) -> str:

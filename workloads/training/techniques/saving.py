@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import PrivateAttr
 
 from workloads.base import JobDescription, Refusal
 from workloads.settings import setting
@@ -66,12 +63,10 @@ class Saving(Technique):
         "memory; incremental writes what is frozen once. Left out: blocking.",
     )
 
-    _savers: list[Saver] = PrivateAttr(default_factory=list)
+    _saver: Saver
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         parameters = job.parameters
-        if not self.save_every:
-            return
         frozen = parameters.get("freeze_layers") or parameters.get("freeze_embeddings")
         method = method_name(parameters)
         whole = method in WHOLE_METHODS and not frozen
@@ -99,44 +94,32 @@ class Saving(Technique):
             )
 
     def on_optimizer(self, training: Training) -> None:
-        if not self.save_every:
-            return
         from workloads.training.checkpoints import Saver, open_checkpoints, resume
 
         mode = self.save_mode or "blocking"
         # A rank may be a step behind in writing, with a thread that writes two.
         of_gang = 3 if mode == "async" else 2
-        checkpoints = open_checkpoints(
-            training.kept_as,
-            rank=training.layout.rank,
-            steps_kept=of_gang if training.cards > 1 else 1,
-            ending=training.ending.callback,
-            gather=training.gather,
-        )
-        saver = Saver(checkpoints, mode)
+        checkpoints = open_checkpoints(training, of_gang if training.cards > 1 else 1)
+        saver = self._saver = Saver(checkpoints, mode)
         saver.require_room(training)
         if training.kept_as:
 
-            def leave(
-                kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-            ) -> None:
+            def leave(kind: type[BaseException] | None, *_: Any) -> None:
                 if kind is None:
                     checkpoints.remove()
 
             training.job_ending.push(leave)
             resume(training, checkpoints)
         training.ending.callback(saver.wait)
-        self._savers.append(saver)
 
     def after_step(self, training: Training, step: int) -> None:
-        if self._savers and (step + 1) % self.save_every == 0:
-            self._savers[0].save(training, step)
+        if (step + 1) % self.save_every == 0:
+            self._saver.save(training, step)
 
     def after_steps(self, training: Training) -> None:
-        for saver in self._savers:
-            saver.wait()
-            if saver.saved:
-                training.details |= saver.details() | {"checkpoint_read": saver.checked(training)}
+        self._saver.wait()
+        if self._saver.saved:
+            training.details |= self._saver.details(training)
 
 
 SPECS = (Saving,)

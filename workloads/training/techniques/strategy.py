@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import PrivateAttr
-
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.settings import setting
-from workloads.training.parallel.deepspeed import deepspeed_config
 from workloads.training.parallel.layout import (
     CHUNKS,
     ZERO,
@@ -20,8 +17,9 @@ from workloads.training.parallel.layout import (
     driven_by_deepspeed,
     idle_share,
     layout_refusals,
+    make_groups,
     model_parallel_size,
-    note,
+    pipeline_notes,
     pipeline_refusals,
     tensor_refusals,
     tensor_size,
@@ -60,6 +58,13 @@ class Strategy(Technique):
     title: ClassVar[str] = "strategy on several cards"
     metrics: ClassVar[tuple[Metric, ...]] = (_IDLE,)
     order: ClassVar[int] = 130  # cards share what the others have made
+    beside: ClassVar[Any] = {
+        "pipeline_schedule": ("strategy", ("pipeline",)),
+        "pipeline_chunks": ("pipeline_schedule", ("interleaved",)),
+        "offload_optimizer": ("strategy", ZERO[1:]),
+        "offload_parameters": ("strategy", ZERO[3:]),
+    }
+    always: ClassVar[bool] = True
 
     strategy: (
         Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "tensor-parallel", "pipeline"]
@@ -135,8 +140,8 @@ class Strategy(Technique):
         description="Keep weights in host memory between uses (zero3).",
     )
 
-    _groups: list[Groups] = PrivateAttr(default_factory=list)  # once they are formed
-    _length: list[int] = PrivateAttr(default_factory=list)  # of every sample in a pipeline
+    _groups: Groups  # once they are formed
+    _length: int  # of every sample in a pipeline
 
     # ------------------------------------------------------------ in the plan
 
@@ -154,53 +159,27 @@ class Strategy(Technique):
             return
         whole = self.strategy == "tensor-parallel"
         yield from tensor_refusals(job, tensor, "strategy" if whole else "tensor_parallel")
-        yield from self._offload()
-        yield from self._without_pipeline()
+        if self.strategy != "pipeline" and self.pipeline_parallel not in (None, 1):
+            yield Refusal(
+                setting="pipeline_parallel",
+                reason=f"strategy {self.strategy or 'ddp'} cuts no layers into stages",
+                hint="write strategy: pipeline, or leave pipeline_parallel out",
+            )
         if job.cards % tensor == 0:
-            wrong = list(layout_refusals(job))
-            yield from wrong or pipeline_refusals(job)
-        yield from combination_refusals(job, self.strategy, tensor)
+            yield from [*layout_refusals(job)] or pipeline_refusals(job)
+        yield from combination_refusals(job)
 
     def notes(self, job: JobDescription) -> Iterable[str]:
-        if text := note(job):
-            yield text
+        yield from pipeline_notes(job)
 
     def _one_card(self) -> Iterator[Refusal]:
-        for name, info in type(self).model_fields.items():
-            value = getattr(self, name)
-            if value != info.default and (not name.endswith("_parallel") or value != 1):
+        for name in type(self).model_fields.keys() - self.beside.keys():
+            sizes = name.endswith("_parallel") and getattr(self, name) == 1
+            if not self.is_default(name) and not sizes:
                 yield Refusal(
                     setting=name,
                     reason="the job has one card, and a strategy takes several",
                     hint=f"write cards: 2 or more, or leave {name} out",
-                )
-
-    def _without_pipeline(self) -> Iterator[Refusal]:
-        """Settings of a pipeline in a job that has none."""
-        for name in ("pipeline_parallel", "pipeline_schedule", "pipeline_chunks"):
-            value = getattr(self, name)
-            usual = (type(self).model_fields[name].default, 1)
-            if self.strategy != "pipeline" and value not in usual:
-                yield Refusal(
-                    setting=name,
-                    reason=f"strategy {self.strategy or 'ddp'} cuts no layers into stages",
-                    hint=f"write strategy: pipeline, or leave {name} out",
-                )
-        if self.pipeline_chunks and self.pipeline_schedule == "1f1b":
-            yield Refusal(
-                setting="pipeline_chunks",
-                reason="schedule 1f1b has one group of layers on each card",
-                hint="write pipeline_schedule: interleaved, or leave pipeline_chunks out",
-            )
-
-    def _offload(self) -> Iterator[Refusal]:
-        allowed = {"offload_optimizer": ZERO[1:], "offload_parameters": ZERO[3:]}
-        for name, strategies in allowed.items():
-            if getattr(self, name) and self.strategy not in strategies:
-                yield Refusal(
-                    setting=name,
-                    reason=f"strategy {self.strategy or 'ddp'} keeps everything on the cards",
-                    hint=f"write strategy: {' or '.join(strategies)}",
                 )
 
     # ------------------------------------------------------------ in the job
@@ -216,27 +195,27 @@ class Strategy(Technique):
             collate, length = data.task.function("collate"), data.form.max_length
             data.collate = lambda samples: collate(samples, data.form, fixed=True)
             data.details["padded_to"] = f"{length} tokens: stages hand on tensors of one shape"
-            self._length.append(length)
+            self._length = length
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:
             return
-        from workloads.training.parallel.layout import make_groups
-
         layout = training.layout
-        groups = make_groups(layout)
-        self._groups.append(groups)
-        training.details["strategy"] = self.strategy or "ddp"
-        training.details["data_parallel"] = str(layout.data_size)
-        training.details["tensor_parallel"] = str(layout.tensor)
+        groups = self._groups = make_groups(layout)
+        training.details |= {
+            "strategy": self.strategy or "ddp",
+            "data_parallel": str(layout.data_size),
+            "tensor_parallel": str(layout.tensor),
+        }
         if layout.tensor > 1:
             from workloads.training.parallel.exchange import Stamped
             from workloads.training.parallel.tensor import split
 
             exchange = Stamped(training.device)
             training.exchanges.append(exchange)
-            plan = split(training.model, layout, groups, exchange)
-            training.details["tensor_parallel_plan"] = plan
+            training.details["tensor_parallel_plan"] = split(
+                training.model, layout, groups, exchange
+            )
         if layout.pipeline > 1:
             self._cut(training, groups)
         elif self.strategy == "fsdp2":
@@ -252,7 +231,7 @@ class Strategy(Technique):
         stages, micro_batches = training.layout.pipeline, training.micro_batches
         schedule = self.pipeline_schedule
         chunks = (self.pipeline_chunks or CHUNKS) if schedule == "interleaved" else 1
-        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length[-1])
+        cut(training, groups, schedule=schedule, chunks=chunks, length=self._length)
         training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
         training.details["pipeline_parallel"] = str(stages)
         training.details["pipeline"] = (
@@ -265,21 +244,13 @@ class Strategy(Technique):
             return
         from workloads.training.parallel import deepspeed
 
-        config = deepspeed_config(
-            stage=ZERO.index(self.strategy),
-            device=training.device.name,
-            precision=training.precision,
-            batch_size=training.batch_size,
-            micro_batches=training.micro_batches,
-            data_size=training.layout.data_size,
-            trained=sum(parameter.numel() for parameter in training.trainable()),
-            learning_rate=training.learning_rate,
-            max_gradient_norm=training.max_gradient_norm,
+        deepspeed.start(
+            training,
+            self._groups,
+            ZERO.index(self.strategy),
             offload_optimizer=self.offload_optimizer,
             offload_parameters=self.offload_parameters,
         )
-        split = training.layout.tensor > 1
-        deepspeed.start(training, config, self._groups[-1] if split else None)
 
 
 def _ddp(training: Training, group: Any) -> None:
@@ -336,11 +307,9 @@ class GradientCompression(Technique):
         description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}.",
     )
 
-    _hook: list[Any] = PrivateAttr(default_factory=list)
+    _hook: _CountedHook
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        if self.gradient_compression == "none":
-            return
         strategy = job.parameters.get("strategy") or "ddp"
         whole = model_parallel_size(job.parameters, job.cards) == job.cards
         if job.cards == 1 or whole:
@@ -361,90 +330,59 @@ class GradientCompression(Technique):
             )
 
     def on_cards(self, training: Training) -> None:
-        if self.gradient_compression == "none":
-            return
-        wrapper = training.wrapper
         if self.gradient_compression == "powersgd":
             training.begins_anew = "powersgd keeps what it has not sent yet on each card"
-            hook: Any = _PowerSgd(wrapper.process_group, self.powersgd_rank or _POWERSGD_RANK)
-        else:
-            hook = _Short(wrapper.process_group, self.gradient_compression)
+        rank = self.powersgd_rank or _POWERSGD_RANK
+        group = training.wrapper.process_group
+        hook = self._hook = _CountedHook(self.gradient_compression, group, rank)
         # A lambda: DDP refuses annotations that are not its own.
-        wrapper.register_comm_hook(None, lambda state, bucket: hook.exchange(bucket))
-        self._hook.append(hook)
+        training.wrapper.register_comm_hook(None, lambda state, bucket: hook.exchange(bucket))
 
     def after_steps(self, training: Training) -> None:
-        for hook in self._hook:
-            if not hook.exchanges:
-                raise BadConfiguration("no gradients were exchanged through the compression")
-            training.details["gradient_compression"] = hook.summary()
+        if not self._hook.exchanges:
+            raise BadConfiguration("no gradients were exchanged through the compression")
+        training.details["gradient_compression"] = self._hook.summary()
 
 
-class _Short:
-    """Gradients in 16 bits."""
+class _CountedHook:
+    """One of torch's communication hooks of DDP, whose exchanges and bytes are counted."""
 
-    def __init__(self, group: Any, name: str) -> None:
-        import torch
+    def __init__(self, name: str, group: Any, rank: int) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        self._group, self._name = group, name
-        self._dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
-        self.exchanges = 0
-        self._given = self._sent = 0  # bytes
-
-    def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """For DDP's communication hook: the bucket's average over all ranks, some time later."""
-        import torch.distributed as dist
-
-        gradients = bucket.buffer()
-        short = gradients.to(self._dtype).div_(self._group.size())
-        self.exchanges += 1
-        self._given += gradients.nbytes
-        self._sent += short.nbytes
-        done = dist.all_reduce(short, group=self._group, async_op=True).get_future()  # type: ignore[union-attr]
-
-        def longer(future: Any) -> torch.Tensor:
-            gradients.copy_(future.value()[0])
-            averaged: torch.Tensor = gradients
-            return averaged
-
-        result: torch.futures.Future[torch.Tensor] = done.then(longer)
-        return result
-
-    def summary(self) -> str:
-        return f"{self._name}: {self._sent} bytes sent for {self._given} of gradients"
-
-
-class _PowerSgd:
-    """Gradients as products of thin matrices, what is lost kept for the next exchange."""
-
-    def __init__(self, group: Any, rank: int) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-        self._hook = powerSGD_hook.powerSGD_hook
-        self._state = powerSGD_hook.PowerSGDState(
-            process_group=group,
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=_POWERSGD_START,
-        )
-        self._rank = rank
-        self._before: Any = None  # the exchange that was begun last
-        self.exchanges = 0
+        self._name, self._rank = name, rank
+        self._hook: Any = powerSGD_hook.powerSGD_hook
+        self._state: Any = group
+        if name == "powersgd":
+            self._state = powerSGD_hook.PowerSGDState(
+                process_group=group,
+                matrix_approximation_rank=rank,
+                start_powerSGD_iter=_POWERSGD_START,
+            )
+        else:
+            self._hook = getattr(default_hooks, f"{name}_compress_hook")
+        self._last: Any = None  # exchange that was started
+        self.exchanges = self._numbers = self._bytes = 0
 
     def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """For DDP's communication hook: the bucket's average over all ranks, some time later."""
+        """The bucket's average over all ranks, some time later."""
         self.exchanges += 1
-        # An exchange goes on in callbacks. With two under way, ranks may begin their parts in
-        # different orders, and the backend pairs what does not belong together.
-        if self._before is not None:
-            self._before.wait()
-        result: torch.futures.Future[torch.Tensor] = self._hook(self._state, bucket)
-        self._before = result
-        return result
+        self._numbers += bucket.buffer().numel()
+        self._bytes += bucket.buffer().nbytes
+        # PowerSGD goes on in callbacks. With two exchanges under way, ranks may start their parts
+        # in different orders, and the backend pairs what does not belong together.
+        if self._name == "powersgd" and self._last is not None:
+            self._last.wait()
+        self._last = self._hook(self._state, bucket)
+        return self._last  # type: ignore[no-any-return]
 
     def summary(self) -> str:
-        sent = self._state.total_numel_after_compression
-        given = self._state.total_numel_before_compression
-        return f"powersgd of rank {self._rank}: {sent} numbers sent for {given} gradients"
+        """The part that was sent, for the row."""
+        if self._name == "powersgd":
+            sent = self._state.total_numel_after_compression
+            gradients = self._state.total_numel_before_compression
+            return f"powersgd of rank {self._rank}: {sent} numbers sent for {gradients} gradients"
+        return f"{self._name}: {2 * self._numbers} bytes sent for {self._bytes} of gradients"
 
 
 SPECS = (Strategy, GradientCompression)
