@@ -431,8 +431,6 @@ class Distillation(Technique):
 
     _taught: Taught | None = None  # the teacher of the model that this job trains, once loaded
 
-    # ------------------------------------------------------------ in the plan
-
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if method_name(job.parameters) != _METHOD:
             return
@@ -523,8 +521,6 @@ class Distillation(Technique):
         else:
             return
         yield Refusal(setting="teacher_logits", reason=reason, hint=f"write {hint}")
-
-    # ------------------------------------------------------------ in training
 
     def before_load(self, loading: Loading) -> None:
         if loading.method == _METHOD:

@@ -298,8 +298,6 @@ class Sparsity(Technique):
         """The share that is pruned in the end."""
         return USUAL_SHARE if self.sparsity_share is None else self.sparsity_share
 
-    # ------------------------------------------------------------ in the plan
-
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
         method = method_name(job.parameters)
@@ -365,8 +363,6 @@ class Sparsity(Technique):
                     hint="write a smaller share",
                 )
                 return
-
-    # ------------------------------------------------------------ in training
 
     def on_model(self, training: Training) -> None:
         layers = prunable_layers(training.model)

@@ -236,9 +236,6 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
     return Counter(part for _, part, _ in chosen), undo
 
 
-# ------------------------------------------------------------------ norms
-
-
 def _epsilon(module: torch.nn.Module) -> float | None:
     """The epsilon of a norm by root mean square; None: the module is none."""
     weight = module._parameters.get("weight")
@@ -264,9 +261,6 @@ def _norm(module: torch.nn.Module, epsilon: float, kernels: Kernels) -> Callable
         return kernels.rms_norm(states, weight, epsilon)
 
     return forward
-
-
-# ------------------------------------------------------------------ gated layers
 
 
 def _is_gate(module: Any, kind: torch.dtype) -> bool:

@@ -318,9 +318,6 @@ def _trained_formats(model: Any) -> str:
     return " and ".join(sorted(kinds))
 
 
-# ------------------------------------------------------------------ quantization-aware training
-
-
 def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:
     import torch
 

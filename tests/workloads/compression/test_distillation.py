@@ -27,9 +27,6 @@ SMALL: dict[str, Any] = {
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-# ---------------------------------------------------------------- the loss
-
-
 def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
     """With the whole distribution, and with the largest logits where those are all there are."""
     torch.manual_seed(0)
@@ -137,9 +134,6 @@ def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> No
     assert found["held_out_kl_before"] == pytest.approx(shared["held_out_kl"], rel=1e-5)
 
 
-# ---------------------------------------------------------------- kept logits
-
-
 @pytest.mark.slow
 def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all of a small vocabulary kept the losses are those of the teacher itself; a second job
@@ -169,9 +163,6 @@ def test_the_largest_64_of_each_position_are_kept() -> None:
     assert result.details["teacher_logits"].startswith("64 largest of ")
 
 
-# ---------------------------------------------------------------- students
-
-
 def test_students_keep_layers_or_width() -> None:
     """Copied layers are the teacher's; a narrower student runs, and has its heads' size."""
     teacher = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32)
@@ -199,9 +190,6 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
     again = {**SMALL, "steps": 1, "student_layers": None, "model": "student"}
     result = train(**again, teacher="tiny-chatglm3")
     assert result.details["teacher"] == "tiny-chatglm3, random weights"
-
-
-# ---------------------------------------------------------------- refused in the plan
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,6 @@ PLAIN: dict[str, Any] = {
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-# ---------------------------------------------------------------- patterns
-
-
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
 def test_magnitude_counts_to_the_weight_and_takes_the_smallest(
@@ -85,9 +82,6 @@ def test_the_gradual_share_grows_to_its_end(steps: int, final: float) -> None:
     assert shares[min(steps - 1, max(1, round(steps * 0.75)) - 1)] == pytest.approx(final)
 
 
-# ---------------------------------------------------------------- codes
-
-
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=3000), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_a_code_reads_back_and_is_within_a_bit_of_the_entropy(seen: list[int], skew: int) -> None:
@@ -117,9 +111,6 @@ def test_shared_values_are_means_of_their_weights_and_zeros_stay() -> None:
     held = flat[flat != 0]
     near = np.abs(held[:, None] - found.values[None, 1:]).argmin(1) + 1
     assert (near == found.symbols[flat != 0]).mean() > 0.99
-
-
-# ---------------------------------------------------------------- in training
 
 
 def _layers(name: str) -> dict[str, torch.nn.Linear]:
@@ -268,9 +259,6 @@ def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
         torch.testing.assert_close(
             smaller(input_ids=ids).logits, masked(input_ids=ids).logits, rtol=1e-4, atol=1e-4
         )
-
-
-# ---------------------------------------------------------------- refused in the plan
 
 
 @pytest.mark.parametrize(

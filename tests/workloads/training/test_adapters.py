@@ -123,9 +123,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> N
         adapters.attach(model, str(directory))
 
 
-# ------------------------------------------------------------------ between ChatGLM3's layouts
-
-
 def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int, int, int]]:
     """A native model converted from a random checkpoint of the original layout, and that one."""
     from transformers import AutoModelForCausalLM

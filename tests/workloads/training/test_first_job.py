@@ -105,21 +105,20 @@ def test_the_first_generation_of_a_process_is_timed_like_the_next(
     assert "measure" in paid and cold.shapes_unmet is None and cold.warmup_end is None
 
 
-@pytest.mark.parametrize("padding", ["dynamic", "fixed"])
 def test_the_first_training_of_a_process_is_timed_like_the_next(
-    worker: Worker, planted: Planted, padding: str
+    worker: Worker, planted: Planted
 ) -> None:
     """Steps of other lengths are rehearsed once each, and nothing of that is learned: the losses
     are those of a job that rehearsed nothing."""
 
     def job(warmup: int = 1) -> Result:
         settings = MeasureSettings(warmup=warmup, time_limit_s=600)
-        return train(worker, measure=settings, padding=padding, steps=5, samples=24)
+        return train(worker, measure=settings, steps=5, samples=24)
 
     first, paid = planted.during(job)
     assert paid.keys() == {"warmup"}
     lengths = {sample.computed_tokens for sample in first.samples if not sample.warmup}
-    assert first.shapes == len(lengths) and (first.shapes > 1) == (padding == "dynamic")
+    assert first.shapes == len(lengths) > 1
     assert (first.shapes_unmet, first.warmup_end) == (0, "complete")
     assert first.warmup_steps is not None and first.shapes is not None
     assert first.warmup_steps >= first.shapes + 2  # one shape settles, and one step is real

@@ -43,9 +43,6 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FusedKernels, "capabilities", {})  # of other devices
 
 
-# ------------------------------------------------------------------ modules of one model
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "parts"),
     [
@@ -200,9 +197,6 @@ def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
     fuse(model, in_place_of_liger())
     states = torch.randn(1, 3, 32, dtype=torch.bfloat16)
     assert model.model.norm(states).dtype == torch.float32
-
-
-# ------------------------------------------------------------------ the technique
 
 
 @pytest.mark.slow

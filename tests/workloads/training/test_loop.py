@@ -80,15 +80,8 @@ def test_every_method_learns(method: str, precision: str, trainable: int, detail
     before = result.metrics["first_batch_loss_before"]
     assert before == pytest.approx(losses(result)[0], rel=1e-5)
     assert result.metrics["first_batch_loss_after"] < before - 0.01
-
-
-@pytest.mark.slow
-def test_a_4_bit_base_is_stored_in_4_bits(lora: Result) -> None:
-    """QLoRA's base takes less memory than bf16 would, with the same number of parameters."""
-    result = learned("qlora", "bf16")
-    assert result.parameter_count == lora.parameter_count
-    assert lora.parameter_count is not None and result.weight_bytes is not None
-    assert result.weight_bytes < 0.8 * 2 * lora.parameter_count
+    if method == "qlora":  # its base takes less memory than bf16 would
+        assert result.weight_bytes and result.weight_bytes < 0.8 * 2 * 3_075_008
 
 
 @pytest.mark.slow

@@ -278,9 +278,6 @@ def test_rules_and_registry_load_neither_torch_nor_transformers() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# ------------------------------------------------------------------ targets
-
-
 def test_targets_are_chosen_from_what_there_is() -> None:
     """By name, all of them, or the attention's inputs."""
     layers = [f"model.layers.{n}.self_attn.{p}_proj" for n in range(2) for p in "qkvo"]

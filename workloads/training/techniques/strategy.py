@@ -143,8 +143,6 @@ class Strategy(Technique):
     _groups: Groups  # once they are formed
     _length: int  # of every sample in a pipeline
 
-    # ------------------------------------------------------------ in the plan
-
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
         if job.cards == 1:
             yield from self._one_card()
@@ -181,8 +179,6 @@ class Strategy(Technique):
                     reason="the job has one card, and a strategy takes several",
                     hint=f"write cards: 2 or more, or leave {name} out",
                 )
-
-    # ------------------------------------------------------------ in the job
 
     def before_load(self, loading: Loading) -> None:
         if self.strategy in ZERO:
