@@ -5,7 +5,7 @@
         tiled: bool = setting(False, role="choice", description="Multiply in tiles.")
 
 ``setting`` is pydantic's ``Field`` with roles; limits (``ge``, ``pattern``, …) go to ``Field`` as
-they are. Every setting has exactly one role:
+they are. Every setting has exactly one role (``work`` and ``choice`` are settings of theirs):
 
     work     what is computed. Rows with unequal values are never ranked against each other.
     choice   how the same work is done. Rows with unequal values are ranked together; the label of a
@@ -35,7 +35,7 @@ A setting without a role does not import. This module imports neither torch nor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
@@ -130,6 +130,9 @@ def setting(
 
 #: A setting of role work that says how much of it there is: 1 or more.
 amount = partial(setting, role="work", length=True, ge=1)
+
+work: Callable[..., Any] = partial(setting, role="work")
+choice: Callable[..., Any] = partial(setting, role="choice")
 
 
 class Settings(BaseModel):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.data.cache import cached_directory
 from workloads.models.catalog import checkpoint_kind, known_config, vocabulary_size
-from workloads.settings import setting
+from workloads.settings import choice, work
 from workloads.training.data import NOT_LEARNED
 from workloads.training.methods import method_name
 from workloads.training.parallel.layout import model_parallel_size
@@ -383,47 +383,41 @@ class Distillation(Technique):
         ),
     )
 
-    teacher: str | None = setting(
+    teacher: str | None = work(
         None,
-        role="work",
         loads=True,
         consumes="model",
         min_length=1,
         description="The model that teaches, where the student (`model`) is a checkpoint of its "
         "own (method distill). Left out: `model` teaches a student that is made from it.",
     )
-    student_layers: int | None = setting(
+    student_layers: int | None = work(
         None,
-        role="work",
         loads=True,
         ge=1,
         description="Layers of the student that is made from the model: every n-th of its layers, "
         "copied (new ones with student_hidden).",
     )
-    student_hidden: int | None = setting(
+    student_hidden: int | None = work(
         None,
-        role="work",
         loads=True,
         ge=1,
         description="Width (hidden size) of the student, whose weights are then new.",
     )
-    distillation_alpha: float | None = setting(
+    distillation_alpha: float | None = work(
         None,
-        role="work",
         ge=0,
         le=1,
         description="Part α of the loss that comes from the teacher. Left out: 0.5.",
     )
-    temperature: float | None = setting(
+    temperature: float | None = work(
         None,
-        role="work",
         gt=0,
         le=100,
         description="Temperature T of both distributions. Left out: 2.",
     )
-    teacher_logits: Literal["computed", "kept"] | None = setting(
+    teacher_logits: Literal["computed", "kept"] | None = choice(
         None,
-        role="choice",
         description="computed asks the teacher in every step; kept writes its 64 largest logits of "
         "each learned position into the node's cache, once, and reads them from there. Left out: "
         "computed.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.rules import linear_shapes
 from workloads.registry import Metric
-from workloads.settings import setting
+from workloads.settings import work
 from workloads.training.methods import ADAPTER_METHODS, method_name
 from workloads.training.parallel.layout import divides_weights
 from workloads.training.technique import Technique, Training
@@ -263,28 +263,24 @@ class Sparsity(Technique):
         ),
     )
 
-    sparsity: Literal["none", "magnitude", "2:4", "channels"] = setting(
+    sparsity: Literal["none", "magnitude", "2:4", "channels"] = work(
         "none",
-        role="work",
         description="Weights that become zero (method full): magnitude zeroes the smallest of each "
         "layer, 2:4 two of every four inputs; channels removes channels of the feed-forward parts.",
     )
-    sparsity_share: float | None = setting(
+    sparsity_share: float | None = work(
         None,
-        role="work",
         gt=0,
         lt=1,
         description="Share that is pruned, of weights (magnitude) or of channels. Left out: 0.5.",
     )
-    sparsity_schedule: Literal["once", "gradual"] = setting(
+    sparsity_schedule: Literal["once", "gradual"] = work(
         "once",
-        role="work",
         description="once prunes before the first step; gradual more with every step, until three "
         "quarters of them are done.",
     )
-    cluster_bits: int | None = setting(
+    cluster_bits: int | None = work(
         None,
-        role="work",
         ge=1,
         le=8,
         description="After the last step each layer's weights that are not zero share 2 to the "

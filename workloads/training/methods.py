@@ -23,7 +23,7 @@ from workloads.bench.profiling import PROFILE
 from workloads.data.datasets import DatasetParameters
 from workloads.models import precision as weights
 from workloads.models import rules
-from workloads.settings import setting
+from workloads.settings import amount, setting, work
 
 if TYPE_CHECKING:
     import torch
@@ -57,38 +57,29 @@ SAVE_MODEL = setting(
 class TrainingParameters(DatasetParameters):
     """Settings of all training: at which rate, on how much data, for how long."""
 
-    learning_rate: float | None = setting(
+    learning_rate: float | None = work(
         None,
-        role="work",
         always_in_id=True,
         gt=0,
         le=10,
         description="Learning rate of the first step, and of all unless a schedule lowers it. Left "
         "out: 2e-4 for adapters, 5e-5 for full, qat and distill, 1e-2 for vera.",
     )
-    steps: int = setting(
+    steps: int = amount(
         20,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="Optimizer steps that are timed; measure.warmup of them come first, which "
         "train as well. Only measure.time_limit_s ends training earlier.",
     )
     profile: bool = PROFILE
-    samples: int = setting(
+    samples: int = amount(
         1000,
-        role="work",
-        length=True,
         always_in_id=True,
-        ge=1,
         description="Training samples: the first of the dataset, from its start again where it is "
         "shorter. Gone through again when the steps need more.",
     )
-    max_length: int = setting(
+    max_length: int = amount(
         512,
-        role="work",
-        length=True,
         always_in_id=True,
         ge=8,
         description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
@@ -99,9 +90,8 @@ class TrainingParameters(DatasetParameters):
 class MethodParameters(TrainingParameters):
     """Settings of fine-tuning: what is trained, and what becomes of it."""
 
-    method: Method = setting(
+    method: Method = work(
         "lora",
-        role="work",
         loads=True,
         always_in_id=True,
         description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
@@ -109,32 +99,28 @@ class MethodParameters(TrainingParameters):
         "activations; qat-lora an adapter over such a base; distill all weights of a student, "
         "from a teacher's distribution.",
     )
-    rank: int | None = setting(
+    rank: int | None = work(
         None,
-        role="work",
         always_in_id=True,
         ge=1,
         le=4096,
         description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
     )
-    alpha: int | None = setting(
+    alpha: int | None = work(
         None,
-        role="work",
         always_in_id=True,
         ge=1,
         description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
     )
-    targets: str | None = setting(
+    targets: str | None = work(
         None,
-        role="work",
         always_in_id=True,
         min_length=1,
         description="Linear layers that get an adapter: names separated by commas, or all-linear. "
         "Left out: the attention's inputs (query, key, value).",
     )
-    held_out: int = setting(
+    held_out: int = work(
         0,
-        role="work",
         ge=0,
         le=100_000,
         description="Examples that are not trained on, the last of the dataset. After the last "

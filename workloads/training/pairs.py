@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
 from workloads.models.checkpoints import CheckpointKind
-from workloads.settings import WorkloadParameters, setting
+from workloads.settings import WorkloadParameters, work
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat, rows_of
 from workloads.training.parallel.layout import model_parallel_size
 
@@ -32,16 +32,14 @@ SOURCE_TOKENS, TARGET_TOKENS = 1024, 128
 class SourceParameters(WorkloadParameters):
     """Settings of what the encoder reads."""
 
-    source_prefix: str = setting(
+    source_prefix: str = work(
         "",
-        role="work",
         loads=True,
         description="Text before every source, such as `summarize: ` (the blank at its end "
         "counts), which T5's own checkpoints want. For sequence-to-sequence models.",
     )
-    max_source_length: int | None = setting(
+    max_source_length: int | None = work(
         None,
-        role="work",
         loads=True,
         length=True,
         ge=2,
@@ -53,9 +51,8 @@ class SourceParameters(WorkloadParameters):
 class Seq2SeqParameters(SourceParameters):
     """Settings of pairs of texts that a model learns from."""
 
-    max_target_length: int | None = setting(
+    max_target_length: int | None = work(
         None,
-        role="work",
         length=True,
         ge=2,
         description="Most tokens of a target (a summary); a longer one is cut at its end. For "

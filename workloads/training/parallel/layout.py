@@ -205,8 +205,6 @@ def generation_refusals(job: JobDescription) -> tuple[Refusal, ...]:
 #: Groups of layers that each card holds under the interleaved schedule, unless told.
 CHUNKS = 2
 
-_PADDED = ("dynamic", "fixed")
-
 
 def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
     """Share of the cards' time in which a pipeline fills and drains, if all stages take equally
@@ -266,8 +264,17 @@ def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
     if stages < 2:
         return
     yield from _layers(job, stages, chunks)
-    yield from _micro_batches(parameters["gradient_accumulation"], stages, chunks)
-    if parameters.get("padding", "dynamic") not in _PADDED:
+    count = parameters["gradient_accumulation"]
+    if count < stages or (chunks > 1 and count % stages):
+        wanted = "a multiple of" if chunks > 1 else "at least one for each of"
+        yield Refusal(
+            setting="gradient_accumulation",
+            reason=f"{count} micro-batch{'es' if count > 1 else ''} cannot fill the pipeline, "
+            f"which takes {wanted} the {stages} stages",
+            hint=f"write gradient_accumulation: {4 * stages}, say, for an idle share of "
+            f"{idle_share(stages, 4 * stages, chunks):.0%}",
+        )
+    if parameters.get("padding", "dynamic") not in ("dynamic", "fixed"):
         yield Refusal(
             setting="padding",
             reason="the stages of a pipeline exchange tensors of one shape, so every sample is "
@@ -303,22 +310,6 @@ def _layers(job: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
         )
 
 
-def _micro_batches(count: int, stages: int, chunks: int) -> Iterator[Refusal]:
-    if count < stages or (chunks > 1 and count % stages):
-        wanted = (
-            f"a multiple of the {stages} stages"
-            if chunks > 1
-            else f"at least one for each of the {stages} stages"
-        )
-        yield Refusal(
-            setting="gradient_accumulation",
-            reason=f"{count} micro-batch{'es' if count > 1 else ''} cannot fill the pipeline, "
-            f"which takes {wanted}",
-            hint=f"write gradient_accumulation: {4 * stages}, say, for an idle share of "
-            f"{idle_share(stages, 4 * stages, chunks):.0%}",
-        )
-
-
 #: What this version has beside a way of dividing a model: setting -> its possible values.
 _PARTS: dict[str, Sequence[Any]] = {"method": ("full", "lora"), "autocast": ("none", "bf16")}
 _IN_STAGES = _PARTS | {
@@ -345,10 +336,11 @@ def _lacking(
         value = given.get(name, values[0])
         if value not in values:
             shown = str(value).lower() if isinstance(value, bool) else value
+            others = " or ".join(one for one in values if isinstance(one, str))
             yield Refusal(
                 setting=name,
                 reason=f"this version has no {name} {shown} {where}",
-                hint="write strategy: ddp",
+                hint=f"write {name}: {others}" if others else f"leave {name} out",
                 unsupported=True,
             )
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.training import data as rows
 from workloads.training.data import Learnable
 from workloads.training.technique import DataPlan, Loading, StepBatch, Technique, Training
@@ -33,9 +33,8 @@ class TokenizerKind(Technique):
     order: ClassVar[int] = 10
     always: ClassVar[bool] = True
 
-    tokenizer: Literal["auto", "fast", "slow"] = setting(
+    tokenizer: Literal["auto", "fast", "slow"] = choice(
         "auto",
-        role="choice",
         loads=True,
         always_in_id=True,
         description="fast is the tokenizer in Rust, slow the one in Python, auto the fast one "
@@ -91,34 +90,30 @@ class Padding(Technique):
         ),
     )
 
-    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = setting(
+    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = choice(
         "dynamic",
-        role="choice",
         always_in_id=True,
         description="dynamic pads to the longest sample of the micro-batch, fixed to max_length; "
         "uniform-length sorts samples within windows so that like lengths meet; packing writes "
         "several samples into one row of at most max_length, separated by position_ids.",
     )
-    length_window: int = setting(
+    length_window: int = choice(
         50,
-        role="choice",
         always_in_id=True,
         ge=2,
         description="For uniform-length: sort within windows of so many batches.",
     )
 
-    packed_attention: Literal["masked", "apart"] = setting(
+    packed_attention: Literal["masked", "apart"] = choice(
         "masked",
-        role="choice",
         always_in_id=True,
         description="For packing: masked computes attention over whole rows under a mask, apart "
         "over each packed sample by itself (varlen attention on CUDA cards, else one call a "
         "sample); these then lie in one row, however long, so that nothing is padded.",
     )
 
-    packed_length: Literal["exact", "longest"] = setting(
+    packed_length: Literal["exact", "longest"] = choice(
         "exact",
-        role="choice",
         description="For packed_attention apart: each step's row has the length of its samples, or "
         "is filled up to that of the longest step, so that all have one shape and torch_compile "
         "compiles the whole model once.",
@@ -220,37 +215,32 @@ class DataLoading(Technique):
         ),
     )
 
-    data_workers: int = setting(
+    data_workers: int = choice(
         0,
-        role="choice",
         always_in_id=True,
         ge=0,
         le=64,
         description="Processes that make batches ahead; 0: the training process makes each batch "
         "when it needs it.",
     )
-    prefetch_batches: int | None = setting(
+    prefetch_batches: int | None = choice(
         None,
-        role="choice",
         always_in_id=True,
         ge=1,
         description=f"Batches that each worker holds ready. Left out: {_PREFETCH}.",
     )
-    pin_memory: bool = setting(
+    pin_memory: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Put batches into page-locked memory before they are copied.",
     )
-    non_blocking_copies: bool = setting(
+    non_blocking_copies: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Do not wait for copies of batches to the card (with pin_memory).",
     )
-    copy_ahead: bool = setting(
+    copy_ahead: bool = choice(
         False,
-        role="choice",
         description="Copy the next batch on a stream of its own while the card computes (with "
         "pin_memory).",
     )

@@ -14,7 +14,7 @@ from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices.base import torch_compilations
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.training.technique import Technique, Training
 
 #: Most batches that are tried until one of a new shape needs no new graph.
@@ -41,17 +41,15 @@ class Compilation(Technique):
     capabilities: ClassVar[Any] = {"compile_scope": "dynamic_shapes"}
     whole_weights: ClassVar[Any] = ("torch_compile",)
 
-    torch_compile: bool = setting(
+    torch_compile: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Compile the model's forward and backward pass (torch.compile, Inductor; on "
         "Gaudi its own backend). The time that takes is kept apart (compile_s).",
     )
 
-    compile_scope: Literal["model", "layers"] = setting(
+    compile_scope: Literal["model", "layers"] = choice(
         "model",
-        role="choice",
         description="For torch_compile: the model as a whole, or each of its layers, with lengths "
         "as variables. layers goes together with packed_attention: apart and with logits: learned "
         "or chunked.",

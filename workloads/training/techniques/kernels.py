@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.models.attention import make_ready, refusals
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.training.technique import Loading, Technique, Training
 from workloads.training.techniques.batches import one_shape
 from workloads.training.techniques.compilation import compiles_whole
@@ -29,9 +29,8 @@ class Attention(Technique):
     order: ClassVar[int] = 90
     always: ClassVar[bool] = True
 
-    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = setting(
+    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = choice(
         "sdpa",
-        role="choice",
         loads=True,
         always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
@@ -77,9 +76,8 @@ class AdapterProducts(Technique):
     beside: ClassVar[Any] = {"adapter_products": ("method", ("lora",))}
     whole_weights: ClassVar[Any] = ("adapter_products",)
 
-    adapter_products: Literal["each", "together"] = setting(
+    adapter_products: Literal["each", "together"] = choice(
         "each",
-        role="choice",
         description="For method lora: each layer computes its adapter by itself, or layers that "
         "read the same input (query, key and value) compute theirs together: one frozen product "
         "and two thin ones for all of them.",
@@ -129,9 +127,8 @@ class FusedKernels(Technique):
         ),
     )
 
-    fused_kernels: Literal["none", "liger"] = setting(
+    fused_kernels: Literal["none", "liger"] = choice(
         "none",
-        role="choice",
         description="Kernels of norms, gated layers, rotary embeddings and, with logits: chunked, "
         "of the loss: those that the model's code calls, or the package liger-kernel's, one pass "
         "each (CUDA only; run on no card yet, its kernels by Triton's interpreter).",
@@ -199,9 +196,8 @@ class LearnedLogits(Technique):
         ),
     )
 
-    logits: Literal["all", "learned", "chunked"] = setting(
+    logits: Literal["all", "learned", "chunked"] = choice(
         "all",
-        role="choice",
         always_in_id=True,
         description="Positions that go through the model's last layer: all, or those at which a "
         "sample of the micro-batch has something to learn. Shapes then change from step to step. "

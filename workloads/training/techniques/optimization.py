@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.settings import setting
+from workloads.settings import choice, work
 from workloads.training.methods import WHOLE_METHODS
 from workloads.training.technique import DataPlan, Technique, Training
 
@@ -49,9 +49,8 @@ class OptimizerChoice(Technique):
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
-    ] = setting(
+    ] = choice(
         "adamw",
-        role="choice",
         always_in_id=True,
         description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
@@ -141,9 +140,8 @@ class GradientClipping(Technique):
     title: ClassVar[str] = "gradient clipping"
     order: ClassVar[int] = 112
 
-    max_gradient_norm: float | None = setting(
+    max_gradient_norm: float | None = work(
         None,
-        role="work",
         gt=0,
         description="Scale gradients down where their norm, of all weights together, is above "
         "this. Left out: nothing is clipped.",
@@ -184,15 +182,13 @@ class Schedule(Technique):
     beside: ClassVar[Any] = {"schedule_steps": ("learning_rate_schedule", ("linear",))}
     order: ClassVar[int] = 135  # sets the rate of the optimizer that the strategy has made
 
-    learning_rate_schedule: Literal["constant", "linear"] = setting(
+    learning_rate_schedule: Literal["constant", "linear"] = work(
         "constant",
-        role="work",
         description="constant keeps learning_rate; linear lets it fall on a straight line to 0 "
         "after the last step.",
     )
-    schedule_steps: int | None = setting(
+    schedule_steps: int | None = work(
         None,
-        role="work",
         ge=1,
         description="For linear: after how many steps the rate is 0. Left out: after those of the "
         "job, warm-up included.",
@@ -221,9 +217,8 @@ class GradientAccumulation(Technique):
     title: ClassVar[str] = "gradient accumulation"
     order: ClassVar[int] = 40
 
-    gradient_accumulation: int = setting(
+    gradient_accumulation: int = choice(
         1,
-        role="choice",
         always_in_id=True,
         ge=1,
         description="Into how many micro-batches the batch of an optimizer step is cut. batch_size "
@@ -263,9 +258,8 @@ class GradientCheckpointing(Technique):
     title: ClassVar[str] = "gradient checkpointing"
     order: ClassVar[int] = 60
 
-    gradient_checkpointing: bool = setting(
+    gradient_checkpointing: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Keep only the inputs of layers on the way forward, and compute the rest "
         "again on the way back: less memory, about a third more arithmetic.",
@@ -295,15 +289,13 @@ class Freezing(Technique):
         ("freeze_embeddings", "freeze_layers"), ("method", (None, *WHOLE_METHODS))
     )
 
-    freeze_embeddings: bool = setting(
+    freeze_embeddings: bool = work(
         False,
-        role="work",
         always_in_id=True,
         description="Leave the embeddings as they are (methods full and qat).",
     )
-    freeze_layers: int = setting(
+    freeze_layers: int = work(
         0,
-        role="work",
         always_in_id=True,
         ge=0,
         description="Leave the first so many layers as they are (methods full and qat); of the "
@@ -352,9 +344,8 @@ class MemoryRelease(Technique):
     title: ClassVar[str] = "memory release between steps"
     order: ClassVar[int] = 160
 
-    release_memory_every: int = setting(
+    release_memory_every: int = choice(
         0,
-        role="choice",
         always_in_id=True,
         ge=0,
         description="Give memory that is not in use back to the device (on CPUs to the system) "

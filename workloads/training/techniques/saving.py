@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.training.methods import WHOLE_METHODS, method_name
 from workloads.training.technique import Technique, Training
 
@@ -46,18 +46,16 @@ class Saving(Technique):
     order: ClassVar[int] = 150
     beside: ClassVar[Any] = {"save_mode": ("save_every", ())}
 
-    save_every: int = setting(
+    save_every: int = choice(
         0,
-        role="choice",
         always_in_id=True,
         ge=0,
         description="Write a checkpoint (weights, optimizer, step, random states) after every so "
         "many optimizer steps, within their time; 0: never. It is read back after the last step, "
         "and removed when the job has succeeded; a retry on the node goes on from it.",
     )
-    save_mode: Literal["blocking", "async", "incremental"] | None = setting(
+    save_mode: Literal["blocking", "async", "incremental"] | None = choice(
         None,
-        role="choice",
         always_in_id=True,
         description="blocking waits until a checkpoint is on disk, async only for a copy in host "
         "memory; incremental writes what is frozen once. Left out: blocking.",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.training.parallel.layout import (
     CHUNKS,
     ZERO,
     Groups,
+    chunks_of,
     combination_refusals,
     driven_by_deepspeed,
     idle_share,
@@ -69,9 +69,8 @@ class Strategy(Technique):
     strategy: (
         Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "tensor-parallel", "pipeline"]
         | None
-    ) = setting(
+    ) = choice(
         None,
-        role="choice",
         loads=True,
         always_in_id=True,
         also_called={
@@ -87,55 +86,48 @@ class Strategy(Technique):
         "over all cards), pipeline (the layers in stages). Left out: ddp. batch_size is per "
         "data-parallel card.",
     )
-    data_parallel: int | None = setting(
+    data_parallel: int | None = choice(
         None,
-        role="choice",
         loads=True,
         ge=1,
         description="Copies of the model, each of which works on a part of the batch. Left out: "
         "cards / (tensor_parallel × pipeline_parallel).",
     )
-    tensor_parallel: int | None = setting(
+    tensor_parallel: int | None = choice(
         None,
-        role="choice",
         loads=True,
         always_in_id=True,
         ge=1,
         description="Cards that split each matrix; the strategy connects the groups (data × "
         "tensor). Such a group works on batch_size samples together.",
     )
-    pipeline_parallel: int | None = setting(
+    pipeline_parallel: int | None = choice(
         None,
-        role="choice",
         loads=True,
         ge=1,
         description="Stages that the layers are cut into (strategy pipeline), which work on "
         "batch_size samples together, in gradient_accumulation micro-batches, each padded to "
         "max_length. Left out: all cards that data and tensor leave.",
     )
-    pipeline_schedule: Literal["1f1b", "interleaved"] = setting(
+    pipeline_schedule: Literal["1f1b", "interleaved"] = choice(
         "1f1b",
-        role="choice",
         description="Order of the passes in a pipeline: 1f1b alternates one forward and one "
         "backward pass; interleaved gives each card several groups of layers, so that the pipeline "
         "fills in smaller steps.",
     )
-    pipeline_chunks: int | None = setting(
+    pipeline_chunks: int | None = choice(
         None,
-        role="choice",
         ge=2,
         description="Groups of layers on each card under the interleaved schedule. Left out: "
         f"{CHUNKS}.",
     )
-    offload_optimizer: bool = setting(
+    offload_optimizer: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Keep the optimizer's state in host memory and update there (zero1 to zero3).",
     )
-    offload_parameters: bool = setting(
+    offload_parameters: bool = choice(
         False,
-        role="choice",
         always_in_id=True,
         description="Keep weights in host memory between uses (zero3).",
     )
@@ -171,9 +163,9 @@ class Strategy(Technique):
         yield from pipeline_notes(job)
 
     def _one_card(self) -> Iterator[Refusal]:
-        for name in type(self).model_fields.keys() - self.beside.keys():
-            sizes = name.endswith("_parallel") and getattr(self, name) == 1
-            if not self.is_default(name) and not sizes:
+        for name in type(self).model_fields:
+            given = not self.is_default(name) and name not in self.beside
+            if given and getattr(self, name) != 1:  # one card is one copy, in one part
                 yield Refusal(
                     setting=name,
                     reason="the job has one card, and a strategy takes several",
@@ -209,9 +201,8 @@ class Strategy(Technique):
 
             exchange = Stamped(training.device)
             training.exchanges.append(exchange)
-            training.details["tensor_parallel_plan"] = split(
-                training.model, layout, groups, exchange
-            )
+            plan = split(training.model, layout, groups, exchange)
+            training.details["tensor_parallel_plan"] = plan
         if layout.pipeline > 1:
             self._cut(training, groups)
         elif self.strategy == "fsdp2":
@@ -225,8 +216,7 @@ class Strategy(Technique):
         from workloads.training.parallel.pipeline import cut
 
         stages, micro_batches = training.layout.pipeline, training.micro_batches
-        schedule = self.pipeline_schedule
-        chunks = (self.pipeline_chunks or CHUNKS) if schedule == "interleaved" else 1
+        schedule, chunks = self.pipeline_schedule, chunks_of(self.model_dump())
         cut(training, groups, schedule=schedule, chunks=chunks, length=self._length)
         training.metrics[_IDLE.name] = idle_share(stages, micro_batches, chunks)
         training.details["pipeline_parallel"] = str(stages)
@@ -258,13 +248,9 @@ def _ddp(training: Training, group: Any) -> None:
     wrapper = DistributedDataParallel(
         training.model, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True
     )
-
-    def exchange(last: bool) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else wrapper.no_sync()
-
     training.wrapper = wrapper
     training.exchanges.append(Overlapped(wrapper))
-    training.around_micro_batch.append(exchange)
+    training.around_micro_batch.append(lambda last: nullcontext() if last else wrapper.no_sync())
     training.around_rehearsal.append(wrapper.no_sync)
 
 
@@ -288,16 +274,14 @@ class GradientCompression(Technique):
     order: ClassVar[int] = 140  # on what the strategy has put around the model
     beside: ClassVar[Any] = {"powersgd_rank": ("gradient_compression", ("powersgd",))}
 
-    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = setting(
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = choice(
         "none",
-        role="choice",
         always_in_id=True,
         description="How gradients travel between data-parallel cards (strategy ddp): as they "
         "are, in fp16 or bf16, or as products of thin matrices (powersgd).",
     )
-    powersgd_rank: int | None = setting(
+    powersgd_rank: int | None = choice(
         None,
-        role="choice",
         always_in_id=True,
         ge=1,
         description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}.",
